@@ -1,0 +1,1 @@
+"""Reads the records, once: clips, charges, adds noise, releases."""

@@ -1,0 +1,1 @@
+"""Known without the data: domains, data sets by name, priors and frozen features."""

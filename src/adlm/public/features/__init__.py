@@ -1,0 +1,1 @@
+"""Frozen public feature maps h0."""

@@ -1,0 +1,62 @@
+"""What a frozen public feature map is: h0 in the paper, fixed before any record is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class PriorStatistics:
+    """What public synthetic classes tell about the coordinates of a feature map.
+
+    Attributes
+    ----------
+    typical : (k,) mean of |z_j| over synthetic records.
+    weight : (k,) between-class variance of each coordinate: its relevance to telling classes apart.
+    within : (k, k) covariance of z within synthetic classes.
+    mean : (k,) mean of z over synthetic records.
+    """
+
+    typical: Tensor
+    weight: Tensor
+    within: Tensor
+    mean: Tensor
+
+
+class Features(nn.Module, ABC):
+    """A map from records in [0, 1] to vectors of L2 norm at most 1.
+
+    It is public: nothing in it may depend on private records. `spec` describes it in JSON, enough for
+    `adlm.public.features.build` to make it again; `fingerprint` is what a certificate stores.
+    """
+
+    width: int
+    prior: PriorStatistics | None = None
+
+    @abstractmethod
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, *shape) float32 in [0, 1] to (n, width) float32, each row of L2 norm at most 1."""
+
+    @abstractmethod
+    def spec(self) -> dict[str, Any]:
+        """Describe the map in JSON values; the key ``name`` says which kind it is."""
+
+    def fingerprint(self) -> str:
+        """SHA-256 over the spec and every parameter and buffer, in order of their names."""
+        digest = hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode())
+        for name, value in sorted(self.state_dict().items()):
+            digest.update(f"{name}:{value.dtype}:{tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+
+def unit_norm(z: Tensor, floor: float = 1e-6) -> Tensor:
+    """Scale rows to L2 norm 1; a row shorter than the public floor stays short, so zero stays zero."""
+    return z / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(floor)

@@ -1,0 +1,1 @@
+"""Random processes that need no data, and what is learnt from them."""

@@ -1,0 +1,186 @@
+"""Wavelet scattering of images (Bruna and Mallat 2013): local, stable, and learnt from nothing.
+
+With Morlet wavelets psi_(j, theta) at J dyadic scales and L angles, and a Gaussian phi of scale 2^J,
+
+    order 0    x * phi
+    order 1    |x * psi_(j1, theta1)| * phi
+    order 2    ||x * psi_(j1, theta1)| * psi_(j2, theta2)| * phi      only for j2 > j1
+
+sampled every 2^J pixels. The others of order 2 carry next to no energy and are not computed.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from adlm.errors import UserError
+
+SIGMA = 0.8  # spread of the finest wavelet's envelope, in pixels
+XI = 3 * math.pi / 4  # centre frequency of the finest wavelet
+ROWS = 16  # images worked on together: what fits in a core's cache is fastest
+
+
+def gaussian(size: int, sigma: float) -> NDArray[np.float64]:
+    """Sampled Gaussian of unit mass on a circle of `size` pixels, centred on 0: (size,)."""
+    u = np.arange(size)[None] + size * np.arange(-3, 4)[:, None]
+    density = np.exp(-(u**2) / (2 * sigma**2)).sum(0)
+    return np.asarray(density / density.sum())
+
+
+def morlet(shape: tuple[int, int], scale: int, angle: float, slant: float) -> NDArray[np.complex128]:
+    """Morlet wavelet on a torus, with mean exactly zero: (H, W), centred on pixel (0, 0).
+
+    psi(u) = envelope(u) (exp(i xi.u) - c), the envelope a Gaussian elongated by 1/slant across the wave.
+    """
+    sigma, xi = SIGMA * 2**scale, XI / 2**scale
+    height, width = shape
+    wave = np.zeros(shape, dtype=complex)
+    envelope = np.zeros(shape)
+    for row in range(-2, 3):
+        for column in range(-2, 3):
+            y, x = np.mgrid[:height, :width] + np.array([row * height, column * width])[:, None, None]
+            along, across = (
+                x * math.cos(angle) + y * math.sin(angle),
+                y * math.cos(angle) - x * math.sin(angle),
+            )
+            window = np.exp(-(along**2 + (slant * across) ** 2) / (2 * sigma**2))
+            envelope += window
+            wave += window * np.exp(1j * xi * along)
+    psi = wave - envelope * (wave.sum() / envelope.sum())
+    return np.asarray(psi * (slant / (2 * math.pi * sigma**2)))
+
+
+def fold(spectrum: Tensor, step: int) -> Tensor:
+    """Spectrum of a signal sampled every `step` pixels, from its full one: (..., H, W) to (..., H/s, W/s)."""
+    if step == 1:
+        return spectrum
+    height, width = spectrum.shape[-2] // step, spectrum.shape[-1] // step
+    # Sums of slices: a reduction over strided dimensions is some twenty times slower on a CPU.
+    bands = [spectrum[..., i * height : (i + 1) * height, :] for i in range(step)]
+    rows = torch.stack(bands).sum(0) if step > 2 else bands[0] + bands[1]
+    folded = rows[..., :width].clone()
+    for i in range(1, step):
+        folded += rows[..., i * width : (i + 1) * width]
+    return folded / step**2
+
+
+def modulus(u: Tensor) -> Tensor:
+    """|u| of a complex tensor, three times faster than `abs`, which guards against overflow."""
+    return (u.real.square() + u.imag.square()).sqrt_()
+
+
+class Scattering(nn.Module):
+    """Scattering coefficients of orders 0, 1 and 2.
+
+    Parameters
+    ----------
+    shape : height and width of the images.
+    J : number of scales; the output is sampled every 2^J pixels.
+    L : number of angles in [0, pi).
+
+    Notes
+    -----
+    The image is mirrored at its edges by 2^(J-1) pixels and then treated as a torus. Wavelets are scaled by
+    one common factor so that |phi|^2 + sum |psi|^2 <= 1 at every frequency, which makes the transform
+    non-expansive (times 2^J, for the sampling). Channels come in the order (0), (j1, theta1),
+    (j1, theta1, j2, theta2); `orders` tells the order of each.
+    """
+
+    wavelets: Tensor
+
+    def __init__(self, shape: tuple[int, int], J: int = 2, L: int = 8) -> None:
+        super().__init__()
+        if J < 1 or L < 1 or min(shape) < 2**J:
+            raise UserError(
+                f"scattering needs J >= 1, L >= 1 and images of at least 2^J pixels a side "
+                f"(got J={J}, L={L} and shape {tuple(shape)})"
+            )
+        self.shape, self.J, self.L = (int(shape[0]), int(shape[1])), J, L
+        step = 2**J
+        padded = (step * math.ceil(shape[0] / step) + step, step * math.ceil(shape[1] / step) + step)
+        self.padded = padded
+        self.output = (math.ceil(shape[0] / step), math.ceil(shape[1] / step))
+        spectra = np.stack(
+            [
+                [np.fft.fft2(morlet(padded, j, math.pi * t / L, min(1.0, 4 / L))) for t in range(L)]
+                for j in range(J)
+            ]
+        )
+        spectra *= self._frame_factor(spectra)
+        self.register_buffer("wavelets", torch.from_numpy(spectra.astype(np.complex64)))
+        for j in range(J):
+            for axis, name in enumerate(("rows", "columns")):
+                self.register_buffer(f"{name}{j}", self._average(axis, j))
+        self.channels = 1 + J * L + L * L * J * (J - 1) // 2
+
+    @property
+    def orders(self) -> Tensor:
+        """Order of each output channel of a grey image: (channels,)."""
+        second = self.channels - 1 - self.J * self.L
+        return torch.tensor([0] + [1] * (self.J * self.L) + [2] * second)
+
+    def _frame_factor(self, spectra: NDArray[np.complex128]) -> float:
+        low = [np.fft.fft(gaussian(size, SIGMA * 2 ** (self.J - 1))).real for size in self.padded]
+        room = 1 - (low[0][:, None] * low[1][None]) ** 2
+        energy = (np.abs(spectra) ** 2).sum((0, 1))
+        mirrored = np.roll(energy[::-1, ::-1], (1, 1), (0, 1))
+        both = (energy + mirrored) / 2
+        used = both > 1e-9 * both.max()
+        return float(np.sqrt((room[used] / both[used]).min()))
+
+    def _average(self, axis: int, j: int) -> Tensor:
+        """Matrix that averages a signal sampled every 2^j pixels and samples it every 2^J: (h, P / 2^j)."""
+        size, step = self.padded[axis], 2 ** (self.J - j)
+        # The coarse signal has 2^j times fewer samples, so its Gaussian is that much narrower.
+        kernel = gaussian(size // 2**j, SIGMA * 2 ** (self.J - 1 - j))
+        rows = [np.roll(kernel, step * (i + 1)) for i in range(self.output[axis])]
+        return torch.from_numpy(np.stack(rows).astype(np.float32))
+
+    def _low_pass(self, u: Tensor, j: int) -> Tensor:
+        rows, columns = self.get_buffer(f"rows{j}"), self.get_buffer(f"columns{j}")
+        return torch.matmul(rows, torch.matmul(u, columns.T))
+
+    def _pad(self, x: Tensor) -> Tensor:
+        (height, width), before = self.shape, 2 ** (self.J - 1)
+        after = (self.padded[0] - height - before, self.padded[1] - width - before)
+        return nn.functional.pad(x[:, None], (before, after[1], before, after[0]), mode="reflect")[:, 0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, H, W) or (n, C, H, W) to (n, C * channels, H / 2^J, W / 2^J), rounded up."""
+        if x.shape[-2:] != self.shape or x.ndim not in (3, 4):
+            raise UserError(
+                f"scattering was built for images of {self.shape[0]} x {self.shape[1]} pixels, "
+                f"as (n, H, W) or (n, C, H, W) (got an array of shape {tuple(x.shape)})"
+            )
+        flat = x.reshape(-1, *self.shape).to(self.wavelets.real.dtype)
+        rows = ROWS if flat.device.type == "cpu" else 64 * ROWS
+        out = flat.new_empty(len(flat), self.channels, *self.output)
+        for start in range(0, len(flat), rows):
+            self._transform(self._pad(flat[start : start + rows]), out[start : start + rows])
+        return out.view(len(x), -1, *self.output)
+
+    def _transform(self, x: Tensor, out: Tensor) -> None:
+        """Fill `out` (n, channels, h, w) with the coefficients of padded images x (n, P, P)."""
+        n, L = len(x), self.L
+        out[:, 0] = self._low_pass(x, 0)
+        spectrum = torch.fft.fft2(x)[:, None]
+        second = 1 + self.J * L
+        for j1 in range(self.J):
+            u1 = modulus(torch.fft.ifft2(fold(spectrum * self.wavelets[j1], 2**j1)))
+            out[:, 1 + j1 * L : 1 + (j1 + 1) * L] = self._low_pass(u1, j1)
+            if j1 + 1 == self.J:
+                continue
+            spectrum1 = torch.fft.fft2(u1)[:, :, None]
+            coarser = self.J - 1 - j1
+            block = out[:, second : second + L * L * coarser].view(n, L, coarser, L, *self.output)
+            for j2 in range(j1 + 1, self.J):
+                # A wavelet of scale j2 for signals sampled every 2^j1 pixels is the folded full one.
+                coarse = fold(self.wavelets[j2], 2**j1) * 4**j1
+                u2 = modulus(torch.fft.ifft2(fold(spectrum1 * coarse, 2 ** (j2 - j1))))
+                block[:, :, j2 - j1 - 1] = self._low_pass(u2, j2)
+            second += L * L * coarser

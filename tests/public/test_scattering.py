@@ -1,0 +1,160 @@
+"""The scattering transform against a slow twin and against its published properties."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from adlm.errors import UserError
+from adlm.public.features.scattering import Scattering, fold, gaussian, morlet
+
+Image = NDArray[np.float64]
+
+STORED = [0.4852291, 0.0021511, 0.0051432, 0.0031293, 0.0106093, 0.0016052, 0.0010593, 0.0006598]
+
+
+def images(n: int, size: int = 28, seed: int = 0) -> torch.Tensor:
+    """Rough random images: smoothed noise, in [0, 1]."""
+    noise = torch.rand(n, 1, size, size, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.avg_pool2d(noise, 3, 1, 1)[:, 0]
+
+
+def slow_wavelet(size: int, j: int, angle: float, slant: float) -> NDArray[np.complex128]:
+    """The Morlet formula summed over the torus' images, pixel by pixel."""
+    sigma, xi = 0.8 * 2**j, 0.75 * math.pi / 2**j
+    wave, window = np.zeros((size, size), complex), np.zeros((size, size))
+    for r in range(size):
+        for c in range(size):
+            for y in range(r - 2 * size, r + 3 * size, size):
+                for x in range(c - 2 * size, c + 3 * size, size):
+                    along = x * math.cos(angle) + y * math.sin(angle)
+                    across = -x * math.sin(angle) + y * math.cos(angle)
+                    g = math.exp(-(along**2 + slant**2 * across**2) / (2 * sigma**2))
+                    window[r, c] += g
+                    wave[r, c] += g * complex(math.cos(xi * along), math.sin(xi * along))
+    return np.asarray((wave - window * wave.sum() / window.sum()) * slant / (2 * math.pi * sigma**2))
+
+
+def slow_convolution(x: Image, kernel: NDArray[np.complex128]) -> NDArray[np.complex128]:
+    """Circular convolution by direct summation, at full resolution."""
+    size = len(x)
+    out = np.zeros((size, size), complex)
+    for r in range(size):
+        for c in range(size):
+            out += x[r, c] * np.roll(kernel, (r, c), (0, 1))
+    return out
+
+
+def slow_average(u: Image, sigma: float, step: int, count: int) -> Image:
+    size = len(u)
+    out = np.zeros((count, count))
+    wraps = [[t + m * size for m in range(-3, 4)] for t in range(size)]
+    density = np.array([sum(math.exp(-(u**2) / (2 * sigma**2)) for u in row) for row in wraps])
+    density /= density.sum()
+    for a in range(count):
+        for b in range(count):
+            for r in range(size):
+                for c in range(size):
+                    out[a, b] += u[r, c] * density[r - step * (a + 1)] * density[c - step * (b + 1)]
+    return out
+
+
+def slow_scattering(image: Image, J: int, L: int, factor: float) -> Image:
+    """Scattering straight from the formulas: wavelets at full resolution, sampled after the convolution."""
+    before = 2 ** (J - 1)
+    x = np.pad(image, before, mode="reflect")
+    slant, count = min(1.0, 4 / L), len(image) // 2**J
+    angles = [math.pi * t / L for t in range(L)]
+    psi = {(j, t): factor * slow_wavelet(len(x), j, angles[t], slant) for j in range(J) for t in range(L)}
+    zero = [slow_average(x, 0.8 * 2 ** (J - 1), 2**J, count)]
+    first, second = [], []
+    for j1 in range(J):
+        for t1 in range(L):
+            u1 = np.abs(slow_convolution(x, psi[j1, t1]))[:: 2**j1, :: 2**j1]
+            first.append(slow_average(u1, 0.8 * 2 ** (J - 1 - j1), 2 ** (J - j1), count))
+            for j2 in range(j1 + 1, J):
+                for t2 in range(L):
+                    kernel = psi[j2, t2][:: 2**j1, :: 2**j1] * 4**j1
+                    u2 = np.abs(slow_convolution(u1, kernel))[:: 2 ** (j2 - j1), :: 2 ** (j2 - j1)]
+                    second.append(slow_average(u2, 0.8 * 2 ** (J - 1 - j2), 2 ** (J - j2), count))
+    return np.stack(zero + first + second)
+
+
+@pytest.mark.parametrize(("size", "J", "L"), [(8, 2, 3), (16, 3, 2), (8, 1, 8)])
+def test_agrees_with_the_slow_twin(size: int, J: int, L: int) -> None:
+    transform = Scattering((size, size), J, L)
+    image = images(1, size)[0]
+    slant = min(1.0, 4 / L)
+    one = np.fft.fft2(morlet(transform.padded, 0, 0.0, slant))
+    factor = float(np.abs(transform.wavelets[0, 0].numpy()).max() / np.abs(one).max())
+    expected = slow_scattering(image.double().numpy(), J, L, factor)
+    np.testing.assert_allclose(transform(image[None])[0].numpy(), expected, atol=2e-6)
+
+
+def test_stored_values() -> None:
+    """A diagonal ramp on 28 x 28 pixels, J = 2, L = 8: values once computed by the slow twin."""
+    ramp = torch.linspace(0, 1, 28)
+    image = (ramp[:, None] * ramp[None]).sqrt()
+    image[10:18, 5:20] = 1 - image[10:18, 5:20]
+    coefficients = Scattering((28, 28))(image[None])[0]
+    assert coefficients.shape == (81, 7, 7)
+    picked = coefficients[[0, 1, 5, 9, 13, 17, 50, 80], [3, 2, 3, 2, 3, 3, 2, 3], [3, 3, 1, 3, 1, 2, 3, 3]]
+    torch.testing.assert_close(picked, torch.tensor(STORED), atol=2e-7, rtol=2e-5)
+
+
+def test_wavelets_have_zero_mean_and_the_average_keeps_constants() -> None:
+    coefficients = Scattering((28, 28))(torch.full((1, 28, 28), 0.7))[0]
+    torch.testing.assert_close(coefficients[0], torch.full((7, 7), 0.7))
+    assert coefficients[1:].abs().max() < 1e-6
+    assert math.isclose(gaussian(32, 1.6).sum(), 1.0)
+
+
+def test_never_expands_a_distance() -> None:
+    """|Sx - Sy| 2^J <= |x - y| on the torus, for rough, smooth and nearby pairs."""
+    transform = Scattering((28, 28))
+    x = torch.cat([images(20), torch.rand(20, 28, 28, generator=torch.Generator().manual_seed(1))])
+    y = torch.cat([images(20, seed=2), x[20:] + 0.01 * images(20, seed=3)])
+    moved = 4 * (transform(x) - transform(y)).flatten(1).norm(dim=1)
+    apart = (transform._pad(x) - transform._pad(y)).flatten(1).norm(dim=1)
+    assert (moved <= apart).all()
+    assert (4 * transform(x).flatten(1).norm(dim=1) <= transform._pad(x).flatten(1).norm(dim=1)).all()
+
+
+def test_a_small_shift_moves_scattering_less_than_pixels() -> None:
+    x = torch.zeros(8, 28, 28)
+    x[:, 8:20, 8:20] = images(8, 12, seed=4)
+    shifted = torch.roll(x, 1, dims=2)
+    s, t = Scattering((28, 28))(x).flatten(1), Scattering((28, 28))(shifted).flatten(1)
+    in_scattering = (s - t).norm(dim=1) / s.norm(dim=1)
+    in_pixels = (x - shifted).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
+    assert (in_scattering < 0.6 * in_pixels).all()
+
+
+def test_channels_are_transformed_one_by_one_and_batches_do_not_matter() -> None:
+    transform = Scattering((28, 28), J=2, L=4)
+    x = images(34).view(17, 2, 28, 28)
+    out = transform(x)
+    assert out.shape == (17, 2 * transform.channels, 7, 7)
+    torch.testing.assert_close(out[16:, transform.channels :], transform(x[16:, 1]))
+    assert transform.orders.bincount().tolist() == [1, 8, 16]
+
+
+def test_folding_is_sampling() -> None:
+    x = images(1, 24)[0]
+    for step in (1, 2, 4):
+        torch.testing.assert_close(torch.fft.ifft2(fold(torch.fft.fft2(x), step)).real, x[::step, ::step])
+
+
+def test_sizes_that_are_no_multiple_of_the_stride() -> None:
+    assert Scattering((30, 27))(torch.rand(2, 30, 27)).shape == (2, 81, 8, 7)
+
+
+def test_wrong_shapes_are_told() -> None:
+    with pytest.raises(UserError, match="28 x 28"):
+        Scattering((28, 28))(torch.zeros(1, 27, 28))
+    with pytest.raises(UserError, match="at least 2\\^J"):
+        Scattering((3, 28))

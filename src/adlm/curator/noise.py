@@ -1,0 +1,331 @@
+"""Noise that is really Laplace, and really Gaussian: exact samplers on the integers.
+
+Floating-point samplers leave holes in the support of their output, and an attacker who looks at the low
+bits can tell neighbouring inputs apart (Mironov 2012; the audit shows it). Here every draw is an integer,
+and its law is exact: each Bernoulli trial compares fresh random bits with the binary digits of its
+probability, to as many digits as it takes to tell them apart. The bits are AES-256 in counter mode, keyed
+by the operating system.
+
+A mechanism chooses a grid, so that its values are integers and the scale is a number of grid steps.
+
+Formal guarantees
+-----------------
+`laplace`: Pr[k] = tanh(1/2s) exp(-|k|/s), exactly; integer vectors at L1 distance D get a likelihood ratio of
+at most exp(D/s). `gaussian`: the normal law of standard deviation s, rounded to the nearest integer; for
+integer inputs this is the continuous Gaussian mechanism followed by rounding, so every bound that
+holds for that mechanism holds here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import mpmath
+import numpy as np
+import numpy.typing as npt
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+
+from adlm.errors import UserError
+
+Scale = int | Fraction
+Integers = npt.NDArray[np.int64]
+
+_LANES = 1 << 15  # draws made together; small enough for their bytes to stay in the processor's cache
+_MAX_SCALE = 1 << 55  # the largest digit of a draw must fit in 63 bits
+_TAIL = 91  # digits stop where exp(-2^i / s) < exp(-91) < 2^-131; the rest is drawn exactly, and never
+
+
+class Source:
+    """Uniform random bytes: AES-256 in counter mode.
+
+    `Source.system()` is keyed by the operating system and is the only source that protects anybody.
+    `Source.seeded(seed)` repeats itself; whatever is made with it must be stamped `NOT PRIVATE: seeded`.
+    """
+
+    def __init__(self, key: bytes, *, seeded: bool) -> None:
+        self.seeded = seeded
+        self._start(key)
+
+    def _start(self, key: bytes) -> None:
+        self._pid = os.getpid()
+        self._stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
+
+    @classmethod
+    def system(cls) -> Source:
+        """Return a source keyed with 256 bits from the operating system."""
+        return cls(os.urandom(32), seeded=False)
+
+    @classmethod
+    def seeded_with(cls, seed: int) -> Source:
+        """Return a source that depends on the seed alone. What it makes is not private."""
+        return cls(hashlib.sha256(f"adlm seeded noise {seed}".encode()).digest(), seeded=True)
+
+    def octets(self, count: int) -> npt.NDArray[np.uint8]:
+        """Return `count` uniform bytes."""
+        if os.getpid() != self._pid:  # a forked child must not repeat its parent's noise
+            if self.seeded:
+                raise UserError(
+                    "a seeded noise source cannot be shared by forked processes; make one in each"
+                )
+            self._start(os.urandom(32))
+        return np.frombuffer(self._stream.update(bytes(count)), dtype=np.uint8)
+
+    def words(self, count: int) -> npt.NDArray[np.uint64]:
+        """Return `count` uniform 64-bit words."""
+        return self.octets(8 * count).view(np.uint64)
+
+
+@dataclass(frozen=True)
+class Probability:
+    """A transcendental probability, given by a function that evaluates it to any precision."""
+
+    evaluate: Any  # () -> mpf under the precision in force
+
+    def digits(self, bits: int) -> int:
+        """Return floor(p 2^bits), raising the working precision until the floor is certain."""
+        extra = 64
+        while True:
+            with mpmath.workprec(bits + extra):
+                scaled = mpmath.ldexp(self.evaluate(), bits)
+                low = int(mpmath.floor(scaled - mpmath.ldexp(1, -extra // 2)))
+                high = int(mpmath.floor(scaled + mpmath.ldexp(1, -extra // 2)))
+            if low == high:
+                return low
+            extra *= 2
+
+
+@dataclass
+class Trials:
+    """A row of independent Bernoulli trials, each with its own probability, drawn for many lanes at once."""
+
+    probabilities: tuple[Probability, ...]
+    _limbs: list[npt.NDArray[np.uint64]] = field(default_factory=list)
+    _octet: npt.NDArray[np.uint8] | None = None
+
+    def first_octet(self) -> npt.NDArray[np.uint8]:
+        """Return the first eight binary digits of every probability, (trials,)."""
+        if self._octet is None:
+            self._octet = np.array([p.digits(8) for p in self.probabilities], dtype=np.uint8)
+        return self._octet
+
+    def limb(self, index: int) -> npt.NDArray[np.uint64]:
+        """Return binary digits 8 + 64 index .. 8 + 64 (index + 1) of every probability, (trials,)."""
+        while len(self._limbs) <= index:
+            bits = 8 + 64 * (len(self._limbs) + 1)
+            mask = (1 << 64) - 1
+            self._limbs.append(np.array([p.digits(bits) & mask for p in self.probabilities], dtype=np.uint64))
+        return self._limbs[index]
+
+    def draw(self, lanes: int, source: Source) -> npt.NDArray[np.bool_]:
+        """Return (trials, lanes) outcomes: is the uniform real behind the random digits below p?"""
+        octets = source.octets(len(self.probabilities) * lanes).reshape(-1, lanes)
+        first = self.first_octet()[:, None]
+        outcome = octets < first
+        tied = np.flatnonzero(octets == first)
+        index = 0
+        while tied.size:  # 1 in 256 after the first byte, 1 in 2^72 after the first word
+            threshold = self.limb(index)[tied // lanes]
+            words = source.words(tied.size)
+            outcome.flat[tied] = words < threshold
+            tied = tied[words == threshold]
+            index += 1
+        return outcome
+
+
+GAUSSIAN_ERROR = Fraction(1, 1 << 400)  # total variation of one draw of `gaussian`; `laplace` has none
+
+
+def _checked(scale: Scale) -> Fraction:
+    if isinstance(scale, float):
+        raise UserError(f"noise scale must be an int or a Fraction, not the float {scale!r}")
+    exact = Fraction(scale)
+    if not 0 < exact <= _MAX_SCALE:
+        raise UserError(f"noise scale must lie in (0, 2^55] grid steps, got {scale}; choose a coarser grid")
+    return exact
+
+
+@lru_cache(maxsize=64)
+def _laplace_trials(scale: Fraction) -> tuple[Trials, Probability]:
+    """Return the trials [is zero, digit 0, digit 1, ...] and the probability of anything above the last.
+
+    The binary digits of a geometric variable G, Pr[G = g] = (1 - q) q^g with q = exp(-1/s), are independent,
+    and digit i is one with probability 1 / (1 + exp(2^i / s)). What is above 2^I is again geometric.
+    """
+
+    def ratio() -> Any:
+        return mpmath.mpf(scale.denominator) / scale.numerator  # 1/s
+
+    digits = max(1, math.ceil(math.log2(_TAIL * scale)))
+    zero = Probability(lambda: mpmath.tanh(ratio() / 2))
+    bits = [Probability(lambda i=i: 1 / (1 + mpmath.exp(mpmath.ldexp(ratio(), i)))) for i in range(digits)]
+    above = Probability(lambda: mpmath.exp(-mpmath.ldexp(ratio(), digits)))
+    return Trials((zero, *bits, above)), above
+
+
+def _geometric_from_digits(bits: npt.NDArray[np.bool_]) -> Integers:
+    """Assemble (digits, lanes) binary digits, least significant first, into (lanes,) integers."""
+    octets = np.zeros((bits.shape[1], 8), dtype=np.uint8)
+    planes = bits.view(np.uint8)
+    for start in range(0, len(planes), 8):
+        group = planes[start].copy()
+        for shift, plane in enumerate(planes[start + 1 : start + 8], 1):
+            group |= plane << shift
+        octets[:, start // 8] = group
+    return octets.view("<i8")[:, 0]
+
+
+def _laplace_block(lanes: int, scale: Fraction, source: Source) -> Integers:
+    trials, above = _laplace_trials(scale)
+    outcome = trials.draw(lanes, source)
+    zero, digits, overflow = outcome[0], outcome[1:-1], outcome[-1]
+    magnitude = _geometric_from_digits(digits) + 1
+    for lane in np.flatnonzero(overflow):  # less than once in 2^131 draws
+        higher = 1
+        while Trials((above,)).draw(1, source)[0, 0]:
+            higher += 1
+        magnitude[lane] += higher << len(digits)
+    sign = np.unpackbits(source.octets((lanes + 7) // 8), count=lanes).astype(np.int64)
+    signed = magnitude * (1 - 2 * sign)
+    signed[zero] = 0
+    return signed
+
+
+def laplace(shape: int | tuple[int, ...], scale: Scale, source: Source) -> Integers:
+    """Draw from the discrete Laplace law Pr[k] = tanh(1/2s) exp(-|k|/s), exactly.
+
+    The work per draw does not depend on the value drawn, but for comparisons that run past their first
+    byte, whose number says nothing of the outcome.
+    """
+    exact = _checked(scale)
+    size = math.prod(shape) if isinstance(shape, tuple) else shape
+    out = np.empty(size, dtype=np.int64)
+    for start in range(0, size, _LANES):
+        stop = min(start + _LANES, size)
+        out[start:stop] = _laplace_block(stop - start, exact, source)
+    return out.reshape(shape)
+
+
+class _Uniform:
+    """Uniform reals in (0, 1), whose 64-bit digits are drawn when first needed."""
+
+    def __init__(
+        self, count: int, source: Source, digits: list[npt.NDArray[np.uint64]] | None = None
+    ) -> None:
+        self._count, self._source = count, source
+        self._digits = [source.words(count)] if digits is None else digits
+
+    def take(self, lanes: npt.NDArray[np.intp]) -> _Uniform:
+        """Return the chosen ones, which must not be read through this object any more."""
+        return _Uniform(lanes.size, self._source, [digit[lanes] for digit in self._digits])
+
+    def digit(self, index: int) -> npt.NDArray[np.uint64]:
+        while len(self._digits) <= index:
+            self._digits.append(self._source.words(self._count))
+        return self._digits[index]
+
+    def below(self, other: _Uniform, lanes: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
+        """Compare each of these with `other[lanes]`."""
+        result = self.digit(0) < other.digit(0)[lanes]
+        tied = np.flatnonzero(self.digit(0) == other.digit(0)[lanes])
+        index = 1
+        while tied.size:
+            mine, theirs = self.digit(index)[tied], other.digit(index)[lanes[tied]]
+            result[tied] = mine < theirs
+            tied = tied[mine == theirs]
+            index += 1
+        return result
+
+
+def _even_chain(
+    x: _Uniform, lanes: npt.NDArray[np.intp], quadratic: bool, source: Source
+) -> npt.NDArray[np.bool_]:
+    """Accept lane i with probability exp(-x_i), or exp(-x_i^2 / 2) if quadratic (von Neumann 1951).
+
+    The chain x > u1 > u2 > ... has length at least m with probability x^m / m!; if each link also needs
+    v < x and a coin, (x^2/2)^m / m!. The length is even with probability the alternating sum.
+    """
+    even = np.ones(lanes.size, dtype=np.bool_)
+    alive = np.arange(lanes.size)
+    previous, where = x, lanes
+    while alive.size:
+        link = _Uniform(alive.size, source)
+        holds = link.below(previous, where)
+        if quadratic:
+            holds &= _Uniform(alive.size, source).below(x, lanes[alive])
+            holds &= source.octets(alive.size) < 128
+        even[alive[holds]] ^= True
+        alive, previous, where = alive[holds], link, np.flatnonzero(holds)
+    return even
+
+
+@lru_cache(maxsize=1)
+def _whole_part_trials() -> Trials:
+    """Trials whose first success is the whole part k of |Y| before rejection, Pr[k] prop. to exp(-k^2/2).
+
+    Trial k succeeds with probability exp(-k^2/2) / sum_{j >= k} exp(-j^2/2). A lane where none succeeds is
+    rejected: that is |Y| >= 24, of probability below 2^-400, the sampler's only error (`GAUSSIAN_ERROR`).
+    """
+
+    def hazard(k: int) -> Any:
+        terms = [mpmath.exp(-mpmath.mpf(j * j) / 2) for j in range(k, k + 64)]
+        return terms[0] / mpmath.fsum(terms)
+
+    return Trials(tuple(Probability(lambda k=k: hazard(k)) for k in range(24)))
+
+
+def _half_normal(count: int, source: Source) -> tuple[Integers, _Uniform]:
+    """Draw |Y| = k + x for standard normal Y by exact rejection (after Karney 2016)."""
+    outcome = _whole_part_trials().draw(count, source)
+    whole = outcome.argmax(axis=0).astype(np.int64)
+    x = _Uniform(count, source)
+    accepted: npt.NDArray[np.bool_] = np.asarray(outcome.any(axis=0))
+    lanes = np.flatnonzero(accepted)
+    accepted[lanes] = _even_chain(x, lanes, True, source)  # exp(-x^2/2)
+    for power in range(1, int(whole.max(initial=0)) + 1):  # exp(-k x), a factor exp(-x) at a time
+        lanes = np.flatnonzero(accepted & (whole >= power))
+        accepted[lanes] = _even_chain(x, lanes, False, source)
+    kept = np.flatnonzero(accepted)
+    return whole[kept], x.take(kept)
+
+
+def _rounded(whole: Integers, x: _Uniform, scale: Fraction) -> Integers:
+    """Round s (k + x) to the nearest integer, reading as many digits of x as that takes."""
+    two_s, limit = 2 * scale.numerator, 2 * scale.denominator
+    value = whole.astype(object)
+    shift = 0
+    for index in range(2):
+        value = (value << 64) + x.digit(index).astype(object)
+        shift += 64
+    low = (value * two_s + (scale.denominator << shift)) // (limit << shift)
+    high = ((value + 1) * two_s + (scale.denominator << shift)) // (limit << shift)
+    for lane in np.flatnonzero(low != high):
+        index, bits, known = 2, shift, value[lane]
+        while low[lane] != high[lane]:
+            known, bits = (known << 64) + int(x.digit(index)[lane]), bits + 64
+            low[lane] = (known * two_s + (scale.denominator << bits)) // (limit << bits)
+            high[lane] = ((known + 1) * two_s + (scale.denominator << bits)) // (limit << bits)
+            index += 1
+    return low.astype(np.int64)
+
+
+def gaussian(shape: int | tuple[int, ...], scale: Scale, source: Source) -> Integers:
+    """Draw from the normal law of standard deviation `scale`, rounded to the nearest integer."""
+    exact = _checked(scale)
+    size = math.prod(shape) if isinstance(shape, tuple) else shape
+    out = np.empty(size, dtype=np.int64)
+    filled = 0
+    while filled < size:
+        whole, x = _half_normal(min(_LANES, int(1.5 * (size - filled)) + 16), source)
+        magnitude = _rounded(whole, x, exact)[: size - filled]
+        sign = np.unpackbits(source.octets((magnitude.size + 7) // 8), count=magnitude.size).astype(np.int64)
+        out[filled : filled + magnitude.size] = magnitude * (1 - 2 * sign)
+        filled += magnitude.size
+    return out.reshape(shape)

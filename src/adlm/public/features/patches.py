@@ -1,0 +1,144 @@
+"""Patch features: a whitened dictionary of small colour patches, rectified, pooled and square-rooted.
+
+A patch x is centred and scaled by its own contrast, whitened (ZCA), and compared with unit vectors d of a
+dictionary: relu(d.x - t) and relu(-d.x - t) are averaged over a grid of cells, and the square root taken.
+After Coates, Lee and Ng (2011); here the dictionary comes from procedural pictures, never from records.
+
+The dictionary holds each atom with its mirror image, so the average over an image and its horizontal flip
+costs one convolution only: the flip's answer is the mirrored atom's answer in the mirrored cell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+CONTRAST_FLOOR = 10.0 / 255.0  # added to a patch's standard deviation: flat patches stay near zero
+ROWS = 16  # images worked on together: what fits in a core's cache is fastest
+
+
+def sample_patches(images: Tensor, side: int, count: int, generator: torch.Generator) -> Tensor:
+    """Cut patches at random places of random images (n, c, h, w): (count, c * side * side)."""
+    n, channels, height, width = images.shape
+    which = torch.randint(n, (count,), generator=generator)
+    top = torch.randint(height - side + 1, (count,), generator=generator)
+    left = torch.randint(width - side + 1, (count,), generator=generator)
+    reach = torch.arange(side)
+    rows = (top[:, None] + reach)[:, None, :, None]
+    columns = (left[:, None] + reach)[:, None, None, :]
+    patches = images[which[:, None, None, None], torch.arange(channels)[None, :, None, None], rows, columns]
+    return patches.reshape(count, -1)
+
+
+def normalise_contrast(patches: Tensor) -> Tensor:
+    """Centre each patch (count, p) and divide it by its standard deviation plus a floor."""
+    centred = patches - patches.mean(1, keepdim=True)
+    return centred / (centred.square().mean(1, keepdim=True).sqrt() + CONTRAST_FLOOR)
+
+
+def mirror(patches: Tensor, side: int) -> Tensor:
+    """Flip flattened patches (count, c * side * side) left to right."""
+    return patches.reshape(len(patches), -1, side, side).flip(3).reshape(len(patches), -1)
+
+
+def zca(patches: Tensor, ridge: float) -> Tensor:
+    """Symmetric whitening matrix (p, p) of centred patches, with a ridge relative to the mean variance."""
+    covariance = patches.T @ patches / len(patches)
+    values, vectors = torch.linalg.eigh(covariance.double())
+    floor = ridge * float(values.mean())
+    whiten: Tensor = (vectors / (values.clamp_min(0.0) + floor).sqrt()) @ vectors.T
+    return whiten.float()
+
+
+def spherical_kmeans(
+    points: Tensor,
+    atoms: int,
+    side: int,
+    generator: torch.Generator,
+    rounds: int = 12,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """Cluster points (count, p) by direction, each point free to be mirrored: unit atoms (atoms, p).
+
+    A point joins the atom with which it, or its mirror image, has the largest absolute product; the atom
+    becomes the signed sum of its points (Coates and Ng, 2012), so no atom mirrors or negates another.
+    """
+    dictionary = functional.normalize(points[torch.randperm(len(points), generator=generator)[:atoms]], dim=1)
+    flipped = mirror(points, side)
+    for index in range(rounds):
+        both = torch.stack([points @ dictionary.T, flipped @ dictionary.T])
+        strength, view = both.abs().max(0)
+        best = strength.argmax(1)
+        row = torch.arange(len(points))
+        turned = view[row, best] > 0
+        weight = both[turned.long(), row, best]
+        towards = torch.where(turned[:, None], flipped, points) * weight[:, None]
+        dictionary = functional.normalize(dictionary.clone().index_add_(0, best, towards), dim=1)
+        if progress is not None:
+            progress(index + 1, rounds)
+    return dictionary
+
+
+def learn_dictionary(
+    images: Tensor,
+    side: int,
+    atoms: int,
+    generator: torch.Generator,
+    ridge: float = 0.1,
+    samples: int = 40_000,
+    progress: Callable[[int, int], None] | None = None,
+) -> Tensor:
+    """Learn filters (atoms, c, side, side) from images (n, c, h, w); whitening is folded into them."""
+    patches = normalise_contrast(sample_patches(images, side, samples, generator))
+    # Whitening that commutes with the mirror, so that a mirrored filter is the filter of the mirrored atom.
+    whiten = zca(torch.cat([patches, mirror(patches, side)]), ridge)
+    dictionary = spherical_kmeans(patches @ whiten, atoms, side, generator, progress=progress)
+    filters = dictionary @ whiten
+    filters = filters - filters.mean(1, keepdim=True)
+    return filters.reshape(atoms, images.shape[1], side, side)
+
+
+class Patches(nn.Module):
+    """Flip-averaged patch features of images (n, c, h, w) -> (n, 2 * atoms * cells * cells).
+
+    Parameters
+    ----------
+    filters : (atoms, c, side, side) from `learn_dictionary`.
+    threshold : t in relu(+-d.x - t).
+    cells : cells along each side of the pooling grid.
+    """
+
+    filters: Tensor
+
+    def __init__(self, filters: Tensor, threshold: float = 0.5, cells: int = 3) -> None:
+        super().__init__()
+        self.register_buffer("filters", filters)
+        self.threshold = threshold
+        self.cells = cells
+        self.width = 2 * len(filters) * cells * cells
+
+    def responses(self, x: Tensor) -> Tensor:
+        """d.x for each atom, then each mirrored atom, at each place: (n, 2 * atoms, h', w')."""
+        side = self.filters.shape[-1]
+        mean = functional.avg_pool2d(x.mean(1, keepdim=True), side, 1)
+        power = functional.avg_pool2d(x.square().mean(1, keepdim=True), side, 1)
+        deviation = (power - mean.square()).clamp_min(0.0).sqrt()
+        # The filters sum to zero, so the patch's mean needs no subtracting.
+        both = torch.cat([self.filters, self.filters.flip(3)])
+        return functional.conv2d(x, both) / (deviation + CONTRAST_FLOOR)
+
+    def _pooled(self, x: Tensor) -> Tensor:
+        d = self.responses(x)
+        up = functional.adaptive_avg_pool2d((d - self.threshold).relu_(), self.cells)
+        down = functional.adaptive_avg_pool2d(d.neg_().sub_(self.threshold).relu_(), self.cells)
+        pooled = torch.stack([up, down], 1).reshape(len(x), 2, 2, -1, self.cells, self.cells)
+        folded = 0.5 * (pooled[:, :, 0] + pooled[:, :, 1].flip(4))
+        return folded.reshape(len(x), -1).sqrt()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (n, c, h, w) to (n, 2 * atoms * cells * cells)."""
+        rows = ROWS if x.device.type == "cpu" else 32 * ROWS
+        return torch.cat([self._pooled(part) for part in torch.split(x, rows)])

@@ -93,7 +93,7 @@ def gaussian_delta(mu: Fraction, epsilon: Fraction) -> Fraction:
 
 
 def gaussian_mu(epsilon: Fraction, delta: Fraction) -> Fraction:
-    """Return the largest sensitivity, in standard deviations, whose epsilon at `delta` is at most `epsilon`."""
+    """Return the largest sensitivity, in standard deviations, that costs at most `epsilon`."""
     low, high = Fraction(0), Fraction(64)
     for _ in range(60):
         middle = (low + high) / 2

@@ -1,0 +1,130 @@
+"""The one place that writes artefacts: whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from adlm.errors import UserError
+
+
+def canonical(value: Any) -> bytes:
+    """Return the one JSON text of a value: sorted keys, two spaces, a final newline, no NaN."""
+    return (json.dumps(value, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
+
+
+def sha256(data: bytes) -> str:
+    """Return the SHA-256 of some bytes in hexadecimal."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal, reading it once."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Make a file or folder durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def new_folder(target: Path, *, what: str, private: bool = False) -> Iterator[Path]:
+    """Give a temporary folder that becomes `target` by one rename when the block ends well.
+
+    When it ends badly (an error, a full disk) the temporary folder is removed; when the process is
+    killed, what is left is a hidden folder that nothing reads, swept at the next write beside it.
+    """
+    target = Path(target)
+    if target.exists():
+        raise UserError(f"{target} exists already; choose another place for the {what} or remove it first")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(target)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", dir=target.parent))
+    except OSError as error:
+        raise UserError(f"the {what} cannot be written to {target}: {error.strerror or error}") from None
+    try:
+        yield temporary
+        for path in sorted(temporary.rglob("*")):
+            sync(path)
+        sync(temporary)
+        temporary.chmod(0o700 if private else 0o755)
+        temporary.rename(target)
+        sync(target.parent)
+    except OSError as error:
+        if target.exists() and not temporary.exists():
+            raise
+        raise UserError(
+            f"the {what} was not written to {target}: {error.strerror or error}; nothing is left behind"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _sweep(target: Path) -> None:
+    """Remove temporary folders of dead processes that were writing the same target."""
+    for stale in target.parent.glob(f".{target.name}.*"):
+        owner = stale.name.removeprefix(f".{target.name}.").split(".")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and not _alive(int(owner)):
+            shutil.rmtree(stale, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def write_file(target: Path, data: bytes, *, what: str, private: bool = False) -> None:
+    """Write one file whole, replacing an earlier one, or leave the earlier one as it was."""
+    target = Path(target)
+    temporary: Path | None = None
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        temporary = Path(name)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o600 if private else 0o644)
+        temporary.replace(target)
+        sync(target.parent)
+    except OSError as error:
+        raise UserError(f"the {what} was not written to {target}: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def read_json(path: Path, *, what: str) -> Any:
+    """Read a canonical JSON file; any byte that is not canonical is an alteration."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"the {what} {path} cannot be read: {error.strerror or error}") from None
+    try:
+        value = json.loads(raw)
+        same = canonical(value) == raw
+    except (ValueError, RecursionError):
+        raise UserError(f"the {what} {path} is not whole JSON; it was truncated or altered") from None
+    if not same:
+        raise UserError(f"the {what} {path} was altered after it was written")
+    return value

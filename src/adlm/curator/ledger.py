@@ -1,0 +1,181 @@
+"""A data set's ledger: a file with a budget, written before any noise is drawn.
+
+The file is JSON lines: a header, then one line a group of charges. A line is appended under an exclusive
+lock and made durable before the caller goes on, so two processes cannot both have the last of a budget, and
+a crash can lose a release but never a charge. A last line without its newline was never acknowledged, so no
+noise followed it; it is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import IO, Any
+
+from adlm.artefact import sha256
+from adlm.certificate import Charge, Totals, compose, show
+from adlm.errors import UserError
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent on a data set: proved epsilon, and delta."""
+
+    epsilon: Fraction
+    delta: Fraction = Fraction(0)
+
+
+class Ledger:
+    """The charges of one data set, in memory or in a file.
+
+    Parameters
+    ----------
+    path : the ledger's file; None keeps the charges in memory, for data that nobody else will read.
+    budget : what may be spent in all. A file keeps the budget it was made with; another one is refused.
+    allow_unproved : whether a charge without a proved epsilon may be made against a budget.
+    """
+
+    def __init__(
+        self, path: Path | None = None, budget: Budget | None = None, *, allow_unproved: bool = False
+    ) -> None:
+        self.path = None if path is None else Path(path)
+        self.budget = budget
+        self.allow_unproved = allow_unproved
+        self._memory: list[Charge] = []
+        if self.path is not None:
+            with self._locked() as file:
+                self._read(file)
+
+    @property
+    def charges(self) -> tuple[Charge, ...]:
+        """All charges so far."""
+        if self.path is None:
+            return tuple(self._memory)
+        with self._locked() as file:
+            return tuple(self._read(file))
+
+    def totals(self) -> Totals | None:
+        """What was spent so far, or None when nothing was."""
+        charges = self.charges
+        return compose(charges) if charges else None
+
+    def charge(self, *charges: Charge) -> None:
+        """Write charges down, all or none, before their noise is drawn.
+
+        Raises
+        ------
+        UserError
+            When they do not compose with what was spent, or together exceed the budget.
+        """
+        if self.path is None:
+            self._check([*self._memory, *charges], self._memory)
+            self._memory.extend(charges)
+            return
+        with self._locked() as file:
+            before = self._read(file)
+            self._check([*before, *charges], before)
+            self._append(file, {"charges": [c.to_dict() for c in charges]})
+
+    def _check(self, after: Sequence[Charge], before: Sequence[Charge]) -> None:
+        total = compose(after)
+        if self.budget is None:
+            return
+        if math.isinf(total.epsilon_proved):
+            if not self.allow_unproved:
+                raise UserError(
+                    f"no epsilon is proved for this release ({'; '.join(total.unproved)}), so it cannot be "
+                    f"made against a budget of {show(self.budget.epsilon)}; make it without a budget"
+                )
+            return
+        if total.epsilon_proved > self.budget.epsilon or total.delta > self.budget.delta:
+            spent = compose(before).epsilon_proved if before else Fraction(0)
+            left = show(Fraction(self.budget.epsilon) - Fraction(spent))
+            raise UserError(
+                f"the budget would be overspent: the total would be epsilon {show(total.epsilon_proved)}, "
+                f"delta {float(total.delta):g}, the budget is epsilon {show(self.budget.epsilon)}, delta "
+                f"{float(self.budget.delta):g}; what is left is epsilon {left}"
+            )
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[IO[bytes]]:
+        assert self.path is not None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b")
+        except OSError as error:
+            raise UserError(f"the ledger {self.path} cannot be opened: {error.strerror or error}") from None
+        with file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+    def _read(self, file: IO[bytes]) -> list[Charge]:
+        """Read all lines, making the header of a new ledger and dropping a torn last line."""
+        file.seek(0)
+        raw = file.read()
+        whole, newline, torn = raw.rpartition(b"\n")
+        if torn:
+            os.ftruncate(file.fileno(), len(whole) + len(newline))
+        lines = whole.split(b"\n") if newline else []
+        if not lines:
+            self._append(file, self._header())
+            return []
+        entries = [self._parse(number, line) for number, line in enumerate(lines, 1)]
+        self._take_budget(entries[0])
+        charges: list[Charge] = []
+        for entry in entries[1:]:
+            charges.extend(Charge.from_dict(c) for c in entry["charges"])
+        return charges
+
+    def _header(self) -> dict[str, Any]:
+        budget = self.budget and {"epsilon": str(self.budget.epsilon), "delta": str(self.budget.delta)}
+        return {"adlm ledger": SCHEMA, "budget": budget}
+
+    def _take_budget(self, header: dict[str, Any]) -> None:
+        if header.get("adlm ledger") != SCHEMA:
+            raise UserError(f"{self.path} is not an adlm ledger of schema {SCHEMA}; give another file")
+        stored = header["budget"] and Budget(
+            Fraction(header["budget"]["epsilon"]), Fraction(header["budget"]["delta"])
+        )
+        if self.budget is not None and stored != self.budget:
+            was = f"epsilon {show(stored.epsilon)}, delta {float(stored.delta):g}" if stored else "no budget"
+            raise UserError(
+                f"the ledger {self.path} was made with {was}; a budget cannot be changed afterwards"
+            )
+        self.budget = stored
+
+    def _parse(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            entry = json.loads(line)
+            body = {key: value for key, value in entry.items() if key != "sha256"}
+            if entry["sha256"] == sha256(_line(body)):
+                return body
+        except (ValueError, KeyError, AttributeError):
+            pass
+        raise UserError(f"line {number} of the ledger {self.path} was altered; restore it from a copy")
+
+    def _append(self, file: IO[bytes], body: dict[str, Any]) -> None:
+        line = _line(body | {"sha256": sha256(_line(body))}) + b"\n"
+        start = os.fstat(file.fileno()).st_size
+        try:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(file.fileno(), start)
+            raise UserError(
+                f"the ledger {self.path} cannot be written: {error.strerror or error}; nothing was released"
+            ) from None
+
+
+def _line(body: dict[str, Any]) -> bytes:
+    return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()

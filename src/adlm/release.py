@@ -1,0 +1,207 @@
+"""What crosses the wall: tensors and a certificate, in a folder.
+
+The folder holds `release.safetensors` and `certificate.json`. Nothing private, no seed and no generator
+state is in it. Loading checks everything: the certificate's digest, the charges' arithmetic, the totals, and
+the hash, shape and type of each tensor. No pickle.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from adlm.artefact import canonical, new_folder, read_json, sha256
+from adlm.certificate import Charge, Totals, compose
+from adlm.errors import UserError
+from adlm.moments import Moments
+from adlm.public.domain import Domain
+from adlm.public.features import Features, build
+from adlm.version import __version__
+
+SCHEMA = 1
+SEEDED = "NOT PRIVATE: seeded"
+PEEKED = "bounds learnt from data"
+TENSORS, CERTIFICATE = "release.safetensors", "certificate.json"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a release is, what it cost, and how to check both.
+
+    Attributes
+    ----------
+    kind : `moments` or `records`.
+    domain : the public domain of the records.
+    features : spec and fingerprint of the public features.
+    settings : the public settings of the mechanism.
+    charges : every read of private records.
+    stamps : warnings that travel with the release, such as `NOT PRIVATE: seeded`.
+    tensors : hash, shape and type of each tensor, by name.
+    software : versions that made it.
+    """
+
+    kind: str
+    domain: Domain
+    features: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    charges: tuple[Charge, ...]
+    stamps: tuple[str, ...] = ()
+    tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    software: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def totals(self) -> Totals:
+        """What the charges cost together."""
+        return compose(self.charges)
+
+    @property
+    def private(self) -> bool:
+        """Whether the release protects anybody: its noise was not seeded."""
+        return SEEDED not in self.stamps
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values, with a digest over all of them."""
+        body: dict[str, Any] = {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "domain": self.domain.to_dict(),
+            "features": dict(self.features),
+            "settings": dict(self.settings),
+            "charges": [c.to_dict() for c in self.charges],
+            "totals": self.totals.to_dict(),
+            "stamps": list(self.stamps),
+            "tensors": {name: dict(entry) for name, entry in self.tensors.items()},
+            "software": dict(self.software),
+        }
+        return body | {"digest": sha256(canonical(body))}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Certificate:
+        """Read a certificate, recomputing its digest, its charges and its totals."""
+        body = {key: value for key, value in raw.items() if key != "digest"}
+        if raw.get("schema") != SCHEMA:
+            raise UserError(f"the certificate has schema {raw.get('schema')!r}, this version reads {SCHEMA}")
+        if raw.get("digest") != sha256(canonical(body)):
+            raise UserError("the certificate's digest does not match its content: it was altered")
+        try:
+            certificate = cls(
+                kind=raw["kind"],
+                domain=Domain.from_dict(raw["domain"]),
+                features=raw["features"],
+                settings=raw["settings"],
+                charges=tuple(Charge.from_dict(c) for c in raw["charges"]),
+                stamps=tuple(raw["stamps"]),
+                tensors=raw["tensors"],
+                software=raw["software"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"the certificate cannot be read: {error!r}") from None
+        if certificate.totals.to_dict() != raw["totals"]:
+            raise UserError("the certificate's totals are not what its charges add up to")
+        return certificate
+
+
+@dataclass(frozen=True)
+class Release:
+    """Noisy tensors and their certificate. All that anybody needs to train, forever."""
+
+    tensors: Mapping[str, Tensor]
+    certificate: Certificate
+
+    @classmethod
+    def make(
+        cls,
+        tensors: Mapping[str, Tensor],
+        *,
+        kind: str,
+        domain: Domain,
+        features: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        charges: tuple[Charge, ...],
+        stamps: tuple[str, ...] = (),
+    ) -> Release:
+        """Put tensors and what is known of them together."""
+        tensors = {name: t.detach().cpu().contiguous() for name, t in sorted(tensors.items())}
+        certificate = Certificate(
+            kind, domain, features, settings, charges, stamps, _describe(tensors), _software()
+        )
+        return cls(tensors, certificate)
+
+    def features(self) -> Features:
+        """Build the public features again and check that they are those the release was made with."""
+        entry = self.certificate.features
+        features = build(entry["spec"])
+        if features.fingerprint() != entry["fingerprint"]:
+            raise UserError(
+                f"the features {entry['spec'].get('name')!r} of this version are not those of the release; "
+                f"install adlm {self.certificate.software.get('adlm')}"
+            )
+        return features
+
+    def moments(self) -> Moments:
+        """Return the released moments with what is known of their noise."""
+        if self.certificate.kind != "moments":
+            raise UserError(f"a release of kind {self.certificate.kind!r} holds no moments")
+        return Moments.from_tensors(self.tensors, self.certificate.settings)
+
+    def save(self, folder: Path | str) -> None:
+        """Write the release by one rename: it is there whole, or not at all."""
+        with new_folder(Path(folder), what="release") as temporary:
+            (temporary / TENSORS).write_bytes(save_tensors(dict(self.tensors)))
+            (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Release:
+        """Read a release and check all of it; the error names what is wrong."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder} is not a release: it must be a folder with {TENSORS} and {CERTIFICATE}"
+            )
+        certificate = Certificate.from_dict(read_json(folder / CERTIFICATE, what="certificate"))
+        return cls(read_tensors(folder / TENSORS, certificate.tensors), certificate)
+
+
+def read_tensors(path: Path, described: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Read a safetensors file and check every tensor against its description."""
+    try:
+        raw = path.read_bytes()
+        tensors = load_tensors(raw)
+    except OSError as error:
+        raise UserError(f"the tensors {path} cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise UserError(f"the tensors {path} are truncated or altered: {error}") from None
+    if set(tensors) != set(described):
+        raise UserError(
+            f"{path} holds the tensors {sorted(tensors)}, its certificate names {sorted(described)}"
+        )
+    for name, entry in _describe(tensors).items():
+        if entry != dict(described[name]):
+            raise UserError(f"tensor {name!r} in {path} was altered: it does not match its certificate")
+    if save_tensors({name: tensors[name] for name in sorted(tensors)}) != raw:
+        raise UserError(f"the tensors {path} were altered outside their values")
+    return tensors
+
+
+def _describe(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            "dtype": str(t.dtype).removeprefix("torch."),
+            "shape": list(t.shape),
+            "sha256": sha256(t.numpy().tobytes()),
+        }
+        for name, t in tensors.items()
+    }
+
+
+def _software() -> dict[str, str]:
+    return {"adlm": __version__, "torch": torch.__version__, "python": platform.python_version()}

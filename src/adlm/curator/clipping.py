@@ -1,0 +1,145 @@
+"""Clip by privacy cost, in integers: the code that bounds a record is the code that states its sensitivity.
+
+A record's vector z is divided by a public grid step per coordinate and rounded towards zero, so that noise of
+one integer scale on every coordinate is noise of a different real scale on each: that is the adaptive
+allocation. What a record can cost is then a norm of integers, checked exactly; floating point can cost
+accuracy, never privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from adlm.certificate import root_up
+from adlm.errors import UserError
+
+Norm = Literal["l1", "l2"]
+RESOLUTION = 1 << 20  # the norm of a whole record in grid steps: products of two fit a double exactly
+EXACT_ROWS = (
+    1 << 12
+)  # rows * RESOLUTION^2 <= 2^52, so a matrix product of doubles is exact integer arithmetic
+
+Reals = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Clip:
+    """A weighted norm ball for records, with a share of it set aside for the count.
+
+    Parameters
+    ----------
+    norm : `l1` for Laplace noise, `l2` for Gaussian noise.
+    scales : (k,) relative noise scale b_j of each coordinate; larger means more noise there.
+    level : records are shrunk until the norm of z_j / b_j is at most this. Public.
+    constant : share of the ball that carries the count, in [0, 1); 0 when no count is released.
+
+    Formal guarantees
+    -----------------
+    Every row of `integers` has norm at most `room`, and with the count `whole`, in exact integer arithmetic,
+    for any input whatever. Proved in docs/proof-moments.md (Lemma 1).
+    """
+
+    norm: Norm
+    scales: tuple[float, ...]
+    level: float
+    constant: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.scales or not all(math.isfinite(b) and b > 0 for b in self.scales):
+            raise UserError("noise scales must be positive finite numbers, one for each feature coordinate")
+        if not (math.isfinite(self.level) and self.level > 0):
+            raise UserError(f"the clip level must be a positive number, got {self.level}")
+        if not 0 <= self.constant < 1:
+            raise UserError(f"the count's share of the clip must lie in [0, 1), got {self.constant}")
+
+    @property
+    def whole(self) -> int:
+        """Norm bound of a record with its count, in grid steps."""
+        return RESOLUTION
+
+    @property
+    def count(self) -> int:
+        """What a record adds to its class count, in grid steps."""
+        return math.floor(self.constant * RESOLUTION)
+
+    @property
+    def room(self) -> int:
+        """Norm bound of a record without its count, in grid steps."""
+        if self.norm == "l1":
+            return self.whole - self.count
+        return math.isqrt(self.whole**2 - self.count**2)
+
+    @property
+    def steps(self) -> Reals:
+        """Real size of a grid step, (k,)."""
+        return np.asarray(self.scales) * (self.level / self.room)
+
+    def integers(self, z: npt.ArrayLike) -> Reals:
+        """Shrink (n, k) rows into the ball and round them towards zero: whole numbers, as doubles."""
+        values = np.asarray(z, dtype=np.float64)
+        if values.ndim != 2 or values.shape[1] != len(self.scales):
+            raise UserError(f"features must be (n, {len(self.scales)}), got {values.shape}")
+        if not np.isfinite(values).all():
+            raise UserError("features hold a value that is not a finite number; check the feature map")
+        ratio = values / self.steps
+        size = np.abs(ratio).sum(1) if self.norm == "l1" else np.sqrt((ratio**2).sum(1))
+        shrink = np.minimum(1.0, self.room / np.maximum(size, 1e-300))
+        rows = np.trunc(ratio * shrink[:, None])
+        over = np.flatnonzero(self._exceeds(rows))
+        while over.size:  # the float norm was a rounding error too small
+            shrink[over] *= 1 - 2.0**-30
+            rows[over] = np.trunc(ratio[over] * shrink[over, None])
+            over = over[self._exceeds(rows[over])]
+        return rows
+
+    def _exceeds(self, rows: Reals) -> npt.NDArray[np.bool_]:
+        """Whether rows are outside the ball. Sums of whole numbers below 2^53 are exact in doubles."""
+        if self.norm == "l1":
+            return np.asarray(np.abs(rows).sum(1) > self.room)
+        return np.asarray((rows**2).sum(1) > self.room**2)
+
+    def sums_sensitivity(self, neighbours: str) -> Fraction:
+        """Return the distance of (counts, class sums) of neighbours, in this norm, in grid steps.
+
+        Replace-one, L1: both records at most `whole`. L2: records of different classes are orthogonal, so
+        sqrt(2) whole; two of one class share their count, so 2 room.
+        """
+        if neighbours == "add-remove":
+            return Fraction(self.whole)
+        if self.norm == "l1":
+            return Fraction(2 * self.whole)
+        return root_up(Fraction(max(2 * self.whole**2, 4 * self.room**2)))
+
+    def second_sensitivity(self, neighbours: str) -> Fraction:
+        """Return the distance of second moments of neighbours, in grid steps squared.
+
+        L1, with the diagonal counted half because its noise is twice as large: sum_{j<m} |a_j a_m| +
+        sum_j a_j^2 / 2 = |a|_1^2 / 2. L2: the Frobenius norm |a|_2^2 of one record, sqrt(2) times
+        that for two (their inner product only helps).
+        """
+        one = Fraction(self.room**2, 2) if self.norm == "l1" else Fraction(self.room**2)
+        if neighbours == "add-remove":
+            return one
+        return 2 * one if self.norm == "l1" else root_up(2 * one**2)
+
+    def joint_loss_squared(self, sums_scale: Fraction, second_scale: Fraction, neighbours: str) -> Fraction:
+        """Return mu^2 of Gaussian noise on class sums and second moments together.
+
+        `second_scale` is the noise on the diagonal; off it the noise is at least 1/sqrt(2) of that, so that
+        the cost is a Frobenius norm. Both are of the same integer rows (or some of their columns). With P = room^2/s1^2, Q = room^4/s2^2 and c the cosine of two records of
+        one class, the cost is 2P + 2Q - 2Pc - 2Qc^2, largest at c = -P/2Q, or at -1 (Lemma 3).
+        """
+        if self.norm != "l2":
+            raise UserError("class sums and second moments share a cost only under Gaussian noise")
+        unit = 1 / Fraction(sums_scale) ** 2
+        p, q = self.room**2 * unit, self.room**4 / Fraction(second_scale) ** 2
+        if neighbours == "add-remove":
+            return self.whole**2 * unit + q
+        same = 2 * p + 2 * q + p * p / (2 * q) if p <= 2 * q else 4 * p
+        return max(same, 2 * self.whole**2 * unit + 2 * q)

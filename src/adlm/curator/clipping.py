@@ -132,8 +132,9 @@ class Clip:
         """Return mu^2 of Gaussian noise on class sums and second moments together.
 
         `second_scale` is the noise on the diagonal; off it the noise is at least 1/sqrt(2) of that, so that
-        the cost is a Frobenius norm. Both are of the same integer rows (or some of their columns). With P = room^2/s1^2, Q = room^4/s2^2 and c the cosine of two records of
-        one class, the cost is 2P + 2Q - 2Pc - 2Qc^2, largest at c = -P/2Q, or at -1 (Lemma 3).
+        the cost is a Frobenius norm. Both are of the same integer rows (or some of their columns). With
+        P = room^2/s1^2, Q = room^4/s2^2 and c the cosine of two records of one class, the cost is
+        2P + 2Q - 2Pc - 2Qc^2, largest at c = -P/2Q, or at -1 (Lemma 3).
         """
         if self.norm != "l2":
             raise UserError("class sums and second moments share a cost only under Gaussian noise")

@@ -1,0 +1,120 @@
+"""Networks by name, the paper's among them: any of them, or any other module, is stacked on a release."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from adlm.analyst.normalisation import LocalResponseNorm, MinMax
+from adlm.errors import UserError
+
+Shape = tuple[int, ...]
+
+
+def _as_maps(shape: Shape, places: int) -> tuple[list[nn.Module], int]:
+    """Layers that give records a channel axis where they have none, and the number of channels."""
+    if len(shape) == places + 1:
+        return [], shape[0]
+    if len(shape) == places:
+        return [nn.Unflatten(1, (1, shape[0]))], 1
+    raise UserError(
+        f"this network takes records of {places} or {places + 1} axes, got shape {shape}; choose mlp"
+    )
+
+
+def _convolution(maps: int, out: int, patch: int) -> list[nn.Module]:
+    """Convolution that keeps the size, ReLU, LRN, pooling by two."""
+    return [
+        nn.Conv2d(maps, out, patch, padding=patch // 2),
+        nn.ReLU(),
+        LocalResponseNorm(),
+        nn.MaxPool2d(2, ceil_mode=True),
+    ]
+
+
+def _dense_head(layers: list[nn.Module], shape: Shape, hidden: int, classes: int) -> nn.Sequential:
+    """Flatten, a dense layer normalised to [0, 1], and the output layer h W^T (Eq. 22 has no bias there)."""
+    with torch.no_grad():
+        width = nn.Sequential(*layers, nn.Flatten()).eval()(torch.zeros(1, *shape)).shape[1]
+    dense = [nn.Flatten(), nn.Linear(width, hidden), nn.ReLU(), MinMax(hidden)]
+    return nn.Sequential(*layers, *dense, nn.Linear(hidden, classes, bias=False))
+
+
+def paper_mnist(shape: Shape, classes: int) -> nn.Module:
+    """Two convolutional layers of 32 and 64 maps with 5x5 patches, a dense layer of 25; batches of 1,800."""
+    layers, maps = _as_maps(shape, 2)
+    return _dense_head([*layers, *_convolution(maps, 32, 5), *_convolution(32, 64, 5)], shape, 25, classes)
+
+
+def paper_cifar10(shape: Shape, classes: int) -> nn.Module:
+    """Three of 128, 128 and 256 maps, 3x3 patches and then 5x5, a dense layer of 30; batches of 7,200."""
+    layers, maps = _as_maps(shape, 2)
+    convolutions = [*_convolution(maps, 128, 3), *_convolution(128, 128, 5), *_convolution(128, 256, 5)]
+    return _dense_head([*layers, *convolutions], shape, 30, classes)
+
+
+def small_cnn(shape: Shape, classes: int) -> nn.Module:
+    """The paper's MNIST network with 8 and 16 maps: for trials and for relevance."""
+    layers, maps = _as_maps(shape, 2)
+    return _dense_head([*layers, *_convolution(maps, 8, 5), *_convolution(8, 16, 5)], shape, 25, classes)
+
+
+def mlp(shape: Shape, classes: int) -> nn.Module:
+    """Two dense layers of 128 and 25 on flattened records of any shape."""
+    layers = [nn.Flatten(), nn.Linear(math.prod(shape), 128), nn.ReLU(), MinMax(128)]
+    return _dense_head(layers, shape, 25, classes)
+
+
+def cnn1d(shape: Shape, classes: int) -> nn.Module:
+    """Two one-dimensional convolutions of 16 and 32 maps with patches of 5, for series and rows."""
+    layers, maps = _as_maps(shape, 1)
+    first = [
+        nn.Conv1d(maps, 16, 5, padding=2),
+        nn.ReLU(),
+        LocalResponseNorm(),
+        nn.MaxPool1d(2, ceil_mode=True),
+    ]
+    second = [nn.Conv1d(16, 32, 5, padding=2), nn.ReLU(), LocalResponseNorm(), nn.AdaptiveAvgPool1d(4)]
+    return _dense_head([*layers, *first, *second], shape, 25, classes)
+
+
+class ResidualBlock(nn.Module):
+    """x + relu(conv(relu(conv(x)))), then LRN."""
+
+    def __init__(self, maps: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(maps, maps, 3, padding=1)
+        self.second = nn.Conv2d(maps, maps, 3, padding=1)
+        self.bound = LocalResponseNorm()
+
+    def forward(self, x: Tensor) -> Tensor:
+        bounded: Tensor = self.bound(x + torch.relu(self.second(torch.relu(self.first(x)))))
+        return bounded
+
+
+def residual_cnn(shape: Shape, classes: int) -> nn.Module:
+    """A convolution of 16 maps and two residual blocks."""
+    layers, maps = _as_maps(shape, 2)
+    body = [*_convolution(maps, 16, 5), ResidualBlock(16), nn.MaxPool2d(2, ceil_mode=True), ResidualBlock(16)]
+    return _dense_head([*layers, *body, nn.AdaptiveAvgPool2d(4)], shape, 25, classes)
+
+
+NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "paper-mnist": paper_mnist,
+    "paper-cifar10": paper_cifar10,
+    "small-cnn": small_cnn,
+    "residual-cnn": residual_cnn,
+    "cnn1d": cnn1d,
+    "mlp": mlp,
+}
+BATCH_SIZES = {"paper-mnist": 1800, "paper-cifar10": 7200}
+
+
+def build(name: str, shape: Shape, classes: int) -> nn.Module:
+    """The network of that name for records of ``shape``, freshly initialised."""
+    if name not in NETWORKS:
+        raise UserError(f"network must be one of {', '.join(NETWORKS)} (got {name!r}).")
+    return NETWORKS[name](tuple(shape), classes)

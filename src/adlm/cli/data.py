@@ -36,7 +36,8 @@ def list_(as_json: AsJson = False, quiet: Quiet = False) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "train", "test", "record", "classes", "where"):
-        table.add_column(heading, justify="right" if heading in ("train", "test", "classes") else "left")
+        number = heading in ("train", "test", "classes")
+        table.add_column(heading, justify="right" if number else "left", overflow="fold")
     for data in described:
         table.add_row(
             data["name"],
@@ -46,7 +47,7 @@ def list_(as_json: AsJson = False, quiet: Quiet = False) -> None:
             str(len(data["classes"])),
             data["place"] or f"to fetch: adlm data get {data['name']}",
         )
-    Console(soft_wrap=True, highlight=False).print(table)
+    Console(highlight=False).print(table)
 
 
 @app.command("get", epilog="Example: adlm data get fashion-mnist")

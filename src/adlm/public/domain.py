@@ -19,6 +19,7 @@ import tomli_w
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
+from adlm.public import declaration
 from adlm.public.labels import encode_labels
 
 NEIGHBOURS = ("replace-one", "add-remove")
@@ -57,21 +58,21 @@ class Domain:
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the way a frozen dataclass may normalise what it was given
-        put(self, "shape", _shape(self.shape))
-        put(self, "classes", _names("classes", self.classes, "class"))
+        put(self, "shape", declaration.shape(self.shape))
+        put(self, "classes", declaration.names("classes", self.classes, "class"))
         if len(self.classes) < 2:
             raise UserError(f"domain.classes must name at least two classes (got {len(self.classes)})")
-        _one_of("neighbours", self.neighbours, NEIGHBOURS)
-        _one_of("family", self.family, FAMILIES)
+        declaration.one_of("neighbours", self.neighbours, NEIGHBOURS)
+        declaration.one_of("family", self.family, FAMILIES)
         if self.features is not None:
-            put(self, "features", _names("features", self.features, "feature"))
+            put(self, "features", declaration.names("features", self.features, "feature"))
             if len(self.features) != self.size:
                 raise UserError(
                     f"domain.features must name each of the {self.size} features of shape {self.shape} "
                     f"(got {len(self.features)} names)"
                 )
-        put(self, "lower", _bound("lower", self.lower, self.size))
-        put(self, "upper", _bound("upper", self.upper, self.size))
+        put(self, "lower", declaration.bound("lower", self.lower, self.size))
+        put(self, "upper", declaration.bound("upper", self.upper, self.size))
         for index, low, high in self._pairs():
             where = "" if index is None else f" for feature {self._feature(index)}"
             if not high > low:
@@ -142,11 +143,13 @@ class Domain:
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """The domain that `to_dict` described."""
         if not isinstance(values, Mapping):
-            raise UserError(f"a domain must be a table of settings (got {_show(values)})")
+            raise UserError(f"a domain must be a table of settings (got {declaration.show(values)})")
         allowed = [field.name for field in fields(cls)]
         for key in values:
             if key not in allowed:
-                raise UserError(f"a domain has no setting {_show(key)}; it has {', '.join(allowed)}")
+                raise UserError(
+                    f"a domain has no setting {declaration.show(key)}; it has {', '.join(allowed)}"
+                )
         for key in ("shape", "lower", "upper", "classes"):
             if key not in values:
                 raise UserError(f"a domain must set {key}; add a line for it")
@@ -162,7 +165,7 @@ class Domain:
         try:
             values = tomllib.loads(text)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"a domain must be valid TOML ({_reason(error)})") from None
+            raise UserError(f"a domain must be valid TOML ({declaration.reason(error)})") from None
         return cls.from_dict(values)
 
     @classmethod
@@ -173,7 +176,7 @@ class Domain:
         except UserError as error:
             raise UserError(f"{path}: {error}") from None
         except (OSError, ValueError) as error:  # a missing file, or bytes that are not UTF-8
-            raise UserError(f"cannot read the domain file {path} ({_reason(error)})") from None
+            raise UserError(f"cannot read the domain file {path} ({declaration.reason(error)})") from None
 
     def _feature(self, index: int) -> str:
         return str(index) if self.features is None else repr(self.features[index])
@@ -235,89 +238,3 @@ def _numeric(x: Any) -> NDArray[Any]:
             "encode texts and dates as numbers first"
         )
     return array
-
-
-def _shape(given: Any) -> tuple[int, ...]:
-    values = _sequence("shape", given)
-    if not values:
-        raise UserError("domain.shape must have at least one dimension (got none)")
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-            raise UserError(f"domain.shape must hold whole numbers of at least 1 (got {_show(value)})")
-    if math.prod(int(value) for value in values) >= 2**31:
-        raise UserError(f"domain.shape must have fewer than 2^31 values (got {_show(values)})")
-    return tuple(int(value) for value in values)
-
-
-def _bound(key: str, given: Any, size: int) -> float | tuple[float, ...]:
-    if isinstance(given, numbers.Real):
-        return _number(key, given)
-    values = _sequence(key, given)
-    if len(values) != size:
-        raise UserError(
-            f"domain.{key} must be one number or one for each of the {size} features (got {len(values)})"
-        )
-    return tuple(_number(key, value) for value in values)
-
-
-def _number(key: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise UserError(f"domain.{key} must hold numbers (got {_show(value)})")
-    try:
-        number = float(value)
-    except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        raise UserError(f"domain.{key} must be finite (got {_show(value)}); declare a public bound")
-    return number
-
-
-def _names(key: str, given: Any, what: str) -> tuple[str, ...]:
-    values = _sequence(key, given)
-    for value in values:
-        if not isinstance(value, str) or not value or not _encodable(value):
-            raise UserError(f"domain.{key} must hold names in quotes (got {_show(value)})")
-    seen: set[str] = set()
-    for value in values:
-        if value in seen:
-            raise UserError(f"domain.{key} must name each {what} once (got {value!r} twice)")
-        seen.add(value)
-    return tuple(str(value) for value in values)
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _one_of(key: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or value not in allowed:
-        raise UserError(f"domain.{key} must be one of {', '.join(allowed)} (got {_show(value)})")
-
-
-def _sequence(key: str, given: Any) -> list[Any]:
-    if isinstance(given, np.ndarray):
-        given = given.reshape(-1).tolist()
-    if isinstance(given, str) or not isinstance(given, list | tuple):
-        raise UserError(f"domain.{key} must be a list (got {_show(given)})")
-    return list(given)
-
-
-def _show(value: Any) -> str:
-    """A value as a message can show it: short, on one line."""
-    if isinstance(value, int) and abs(value) >= 10**30:
-        return "a very large number"  # printing it could pass Python's limit on digits
-    try:
-        text = ascii(value)
-    except (ValueError, RecursionError):
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _reason(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error).replace("\n", " ") or type(error).__name__

@@ -1,0 +1,102 @@
+"""Checks on what a person declared in a domain: each gives the value in its one form, or a sentence."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import Any
+
+import numpy as np
+
+from adlm.errors import UserError
+
+
+def shape(given: Any) -> tuple[int, ...]:
+    """A record's shape: whole numbers of at least 1."""
+    values = _sequence("shape", given)
+    if not values:
+        raise UserError("domain.shape must have at least one dimension (got none)")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
+            raise UserError(f"domain.shape must hold whole numbers of at least 1 (got {show(value)})")
+    if math.prod(int(value) for value in values) >= 2**31:
+        raise UserError(f"domain.shape must have fewer than 2^31 values (got {show(values)})")
+    return tuple(int(value) for value in values)
+
+
+def bound(key: str, given: Any, size: int) -> float | tuple[float, ...]:
+    """One finite number, or one for each of `size` features."""
+    if isinstance(given, numbers.Real):
+        return _number(key, given)
+    values = _sequence(key, given)
+    if len(values) != size:
+        raise UserError(
+            f"domain.{key} must be one number or one for each of the {size} features (got {len(values)})"
+        )
+    return tuple(_number(key, value) for value in values)
+
+
+def _number(key: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise UserError(f"domain.{key} must hold numbers (got {show(value)})")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise UserError(f"domain.{key} must be finite (got {show(value)}); declare a public bound")
+    return number
+
+
+def names(key: str, given: Any, what: str) -> tuple[str, ...]:
+    """Distinct names that any file can hold; `what` is what each of them names."""
+    values = _sequence(key, given)
+    for value in values:
+        if not isinstance(value, str) or not value or not _encodable(value):
+            raise UserError(f"domain.{key} must hold names in quotes (got {show(value)})")
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            raise UserError(f"domain.{key} must name each {what} once (got {value!r} twice)")
+        seen.add(value)
+    return tuple(str(value) for value in values)
+
+
+def _encodable(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def one_of(key: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Nothing, if the value is an allowed word."""
+    if not isinstance(value, str) or value not in allowed:
+        raise UserError(f"domain.{key} must be one of {', '.join(allowed)} (got {show(value)})")
+
+
+def _sequence(key: str, given: Any) -> list[Any]:
+    if isinstance(given, np.ndarray):
+        given = given.reshape(-1).tolist()
+    if isinstance(given, str) or not isinstance(given, list | tuple):
+        raise UserError(f"domain.{key} must be a list (got {show(given)})")
+    return list(given)
+
+
+def show(value: Any) -> str:
+    """A value as a message can show it: short, on one line."""
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return "a very large number"  # printing it could pass Python's limit on digits
+    try:
+        text = ascii(value)
+    except (ValueError, RecursionError):
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def reason(error: BaseException) -> str:
+    """Why reading failed, on one line."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error).replace("\n", " ") or type(error).__name__

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from typer.testing import CliRunner
 
+from adlm import progress
 from adlm.cli.data import app
 from adlm.errors import UserError
 from adlm.public import datasets
@@ -81,6 +82,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("ADLM_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("ADLM_DATA", raising=False)
     return tmp_path / "cache"
+
+
+@pytest.fixture(autouse=True)
+def silence() -> Iterator[None]:
+    """Commands turn progress on for their process; the next test starts without."""
+    yield
+    progress.enable(False)
 
 
 @pytest.fixture
@@ -584,12 +592,25 @@ def test_the_list_says_what_there_is_and_what_is_here() -> None:
     table = CliRunner().invoke(app, ["list"]).stdout
     assert "60,000" in table
     assert "adlm data get cifar10" in table
-    assert CliRunner().invoke(app, ["list", "--quiet"]).stdout == ""
 
 
 def test_get_reports_where_the_set_is() -> None:
     shown = CliRunner().invoke(app, ["get", "digits", "--json"])
     assert json.loads(shown.stdout) == {"name": "digits", "place": "built in"}
-    assert CliRunner().invoke(app, ["get", "digits", "--quiet"]).output == ""
+    assert CliRunner().invoke(app, ["get", "digits"]).stdout == "digits is whole: built in\n"
     failed = CliRunner().invoke(app, ["get", "imagenet"])
     assert isinstance(failed.exception, UserError)
+
+
+def test_get_tells_its_steps_on_standard_error_unless_quiet(
+    tiny: DataSet, arrays: Arrays, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_idx(server.folder, arrays)
+    monkeypatch.setitem(CATALOGUE, "tiny", replace(tiny, routes=(Mirror(server.url, FILES),)))
+    loud = CliRunner().invoke(app, ["get", "tiny", "--json"])
+    assert "fetching tiny: 127.0.0.1" in loud.stderr
+    assert json.loads(loud.stdout)["place"] == str(cache_folder(tiny))
+    shutil.rmtree(cache_folder(tiny))
+    quiet = CliRunner().invoke(app, ["get", "tiny", "--quiet"])
+    assert quiet.stderr == ""
+    assert cache_folder(tiny).is_dir()

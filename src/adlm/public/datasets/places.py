@@ -12,16 +12,13 @@ import numpy as np
 import platformdirs
 from numpy.typing import NDArray
 
+from adlm import progress
 from adlm.errors import UserError
 from adlm.public.datasets.arrays import PARTS, read_npy, verify
 from adlm.public.datasets.catalogue import DataSet
 from adlm.public.datasets.routes import RouteError
 
 Say = Callable[[str], None]
-
-
-def silent(line: str) -> None:
-    """Say nothing."""
 
 
 def data_folder(data: DataSet) -> Path | None:
@@ -49,7 +46,7 @@ def place(data: DataSet) -> str | None:
     return str(folder) if folder.is_dir() else None
 
 
-def find(data: DataSet, parts: Sequence[str], say: Say = silent) -> list[NDArray[np.uint8]]:
+def find(data: DataSet, parts: Sequence[str], say: Say = progress.say) -> list[NDArray[np.uint8]]:
     """The verified arrays, from the first place that has the set; fetched into the cache if none has."""
     if data.make is not None:
         return [verify(data.make(part), data.checks[part], f"the installed {data.title}") for part in parts]
@@ -61,7 +58,7 @@ def find(data: DataSet, parts: Sequence[str], say: Say = silent) -> list[NDArray
     return read_parts(data, folder, parts)
 
 
-def obtain(data: DataSet, say: Say = silent) -> str:
+def obtain(data: DataSet, say: Say = progress.say) -> str:
     """Make sure that the whole set is on this machine and sound; where it is.
 
     A cache that was damaged is fetched again. A folder below ADLM_DATA belongs to the user and is
@@ -101,7 +98,7 @@ def read_parts(data: DataSet, folder: Path, parts: Sequence[str]) -> list[NDArra
     return arrays
 
 
-def fetch(data: DataSet, say: Say = silent, *, replace: bool = False) -> None:
+def fetch(data: DataSet, say: Say = progress.say, *, replace: bool = False) -> None:
     """Fetch a set by the first route that leads to it, and keep it in the cache.
 
     Files are gathered in a temporary folder, and the arrays appear in the cache by one rename after

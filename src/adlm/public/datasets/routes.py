@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from adlm import progress
+
 _LARGEST = 1 << 30  # no file of these data sets comes near; a runaway download stops here
 _PATIENCE = 1800.0  # seconds for a registry's client, enough for 140 MB over a slow line
 
@@ -98,14 +100,16 @@ class DebianPackage:
 def _download(url: str, path: Path, timeout: float) -> None:
     try:
         with urllib.request.urlopen(url, timeout=timeout) as response, path.open("wb") as file:
+            promised = int(response.headers.get("Content-Length") or 0)  # some mirrors do not say
             received = 0
-            while piece := response.read(1 << 20):
-                received += len(piece)
-                if received > _LARGEST:
-                    raise RouteError(f"{path.name} is larger than any file expected")
-                file.write(piece)
-            promised = response.headers.get("Content-Length")
-            if promised is not None and received != int(promised):
+            with progress.bar(promised, path.name, "bytes") as advance:
+                while piece := response.read(1 << 18):
+                    received += len(piece)
+                    if received > _LARGEST:
+                        raise RouteError(f"{path.name} is larger than any file expected")
+                    file.write(piece)
+                    advance(len(piece))
+            if promised and received != promised:
                 raise RouteError(f"{path.name} broke off after {received} of {promised} bytes")
     except urllib.error.HTTPError as error:
         raise RouteError(f"answered {error.code} for {path.name}") from None

@@ -1,0 +1,5 @@
+"""`python -m adlm` is `adlm`."""
+
+from adlm.cli import main
+
+main()

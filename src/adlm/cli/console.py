@@ -1,0 +1,81 @@
+"""What commands share: their common options, and one way to report figures."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from adlm import progress
+
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but the result and errors.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", metavar="DEVICE")]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a command's words and figures go."""
+
+    as_json: bool = False
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        progress.enable(not self.quiet)
+
+    def say(self, line: str) -> None:
+        """Print a line of result for a person."""
+        if not self.as_json and not self.quiet:
+            typer.echo(line)
+
+    def result(self, figures: dict[str, Any], line: str | None = None) -> None:
+        """Print the figures as JSON, or the line that says them (even when quiet)."""
+        if self.as_json:
+            typer.echo(json.dumps(_plain(figures), allow_nan=False))
+        elif line is not None:
+            typer.echo(line)
+
+    def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+        """Print a table for a person."""
+        if self.as_json or self.quiet:
+            return
+        table = Table(box=None, pad_edge=False, title=title, title_justify="left")
+        for index, heading in enumerate(headings):
+            table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        Console(soft_wrap=True, highlight=False).print(table)
+
+
+def _plain(value: Any) -> Any:
+    """Make a value fit for JSON: infinities and NaN become null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def pick_device(device: str) -> str:
+    """Turn `auto` into the best device there is."""
+    import torch
+
+    from adlm.errors import UserError
+
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device not in ("cpu", "cuda"):
+        raise UserError(f"device must be auto, cpu or cuda, got {device!r}")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device cuda was asked for, but this machine has none; use --device auto")
+    return device

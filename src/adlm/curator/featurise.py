@@ -1,0 +1,74 @@
+"""Take public features of private records: in batches, with progress, kept on disk if asked.
+
+A file of features of private records is private data: it is made readable by its owner alone, never goes
+into a release, and `adlm cache clear` removes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from platformdirs import user_cache_dir
+
+from adlm import progress
+from adlm.artefact import write_file
+from adlm.public.domain import Domain
+from adlm.public.features import Features
+
+BATCH = 500
+
+
+def cache_folder() -> Path:
+    """Return where features of private records are kept; ADLM_CACHE moves it."""
+    return Path(os.environ.get("ADLM_CACHE") or user_cache_dir("adlm")) / "private-features"
+
+
+def clear_cache() -> int:
+    """Remove every kept file of features; return how many there were."""
+    folder = cache_folder()
+    count = len(list(folder.glob("*.npy")))
+    shutil.rmtree(folder, ignore_errors=True)
+    return count
+
+
+def featurise(
+    x: npt.ArrayLike, domain: Domain, features: Features, *, device: str = "cpu", cache: bool = False
+) -> npt.NDArray[np.float32]:
+    """Scale records by their domain and map them to (n, width) features."""
+    records = np.asarray(x)
+    kept = cache_folder() / f"{_key(records, domain, features)}.npy" if cache else None
+    if kept is not None and kept.exists():
+        return np.asarray(np.load(kept, mmap_mode="r", allow_pickle=False))
+    mapped = np.empty((len(records), features.width), dtype=np.float32)
+    features = features.to(device).eval()
+    with torch.inference_mode(), progress.bar(len(records), "features", "records") as advance:
+        for start in range(0, len(records), BATCH):
+            scaled = torch.from_numpy(domain.scale(records[start : start + BATCH])).to(device)
+            mapped[start : start + len(scaled)] = features(scaled).cpu().numpy()
+            advance(len(scaled))
+    if kept is not None:
+        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_file(kept, _npy(mapped), what="features cache", private=True)
+    return mapped
+
+
+def _npy(array: npt.NDArray[np.float32]) -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _key(records: npt.NDArray[np.generic], domain: Domain, features: Features) -> str:
+    digest = hashlib.sha256(
+        f"{features.fingerprint()}{domain.to_dict()}{records.shape}{records.dtype}".encode()
+    )
+    digest.update(np.ascontiguousarray(records).tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,123 @@
+"""The ledger never forgets a charge and never lets a budget be spent twice."""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adlm.certificate import Charge
+from adlm.curator.ledger import Budget, Ledger
+from adlm.errors import UserError
+
+
+def charge(epsilon: Fraction | str, **other: object) -> Charge:
+    fields: dict[str, object] = {"mechanism": "laplace", "neighbours": "replace-one", "scale": Fraction(1)}
+    fields |= {"what": "sums", "sensitivity": Fraction(epsilon), "proof": "a theorem"}
+    return Charge(**(fields | other))  # type: ignore[arg-type]
+
+
+def test_charges_survive_in_the_file(tmp_path: Path) -> None:
+    Ledger(tmp_path / "l", Budget(Fraction(1))).charge(charge("1/3"), charge("1/4"))
+    again = Ledger(tmp_path / "l")
+    assert again.charges == (charge("1/3"), charge("1/4"))
+    assert again.budget == Budget(Fraction(1))
+    assert (tmp_path / "l").stat().st_mode & 0o077 == 0
+
+
+@given(st.lists(st.fractions(min_value=Fraction(1, 100), max_value=1), max_size=30))
+def test_a_budget_is_never_overspent(epsilons: list[Fraction]) -> None:
+    ledger, spent = Ledger(budget=Budget(Fraction(2))), Fraction(0)
+    for epsilon in epsilons:
+        if spent + epsilon <= 2:
+            ledger.charge(charge(epsilon))
+            spent += epsilon
+        else:
+            with pytest.raises(UserError, match="overspent"):
+                ledger.charge(charge(epsilon))
+    assert sum(c.loss for c in ledger.charges) == spent
+
+
+def test_a_refusal_says_what_is_left_and_writes_nothing(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l", Budget(Fraction(1)))
+    ledger.charge(charge("3/4"))
+    before = (tmp_path / "l").read_bytes()
+    with pytest.raises(UserError, match=r"what is left is epsilon 0\.25"):
+        ledger.charge(charge("1/8"), charge("1/4"))
+    assert (tmp_path / "l").read_bytes() == before
+
+
+def _spend(path: str, wins: multiprocessing.Queue[bool]) -> None:
+    try:
+        Ledger(Path(path)).charge(charge("3/5"))
+        wins.put(True)
+    except UserError:
+        wins.put(False)
+
+
+def test_two_processes_cannot_both_have_the_last_of_a_budget(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    for attempt in range(10):
+        path = tmp_path / f"l{attempt}"
+        Ledger(path, Budget(Fraction(1)))
+        wins: multiprocessing.Queue[bool] = context.Queue()
+        racers = [context.Process(target=_spend, args=(str(path), wins)) for _ in range(2)]
+        for racer in racers:
+            racer.start()
+        assert sorted(wins.get(timeout=30) for _ in racers) == [False, True]
+        for racer in racers:
+            racer.join()
+        assert len(Ledger(path).charges) == 1
+
+
+def test_a_torn_last_line_was_never_acknowledged(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    ledger = Ledger(path, Budget(Fraction(1)))
+    ledger.charge(charge("1/4"))
+    whole = path.read_bytes()
+    ledger.charge(charge("1/2"))
+    path.write_bytes(path.read_bytes()[:-20])
+    assert Ledger(path).charges == (charge("1/4"),)
+    assert path.read_bytes() == whole
+
+
+def test_an_altered_line_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "l"
+    Ledger(path, Budget(Fraction(1))).charge(charge("1/4"))
+    path.write_bytes(path.read_bytes().replace(b'"1/4"', b'"1/9"'))
+    with pytest.raises(UserError, match="line 2 of the ledger"):
+        Ledger(path)
+
+
+def test_a_budget_cannot_be_changed_afterwards(tmp_path: Path) -> None:
+    Ledger(tmp_path / "l", Budget(Fraction(1)))
+    with pytest.raises(UserError, match="was made with epsilon 1"):
+        Ledger(tmp_path / "l", Budget(Fraction(2)))
+
+
+def test_another_file_is_not_taken_for_a_ledger(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("hello\n")
+    with pytest.raises(UserError, match="line 1 of the ledger"):
+        Ledger(tmp_path / "notes")
+
+
+def test_what_is_not_proved_does_not_go_on_a_budget() -> None:
+    with pytest.raises(UserError, match="no epsilon is proved"):
+        Ledger(budget=Budget(Fraction(1))).charge(charge("1/4", unproved="trained on D"))
+
+
+def test_a_disk_that_takes_no_more_is_one_sentence_and_spends_nothing(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l", Budget(Fraction(1)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "l").stat().st_size + 10, hard))
+    try:
+        with pytest.raises(UserError, match="cannot be written: File too large; nothing was released"):
+            ledger.charge(charge("1/4"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert ledger.charges == ()

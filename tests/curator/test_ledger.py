@@ -116,7 +116,7 @@ def test_a_disk_that_takes_no_more_is_one_sentence_and_spends_nothing(tmp_path: 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "l").stat().st_size + 10, hard))
     try:
-        with pytest.raises(UserError, match="cannot be written: File too large; nothing was released"):
+        with pytest.raises(UserError, match=r"cannot be written: .*; nothing was released"):
             ledger.charge(charge("1/4"))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -9,6 +9,7 @@ noise followed it; it is dropped.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -110,7 +111,7 @@ class Ledger:
         assert self.path is not None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b")
+            file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b", 0)
         except OSError as error:
             raise UserError(f"the ledger {self.path} cannot be opened: {error.strerror or error}") from None
         with file:
@@ -166,8 +167,8 @@ class Ledger:
         line = _line(body | {"sha256": sha256(_line(body))}) + b"\n"
         start = os.fstat(file.fileno()).st_size
         try:
-            file.write(line)
-            file.flush()
+            if file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file.fileno())
         except OSError as error:
             with contextlib.suppress(OSError):

@@ -1,0 +1,160 @@
+"""The private relevance of every feature: lines 1-7 of Algorithm 1, Lemmas 1 and 2.
+
+Relevances of a record are scaled to [0, 1], put on a grid, summed as integers over the records, and get exact
+Laplace noise. What the sum says of a record beyond that depends on where the relevance network comes from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from adlm import progress
+from adlm.certificate import Charge
+from adlm.curator.ledger import Ledger
+from adlm.curator.lrp import relevance as propagate
+from adlm.curator.noise import Source, laplace
+from adlm.errors import UserError
+from adlm.public.domain import Domain
+from adlm.release import Certificate
+
+STEPS = 1 << 20  # grid steps in [0, 1]; a relevance is truncated to the grid
+SENSITIVITIES = ("paper", "tight")
+PRIVATE = "the relevance network was trained on private records without privacy"
+
+Provenance = str | Certificate
+
+
+@dataclass(frozen=True)
+class PrivateRelevance:
+    """Noisy average relevance of each feature, and what it cost.
+
+    Attributes
+    ----------
+    values : (d,) R_j, in the order of the flattened record.
+    charges : the charge of this step, after those that the relevance network's own certificate carries.
+    settings : what a certificate says of this step.
+    """
+
+    values: npt.NDArray[np.float64]
+    charges: tuple[Charge, ...]
+    settings: dict[str, object]
+
+
+def scaled(relevances: Tensor) -> Tensor:
+    """Min-max scale each record's relevances (n, d) to [0, 1]; a record without any spread is all zero.
+
+    Formal guarantees
+    -----------------
+    Row i of the result depends on row i alone and lies in [0, 1]^d whatever the network did: values that are
+    not finite count as zero.
+    """
+    flat = torch.nan_to_num(relevances.flatten(1).double(), nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
+    spread = high - low
+    share = (flat - low) / torch.where(spread > 0, spread, 1.0)
+    return torch.where(spread > 0, share, 0.0).nan_to_num(0.0).clamp(0, 1)
+
+
+def relevance_sum(
+    network: nn.Module, x: npt.ArrayLike, domain: Domain, *, mu: float = 1e-2, batch_size: int = 500
+) -> npt.NDArray[np.int64]:
+    """Sum over records of their scaled relevances, in grid steps, (d,). Private: it has no noise yet."""
+    records = np.asarray(x)
+    total = np.zeros(domain.size, dtype=np.int64)
+    device = next(network.parameters()).device
+    with progress.bar(len(records), "relevance", "records") as advance:
+        for start in range(0, len(records), batch_size):
+            batch = torch.from_numpy(domain.scale(records[start : start + batch_size])).to(device)
+            found = propagate(network, batch, mu=mu, batch_size=batch_size).features
+            steps = (scaled(found) * STEPS).floor().to(torch.int64)
+            total += steps.sum(0).cpu().numpy()
+            advance(len(batch))
+    return total
+
+
+def private_relevance(
+    network: nn.Module,
+    x: npt.ArrayLike,
+    domain: Domain,
+    *,
+    provenance: Provenance,
+    epsilon: Fraction,
+    ledger: Ledger,
+    source: Source,
+    rows: int | None = None,
+    sensitivity: str = "paper",
+    mu: float = 1e-2,
+) -> PrivateRelevance:
+    """Average relevance of each feature over the records, with Laplace noise (lines 2-7).
+
+    Parameters
+    ----------
+    network : the relevance network, a classifier of records scaled to [0, 1].
+    x : (n, *shape) private records, in the units of the domain.
+    provenance : `public` when no private record had a part in the network; the certificate of the release
+        it was trained on; or `private`, which is allowed and makes the proved epsilon infinite. There is no
+        default.
+    epsilon : eps1.
+    ledger : the charge is written there before noise is drawn.
+    rows : average over the first so many records only; the sensitivity then has that number in it.
+    sensitivity : `paper` for Delta_R = 2d/n, `tight` for d/n: relevances in [0, 1] differ by 1 at most.
+
+    Formal guarantees
+    -----------------
+    Neighbours: replace-one. With each record's relevances in [0, 1]^d (`scaled`), replacing a record moves
+    the sum by at most d in L1 (Lemma 1, whose 2d is twice that). Discrete Laplace noise of scale Delta_R n
+    / eps1 makes it eps1-differentially private with `tight`, and eps1/2 with `paper`, if the network is
+    fixed before the records are read.
+    """
+    records = np.asarray(x)
+    if domain.neighbours != "replace-one":
+        raise UserError(
+            "relevance is an average over a public number of records: declare neighbours = replace-one."
+        )
+    if sensitivity not in SENSITIVITIES:
+        raise UserError(f"sensitivity must be one of {', '.join(SENSITIVITIES)} (got {sensitivity!r}).")
+    used = len(records) if rows is None else rows
+    if not 1 <= used <= len(records):
+        raise UserError(f"relevance needs between 1 and {len(records)} records (got rows = {rows}).")
+    carried, unproved, named = _provenance(provenance)
+    step = Charge(
+        what=f"average relevance of {domain.size} features over {used} records",
+        mechanism="laplace",
+        neighbours=domain.neighbours,
+        sensitivity=Fraction(domain.size * STEPS),
+        scale=(2 if sensitivity == "paper" else 1) * domain.size * STEPS / epsilon,
+        proof="Lemma 1 with relevances in [0, 1]: a record moves each of the d sums by one range at most",
+        epsilon_claimed=epsilon,
+        unproved=unproved,
+    )
+    ledger.charge(step)
+    total = relevance_sum(network, records[:used], domain, mu=mu)
+    noisy = total + laplace(domain.size, step.scale, source)
+    settings: dict[str, object] = {
+        "epsilon1": str(epsilon),
+        "relevance_network": named,
+        "relevance_records": used,
+        "relevance_sensitivity": sensitivity,
+        "mu": mu,
+    }
+    return PrivateRelevance(noisy / (used * STEPS), (*carried, step), settings)
+
+
+def _provenance(provenance: Provenance) -> tuple[tuple[Charge, ...], str, str]:
+    """Charges the network brings along, why nothing is proved (if so), and what the certificate says."""
+    if isinstance(provenance, Certificate):
+        return provenance.charges, "", f"certificate {provenance.to_dict()['digest']}"
+    if provenance == "public":
+        return (), "", "public"
+    if provenance == "private":
+        return (), PRIVATE, "private"
+    raise UserError(
+        f"provenance of the relevance network must be 'public', 'private' or a certificate, "
+        f"got {provenance!r}; say 'private' when in doubt."
+    )

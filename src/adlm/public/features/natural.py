@@ -1,0 +1,164 @@
+"""Features of natural colour images: patches, scattering and colour, joined by what synthetic scenes taught.
+
+Five blocks (fine patches, patches of the half-size image, colour scattering, colour histogram, thumbnail),
+all averaged over the horizontal flip, are projected on the principal directions of *procedural* scenes with
+partial whitening, and scaled to unit norm. Nothing in the map was learnt from a photograph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional
+
+from adlm.errors import UserError
+from adlm.public.features.base import Features, PriorStatistics, unit_norm
+from adlm.public.features.colour import Colour
+from adlm.public.features.colour_scattering import ColourScattering
+from adlm.public.features.patches import Patches
+
+SIZE = 32
+SHIPPED = "natural-32"
+_SHIPPED_FOLDER = Path(__file__).parent / "weights"
+
+
+class Blocks(nn.Module):
+    """The raw blocks side by side: (n, 3, 32, 32) -> (n, sum of `widths`).
+
+    Parameters
+    ----------
+    fine, coarse : (atoms, 3, side, side) patch filters for the image and for the half-size image.
+    """
+
+    def __init__(self, fine: Tensor, coarse: Tensor) -> None:
+        super().__init__()
+        self.fine, self.coarse = Patches(fine), Patches(coarse)
+        self.scattering, self.colour = ColourScattering(SIZE), Colour()
+        self.widths = (self.fine.width, self.coarse.width, self.scattering.width, *self.colour.widths)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Join the blocks."""
+        half = functional.avg_pool2d(x, 2)
+        return torch.cat([self.fine(x), self.coarse(half), self.scattering(x), self.colour(x)], 1)
+
+
+def compress(projection: Tensor, prefix: str = "projection") -> dict[str, Tensor]:
+    """Store a matrix (d, k) as 8-bit integers with one scale a row and one a column.
+
+    A rounded projection is as public as the exact one; it is only a slightly different map, a tenth the size.
+    """
+    rows = projection.square().mean(1).sqrt().clamp_min(1e-12)
+    scaled = projection / rows[:, None]
+    columns = scaled.abs().amax(0).clamp_min(1e-12) / 127.0
+    steps = (scaled / columns).round().clamp(-127, 127).to(torch.int8)
+    return {prefix: steps, f"{prefix}.rows": rows.float(), f"{prefix}.columns": columns.float()}
+
+
+def expand(weights: Mapping[str, Tensor], prefix: str = "projection") -> Tensor:
+    """Undo `compress`, up to its rounding."""
+    rows, columns = weights[f"{prefix}.rows"], weights[f"{prefix}.columns"]
+    return weights[prefix].float() * rows[:, None] * columns
+
+
+def narrow(prior: PriorStatistics, width: int) -> PriorStatistics:
+    """Keep the first coordinates of a prior, longer by what the norm of the others no longer takes."""
+    second = prior.within.diagonal() + prior.weight + prior.mean.square()
+    gain = float((second.sum() / second[:width].sum()).sqrt())
+    return PriorStatistics(
+        typical=prior.typical[:width] * gain,
+        weight=prior.weight[:width] * gain**2,
+        within=prior.within[:width, :width] * gain**2,
+        mean=prior.mean[:width] * gain,
+    )
+
+
+def store_prior(prior: PriorStatistics) -> dict[str, Tensor]:
+    """Pack a prior for a weights file; the covariance as half a correlation matrix in 16 bits."""
+    spread = prior.within.diagonal().clamp_min(1e-12).sqrt()
+    correlation = prior.within / (spread * spread[:, None])
+    rows, columns = torch.triu_indices(len(spread), len(spread), 1)
+    return {
+        "prior.typical": prior.typical.float(),
+        "prior.weight": prior.weight.float(),
+        "prior.mean": prior.mean.float(),
+        "prior.spread": spread.float(),
+        "prior.correlation": correlation[rows, columns].half(),
+    }
+
+
+def restore_prior(weights: Mapping[str, Tensor]) -> PriorStatistics:
+    """Undo `store_prior`, up to its rounding."""
+    spread = weights["prior.spread"]
+    rows, columns = torch.triu_indices(len(spread), len(spread), 1)
+    correlation = torch.zeros(len(spread), len(spread))
+    correlation[rows, columns] = weights["prior.correlation"].float()
+    correlation = correlation + correlation.T + torch.eye(len(spread))
+    return PriorStatistics(
+        typical=weights["prior.typical"],
+        weight=weights["prior.weight"],
+        within=correlation * spread * spread[:, None],
+        mean=weights["prior.mean"],
+    )
+
+
+def read_weights(name: str) -> dict[str, Tensor]:
+    """Read weights by the name they are shipped under, or from the path of a .safetensors file."""
+    path = _SHIPPED_FOLDER / f"{name}.safetensors" if name == SHIPPED else Path(name)
+    if not path.is_file():
+        raise UserError(
+            f"there are no weights of natural-image features at {path}; "
+            f"use {SHIPPED!r} or build a file with `python -m adlm.public.priors.natural`"
+        )
+    return load_file(path)
+
+
+class NaturalImages(Features):
+    """Public features of RGB images (n, 3, 32, 32) in [0, 1].
+
+    Parameters
+    ----------
+    width : coordinates to keep, the leading ones of synthetic scenes; all of them if None.
+    weights : ``"natural-32"``, which comes with the package, or the path of a file built by
+        `adlm.public.priors.natural`.
+    """
+
+    projection: Tensor
+    offset: Tensor
+
+    def __init__(self, width: int | None = None, weights: str = SHIPPED) -> None:
+        super().__init__()
+        stored = read_weights(weights)
+        projection = expand(stored)
+        self.width = projection.shape[1] if width is None else width
+        if not 1 <= self.width <= projection.shape[1]:
+            raise UserError(
+                f"natural-image features have 1 to {projection.shape[1]} coordinates (got width {width})"
+            )
+        self.weights = weights
+        self.blocks = Blocks(stored["fine"].float(), stored["coarse"].float())
+        self.register_buffer("projection", projection[:, : self.width].contiguous())
+        self.register_buffer("offset", stored["mean"].float() @ self.projection)
+        self.prior = narrow(restore_prior(stored), self.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images to unit vectors: (n, 3, 32, 32) -> (n, width)."""
+        if x.shape[1:] != (3, SIZE, SIZE):
+            raise UserError(
+                f"natural-image features take arrays of shape (n, 3, {SIZE}, {SIZE}) (got {tuple(x.shape)}); "
+                "resize the images and put the channels first"
+            )
+        return unit_norm(self.blocks(x) @ self.projection - self.offset)
+
+    def spec(self) -> dict[str, Any]:
+        """Describe the map."""
+        return {"name": "natural", "width": self.width, "weights": self.weights}
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> NaturalImages:
+        """Make it from its description."""
+        return cls(int(spec["width"]), str(spec["weights"]))

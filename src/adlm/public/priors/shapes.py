@@ -76,6 +76,7 @@ def _templates(count: int, generator: torch.Generator) -> dict[str, Tensor]:
     def happens(probability: float, *shape: int) -> Tensor:
         return uniform(generator, count, *shape) < probability
 
+    tilted = happens(0.3, LINES)
     return {
         "build": torch.multinomial(torch.tensor([0.45, 0.25, 0.15, 0.15]), count, True, generator=generator),
         "aspect": torch.exp(0.45 * normal(generator, count)),
@@ -97,7 +98,7 @@ def _templates(count: int, generator: torch.Generator) -> dict[str, Tensor]:
         "part_turn": within(0.0, math.pi, PARTS), "part_on": torch.arange(PARTS) < within(1.5, 4.0)[:, None],
         "mirrored_parts": happens(0.5),
         "line_on": happens(0.35, LINES), "line_xy": within(-0.4, 0.4, LINES, 2),
-        "line_turn": math.pi * (within(0, 4, LINES).floor() / 4 + happens(0.3, LINES) * within(-0.1, 0.1, LINES)),
+        "line_turn": math.pi / 4 * (within(0, 4, LINES).floor() + tilted * within(-0.4, 0.4, LINES)),
         "line_length": within(0.1, 0.9, LINES), "line_tone": within(-0.6, 0.5, LINES),
         "line_mirrored": happens(0.5, LINES),
         "flip": torch.where(happens(0.5), 1.0, -1.0),

@@ -132,7 +132,7 @@ class Release:
         """Put tensors and what is known of them together."""
         tensors = {name: t.detach().cpu().contiguous() for name, t in sorted(tensors.items())}
         certificate = Certificate(
-            kind, domain, features, settings, charges, stamps, _describe(tensors), _software()
+            kind, domain, features, settings, charges, stamps, describe(tensors), _software()
         )
         return cls(tensors, certificate)
 
@@ -184,7 +184,7 @@ def read_tensors(path: Path, described: Mapping[str, Mapping[str, Any]]) -> dict
         raise UserError(
             f"{path} holds the tensors {sorted(tensors)}, its certificate names {sorted(described)}"
         )
-    for name, entry in _describe(tensors).items():
+    for name, entry in describe(tensors).items():
         if entry != dict(described[name]):
             raise UserError(f"tensor {name!r} in {path} was altered: it does not match its certificate")
     if save_tensors({name: tensors[name] for name in sorted(tensors)}) != raw:
@@ -192,7 +192,8 @@ def read_tensors(path: Path, described: Mapping[str, Mapping[str, Any]]) -> dict
     return tensors
 
 
-def _describe(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+def describe(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """Return hash, shape and type of each tensor, by name."""
     return {
         name: {
             "dtype": str(t.dtype).removeprefix("torch."),

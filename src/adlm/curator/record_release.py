@@ -34,6 +34,7 @@ def release_records(
     relevance: PrivateRelevance | None,
     ledger: Ledger,
     source: Source,
+    stamps: tuple[str, ...] = (),
 ) -> Release:
     """The release of all records, in memory: the tensors ``x``, ``phi``, ``bias``, ``budget_ratios``.
 
@@ -42,6 +43,7 @@ def release_records(
     x, labels : (n, *shape) private records in the units of the domain, and their n labels.
     relevance : the private relevances; None for ILM, whose allocation is `identical`.
     ledger : all charges but those of the relevances, which it has already, are written there first.
+    stamps : warnings that shall travel with the release.
 
     Formal guarantees
     -----------------
@@ -57,7 +59,7 @@ def release_records(
         phi[start : start + len(part)] = coefficients
         start += len(part)
     tensors = small | {"x": torch.from_numpy(records), "phi": torch.from_numpy(phi)}
-    return _release(tensors, perturbation, relevance, n, source)
+    return _release(tensors, perturbation, relevance, n, source, stamps)
 
 
 def write_records(
@@ -70,13 +72,14 @@ def write_records(
     relevance: PrivateRelevance | None,
     ledger: Ledger,
     source: Source,
+    stamps: tuple[str, ...] = (),
 ) -> None:
     """The same release written to ``folder`` chunk by chunk: memory does not grow with the records."""
     n = len(np.asarray(x))
     if Path(folder).exists():  # before anything is charged
         raise UserError(f"{folder} exists already; choose another place for the release or remove it first")
     perturbation, small = _begin(x, labels, domain, settings, relevance, ledger, source)
-    certificate = _release(small, perturbation, relevance, n, source).certificate
+    certificate = _release(small, perturbation, relevance, n, source, stamps).certificate
     shapes = _streamed_shapes(perturbation, n)
     with new_folder(Path(folder), what="release") as temporary:
         with (temporary / TENSORS).open("wb") as file:
@@ -127,6 +130,7 @@ def _release(
     relevance: PrivateRelevance | None,
     n: int,
     source: Source,
+    stamps: tuple[str, ...],
 ) -> Release:
     s = perturbation.settings
     delta_f = s.loss.delta_f(len(perturbation.domain.classes), s.hidden)
@@ -155,7 +159,7 @@ def _release(
         features={},
         settings=settings,
         charges=(*carried, *perturbation.charges),
-        stamps=(SEEDED,) if source.seeded else (),
+        stamps=stamps + ((SEEDED,) if source.seeded else ()),
     )
 
 

@@ -1,0 +1,81 @@
+"""A training run on disk: one safetensors file whose metadata is JSON. No pickle, and whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from adlm.artefact import write_file
+from adlm.errors import UserError
+
+_NETWORK, _OPTIMISER = "network/", "optimiser/"
+
+
+def save(
+    path: Path,
+    network: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    described: dict[str, Any],
+    losses: list[float],
+) -> None:
+    """Replace the file by the run as it stands after an epoch."""
+    tensors: dict[str, Tensor] = {
+        _NETWORK + name: value.detach().cpu().contiguous().clone()
+        for name, value in network.state_dict().items()
+    }
+    state, plain = optimiser.state_dict(), {}
+    for index, values in state["state"].items():
+        for name, value in values.items():
+            if isinstance(value, Tensor):
+                tensors[f"{_OPTIMISER}{index}/{name}"] = value.detach().cpu().contiguous().clone()
+            else:
+                plain[f"{index}/{name}"] = value
+    body = {"plan": described, "losses": losses, "plain": plain, "groups": state["param_groups"]}
+    try:
+        text = json.dumps(body, sort_keys=True)
+    except TypeError as problem:
+        raise UserError(
+            f"the state of {type(optimiser).__name__} cannot be kept in JSON: {problem}."
+        ) from None
+    write_file(path, save_tensors(tensors, {"adlm": text}), what="checkpoint")
+
+
+def load(
+    path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, described: dict[str, Any]
+) -> list[float]:
+    """Bring a network and its optimiser to where the file left them; return the losses of the epochs done."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            body = json.loads(file.metadata()["adlm"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        raise UserError(
+            f"{path} is not a checkpoint of adlm, or it was truncated; remove it to start again"
+        ) from None
+    changed = [key for key in described if json.loads(json.dumps(described[key])) != body["plan"].get(key)]
+    if changed or set(described) != set(body["plan"]):
+        names = ", ".join(sorted(changed or set(described) ^ set(body["plan"])))
+        raise UserError(
+            f"the checkpoint {path} belongs to another run, its {names} differs; remove it to start again"
+        )
+    state: dict[int, dict[str, Any]] = {}
+    for name, value in tensors.items():
+        if name.startswith(_OPTIMISER):
+            index, key = name.removeprefix(_OPTIMISER).split("/")
+            state.setdefault(int(index), {})[key] = value
+    for name, value in body["plain"].items():
+        index, key = name.split("/")
+        state.setdefault(int(index), {})[key] = value
+    weights = {k.removeprefix(_NETWORK): v for k, v in tensors.items() if k.startswith(_NETWORK)}
+    try:
+        network.load_state_dict(weights)
+        optimiser.load_state_dict({"state": state, "param_groups": body["groups"]})
+    except (RuntimeError, ValueError) as problem:
+        raise UserError(f"the checkpoint {path} is of another network: {problem}") from None
+    return [float(value) for value in body["losses"]]

@@ -1,0 +1,53 @@
+"""What a network is trained on: noisy records with loss coefficients, or feature vectors with labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adlm.analyst.objective import Coefficients, loss, released
+from adlm.errors import UserError
+from adlm.polynomial import by_name
+from adlm.release import Release
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Inputs and what the loss needs of each.
+
+    Attributes
+    ----------
+    x : (n, *shape) inputs.
+    target : coefficients of the polynomial loss, or (n,) class codes for the usual cross-entropy.
+    """
+
+    x: Tensor
+    target: Coefficients | Tensor
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Coefficients | Tensor]:
+        """Some of the examples, on a device."""
+        if isinstance(self.target, Tensor):
+            return self.x[rows].to(device), self.target[rows].to(device)
+        return self.x[rows].to(device), self.target.take(rows).to(device)
+
+
+def batch_loss(logits: Tensor, target: Coefficients | Tensor) -> Tensor:
+    """The loss of a batch: the released polynomial, or cross-entropy for class codes."""
+    if isinstance(target, Tensor):
+        return torch.nn.functional.cross_entropy(logits, target)
+    return loss(logits, target)
+
+
+def from_records(release: Release, floor: float | None = None) -> Examples:
+    """The examples of a record release, with parabolas that noise turned over raised (see `released`)."""
+    if release.certificate.kind != "records":
+        raise UserError(
+            f"a release of kind {release.certificate.kind!r} holds no records; draw from its moments."
+        )
+    polynomial = by_name(str(release.certificate.settings["loss"]))
+    return Examples(release.tensors["x"], released(polynomial, release.tensors["phi"], floor))

@@ -1,0 +1,225 @@
+"""The training loop: any network, on a release alone, for as many steps as one likes (lines 20-30).
+
+Nothing here can see a record, so nothing here costs privacy: the certificate is the same after one epoch and
+after a thousand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from adlm import progress
+from adlm.analyst import checkpoint
+from adlm.analyst.examples import Examples, batch_loss
+from adlm.errors import UserError
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda share: 1.0,
+    "linear": lambda share: 1.0 - share,
+    "cosine": lambda share: 0.5 * (1 + math.cos(math.pi * share)),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to train.
+
+    Attributes
+    ----------
+    epochs : passes over the examples; or `steps`, the number T of batches. One of the two.
+    batch_size : |L|.
+    optimiser : the name of any optimiser in torch.optim, with `options` for it besides the learning rate.
+    learning_rate, schedule : eta_t is the rate times the schedule at the share of steps done.
+    seed : decides the order of batches and drop-out; it has nothing to do with privacy.
+    """
+
+    epochs: int | None = None
+    steps: int | None = None
+    batch_size: int = 1800
+    optimiser: str = "Adam"
+    learning_rate: float = 1e-3
+    schedule: str = "constant"
+    options: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.epochs is None) == (self.steps is None):
+            raise UserError("a plan needs either epochs or steps, and not both.")
+        length = self.epochs if self.steps is None else self.steps
+        if length is None or length < 1 or self.batch_size < 1:
+            raise UserError(
+                f"epochs, steps and batch_size must be positive (got {length}, {self.batch_size})."
+            )
+        if self.schedule not in SCHEDULES:
+            raise UserError(f"schedule must be one of {', '.join(SCHEDULES)} (got {self.schedule!r}).")
+        if not self.learning_rate > 0:
+            raise UserError(f"learning_rate must be positive (got {self.learning_rate}).")
+        if not isinstance(getattr(torch.optim, self.optimiser, None), type):
+            raise UserError(f"torch.optim has no optimiser {self.optimiser!r}; SGD and Adam are two it has.")
+
+    def total(self, n: int) -> int:
+        """Number of steps on n examples."""
+        return (
+            self.steps if self.steps is not None else cast(int, self.epochs) * math.ceil(n / self.batch_size)
+        )
+
+
+@dataclass(frozen=True)
+class History:
+    """Mean loss of each epoch, and why training ended early, if it did."""
+
+    losses: tuple[float, ...]
+    stopped: str = ""
+
+
+class _NotFiniteError(Exception):
+    """The loss of a batch is not a finite number."""
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """The device of that name; `auto` is the graphics card where there is one."""
+    if name != "auto":
+        try:
+            return torch.device(name)
+        except RuntimeError:
+            raise UserError(f"device must be auto, cpu, cuda or mps (got {name!r}).") from None
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+
+
+def train(
+    network: nn.Module,
+    examples: Examples,
+    plan: Plan,
+    *,
+    device: str = "auto",
+    checkpoints: Path | None = None,
+    resume: bool = False,
+    identity: str = "",
+    after_epoch: Callable[[int, nn.Module], None] | None = None,
+) -> History:
+    """Train ``network`` in place by the plan.
+
+    Parameters
+    ----------
+    checkpoints : a file that is replaced after every epoch; safetensors with JSON inside, no pickle.
+    resume : go on from that file, if it is there. On a CPU the result is the one of an uninterrupted run,
+        bit for bit.
+    identity : names what is trained on, such as a certificate's digest; resuming on something else is
+        refused.
+    after_epoch : called with the number of epochs done and the network.
+
+    Notes
+    -----
+    A loss that is not finite ends training: the network goes back to how the epoch began, and the history
+    says so.
+    """
+    if len(examples) == 0:
+        raise UserError("there are no examples to train on.")
+    place = choose_device(device)
+    network.to(place)
+    optimiser = _optimiser(network, plan)
+    described = {key: value for key, value in asdict(plan).items() if key != "epochs"} | {
+        "identity": identity
+    }
+    if plan.schedule != "constant":
+        described["epochs"] = plan.epochs  # the rate depends on the length, so it cannot change half-way
+    losses: list[float] = []
+    if resume and checkpoints is not None and checkpoints.exists():
+        losses = checkpoint.load(checkpoints, network, optimiser, described)
+    total, per_epoch = plan.total(len(examples)), math.ceil(len(examples) / plan.batch_size)
+    stopped = ""
+    with progress.bar(total * plan.batch_size, "training", "records") as advance:
+        advance(len(losses) * per_epoch * plan.batch_size)
+        for epoch in range(len(losses), math.ceil(total / per_epoch)):
+            before = {name: value.detach().clone() for name, value in network.state_dict().items()}
+            try:
+                first, last = epoch * per_epoch, min(total, (epoch + 1) * per_epoch)
+                losses.append(
+                    _epoch(network, optimiser, examples, plan, (first, last, total), place, advance)
+                )
+            except _NotFiniteError:
+                network.load_state_dict(before)
+                stopped = f"the loss was not finite in epoch {epoch + 1}; the network is as that epoch began"
+                progress.say(f"training: {stopped}")
+                break
+            if checkpoints is not None:
+                checkpoint.save(checkpoints, network, optimiser, described, losses)
+            if after_epoch is not None:
+                after_epoch(epoch + 1, network)
+    network.eval()
+    return History(tuple(losses), stopped)
+
+
+def _epoch(
+    network: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    examples: Examples,
+    plan: Plan,
+    steps: tuple[int, int, int],
+    device: torch.device,
+    advance: progress.Advance,
+) -> float:
+    """One pass; its randomness depends on the seed and its first step alone, which is what makes resuming
+    exact.
+    """
+    first, last, total = steps
+    sum_of_losses = 0.0
+    network.train()
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(plan.seed * 1_000_003 + first)
+        order = torch.randperm(len(examples))
+        for step in range(first, last):
+            rows = order[(step - first) * plan.batch_size : (step - first + 1) * plan.batch_size]
+            for group in optimiser.param_groups:
+                group["lr"] = plan.learning_rate * SCHEDULES[plan.schedule](step / total)
+            sum_of_losses += _step(network, optimiser, *examples.batch(rows, device))
+            advance(len(rows))
+    return sum_of_losses / (last - first)
+
+
+def _step(network: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, target: Any) -> float:
+    """theta_{t+1} = theta_t - eta_t grad F_L(theta_t) / |L| (line 29), or whatever the optimiser makes of
+    it.
+    """
+
+    def closure() -> float:
+        optimiser.zero_grad()
+        value = batch_loss(network(x), target)
+        found = float(value.detach())
+        if not math.isfinite(found):
+            raise _NotFiniteError
+        value.backward()  # type: ignore[no-untyped-call]
+        return found
+
+    return float(optimiser.step(closure))
+
+
+def _optimiser(network: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+    kind = getattr(torch.optim, plan.optimiser)
+    try:
+        return cast(torch.optim.Optimizer, kind(network.parameters(), lr=plan.learning_rate, **plan.options))
+    except (TypeError, ValueError) as problem:
+        raise UserError(f"optimiser {plan.optimiser} does not take these options: {problem}.") from None
+
+
+@torch.no_grad()
+def predict(network: nn.Module, x: Tensor, *, batch_size: int = 1000, device: str = "auto") -> Tensor:
+    """Class codes (n,) of inputs (n, *shape)."""
+    place = choose_device(device)
+    network.to(place).eval()
+    parts = [network(x[i : i + batch_size].to(place)).argmax(1).cpu() for i in range(0, len(x), batch_size)]
+    return torch.cat(parts)
+
+
+def accuracy(network: nn.Module, x: Tensor, labels: Tensor, *, device: str = "auto") -> float:
+    """Share of inputs whose class is found. On private records this is a statistic without privacy."""
+    return float((predict(network, x, device=device) == labels).double().mean())

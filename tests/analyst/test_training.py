@@ -1,0 +1,282 @@
+"""Training on a release alone: any network on the private layer, exact resuming, and a certificate that
+stays.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adlm.analyst.examples import Examples, from_records
+from adlm.analyst.networks import build
+from adlm.analyst.objective import Coefficients, coefficients, loss
+from adlm.analyst.training import Plan, accuracy, choose_device, predict, train
+from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Source
+from adlm.curator.record_release import release_records
+from adlm.curator.records import Settings
+from adlm.errors import UserError
+from adlm.polynomial import CROSS_ENTROPY
+from adlm.public.domain import Domain
+from adlm.release import Release
+
+
+def blobs(shape: tuple[int, ...], n: int = 300) -> tuple[np.ndarray, np.ndarray]:
+    """Three classes, each bright in its own third of the record."""
+    random = np.random.default_rng(0)
+    y = np.arange(n) % 3
+    flat = random.uniform(0, 0.3, (n, int(np.prod(shape))))
+    third = flat.shape[1] // 3
+    for i, label in enumerate(y):
+        flat[i, label * third : (label + 1) * third] += 0.7
+    return flat.reshape(n, *shape), y
+
+
+def release(shape: tuple[int, ...] = (12, 12), epsilon: int = 10**5, mode: str = "economical") -> Release:
+    domain = Domain(shape=shape, lower=0.0, upper=1.0, classes=("0", "1", "2"))
+    settings = Settings(
+        epsilon2=Fraction(epsilon),
+        epsilon3=Fraction(epsilon),
+        batch_size=50,
+        delta_h0=Fraction(1000),
+        delta_h0_rule="given",
+        hidden=25,
+        allocation="identical",
+        mode=mode,
+    )
+    x, y = blobs(shape)
+    return release_records(
+        x, y, domain, settings, relevance=None, ledger=Ledger(), source=Source.seeded_with(1)
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("mlp", (12, 12)), ("residual-cnn", (12, 12)), ("cnn1d", (30,)), ("small-cnn", (12, 12))],
+)
+@pytest.mark.parametrize("mode", ["economical", "literal"])
+def test_any_network_stacked_on_the_private_layer_learns_where_noise_is_small(
+    name: str, shape: tuple[int, ...], mode: str
+) -> None:
+    torch.manual_seed(0)
+    network = build(name, shape, 3)
+    plan = Plan(epochs=15, batch_size=50, learning_rate=5e-3)
+    history = train(network, from_records(release(shape, mode=mode)), plan, device="cpu")
+    x, y = blobs(shape)
+    assert history.losses[-1] < history.losses[0]
+    assert accuracy(network, torch.tensor(x, dtype=torch.float32), torch.tensor(y), device="cpu") > 0.9
+
+
+class WithDropout(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Flatten(), nn.Linear(144, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5)
+        )
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.body(x))  # type: ignore[no-any-return]
+
+
+def seeded() -> nn.Module:
+    torch.manual_seed(7)
+    return WithDropout()
+
+
+PLANS = [
+    Plan(
+        epochs=6,
+        batch_size=64,
+        optimiser="SGD",
+        learning_rate=0.1,
+        options={"momentum": 0.9, "nesterov": True},
+    ),
+    Plan(epochs=6, batch_size=64, optimiser="Adam", schedule="cosine"),
+    Plan(steps=23, batch_size=64, optimiser="AdamW", schedule="linear"),
+]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(plan: Plan, tmp_path: Path) -> None:
+    examples = from_records(release())
+    whole = seeded()
+    straight = train(whole, examples, plan, device="cpu")
+
+    class InterruptedRunError(Exception):
+        pass
+
+    def stop(epoch: int, _: nn.Module) -> None:
+        if epoch == 3:
+            raise InterruptedRunError
+
+    file = tmp_path / "run.safetensors"
+    with pytest.raises(InterruptedRunError):
+        train(seeded(), examples, plan, device="cpu", checkpoints=file, after_epoch=stop)
+    torch.manual_seed(123)
+    torch.rand(17)
+    again = WithDropout()
+    resumed = train(again, examples, plan, device="cpu", checkpoints=file, resume=True)
+    assert resumed == straight
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_a_constant_rate_can_be_trained_further(tmp_path: Path) -> None:
+    examples, file, plan = from_records(release()), tmp_path / "run.safetensors", replace(PLANS[0], epochs=3)
+    train(seeded(), examples, plan, device="cpu", checkpoints=file)
+    longer = seeded()
+    train(longer, examples, replace(plan, epochs=6), device="cpu", checkpoints=file, resume=True)
+    straight = seeded()
+    train(straight, examples, replace(plan, epochs=6), device="cpu")
+    assert all(torch.equal(a, b) for a, b in zip(longer.parameters(), straight.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"batch_size": 32}, {"optimiser": "SGD"}])
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    examples, file, plan = (
+        from_records(release()),
+        tmp_path / "run.safetensors",
+        Plan(epochs=1, batch_size=64),
+    )
+    train(seeded(), examples, plan, device="cpu", checkpoints=file, identity="a")
+    other = replace(plan, **change)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=f"another run, its {next(iter(change))}"):
+        train(seeded(), examples, other, device="cpu", checkpoints=file, resume=True, identity="a")
+    with pytest.raises(UserError, match="its identity differs"):
+        train(seeded(), examples, plan, device="cpu", checkpoints=file, resume=True, identity="b")
+    with pytest.raises(UserError, match="another network"):
+        train(
+            build("mlp", (12, 12), 3),
+            examples,
+            plan,
+            device="cpu",
+            checkpoints=file,
+            resume=True,
+            identity="a",
+        )
+
+
+def test_a_truncated_checkpoint_is_told(tmp_path: Path) -> None:
+    examples, file, plan = (
+        from_records(release()),
+        tmp_path / "run.safetensors",
+        Plan(epochs=1, batch_size=64),
+    )
+    train(seeded(), examples, plan, device="cpu", checkpoints=file)
+    file.write_bytes(file.read_bytes()[:-50])
+    with pytest.raises(UserError, match="truncated"):
+        train(seeded(), examples, plan, device="cpu", checkpoints=file, resume=True)
+
+
+def test_the_certificate_is_byte_for_byte_the_same_after_one_epoch_and_after_many(tmp_path: Path) -> None:
+    release().save(tmp_path / "R")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "R").iterdir()}
+    for epochs in (1, 100):
+        loaded = Release.load(tmp_path / "R")
+        train(
+            build("mlp", (12, 12), 3), from_records(loaded), Plan(epochs=epochs, batch_size=300), device="cpu"
+        )
+        loaded.save(tmp_path / f"R{epochs}")
+        assert {path.name: path.read_bytes() for path in (tmp_path / f"R{epochs}").iterdir()} == before
+    assert {path.name: path.read_bytes() for path in (tmp_path / "R").iterdir()} == before
+
+
+def test_a_step_of_sgd_is_line_29_by_hand() -> None:
+    torch.manual_seed(0)
+    x, labels = torch.rand(8, 5), torch.arange(8) % 3
+    phi = coefficients(CROSS_ENTROPY, labels, 3)
+    network = nn.Linear(5, 3, bias=False)
+    weight = network.weight.detach().double().clone()
+    train(
+        network,
+        Examples(x, phi),
+        Plan(steps=1, batch_size=8, optimiser="SGD", learning_rate=0.3),
+        device="cpu",
+    )
+    gradient = torch.zeros(3, 5, dtype=torch.double)
+    for i in range(8):
+        for l in range(3):  # noqa: E741
+            z = float(weight[l] @ x[i].double())
+            gradient[l] += (0.5 - float(labels[i] == l) + 2 * 0.125 * z) * x[i].double() / 8
+    torch.testing.assert_close(
+        network.weight.detach().double(), weight - 0.3 * gradient, rtol=1e-5, atol=1e-6
+    )
+
+
+def test_steps_and_epochs_are_counted_in_batches() -> None:
+    assert Plan(epochs=3, batch_size=100).total(250) == 9
+    assert Plan(steps=7, batch_size=100).total(250) == 7
+
+
+def test_labelled_vectors_are_trained_on_with_the_usual_cross_entropy() -> None:
+    x, y = blobs((12,))
+    network = nn.Linear(12, 3)
+    vectors, labels = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+    train(
+        network, Examples(vectors, labels), Plan(epochs=20, batch_size=50, learning_rate=0.05), device="cpu"
+    )
+    assert accuracy(network, vectors, labels, device="cpu") > 0.95
+    assert (
+        predict(network, vectors, batch_size=7, device="cpu").tolist() == network(vectors).argmax(1).tolist()
+    )
+
+
+def test_an_optimiser_that_evaluates_several_times_a_step_works_too() -> None:
+    x, y = blobs((12,))
+    phi = coefficients(CROSS_ENTROPY, torch.tensor(y), 3)
+    network, vectors = nn.Linear(12, 3), torch.tensor(x, dtype=torch.float32)
+    plan = Plan(steps=10, batch_size=300, optimiser="LBFGS", learning_rate=1.0)
+    train(network, Examples(vectors, phi), plan, device="cpu")
+    hidden = torch.cat([vectors, torch.ones(300, 1)], dim=1).double()
+    best = torch.linalg.lstsq(hidden * 0.25**0.5, -phi.first.double() / 0.25**0.5).solution
+    expected = float(loss(hidden @ best, Coefficients(phi.zeroth, phi.first, phi.second)))
+    assert float(loss(network(vectors).detach(), phi)) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_loss_that_is_not_finite_ends_training_with_the_network_of_the_last_good_epoch() -> None:
+    x, y = blobs((12,))
+    phi = coefficients(CROSS_ENTROPY, torch.tensor(y), 3)
+    network, vectors = nn.Linear(12, 3), torch.tensor(x, dtype=torch.float32)
+    plan = Plan(epochs=50, batch_size=30, optimiser="SGD", learning_rate=1e6)
+    history = train(network, Examples(vectors, phi), plan, device="cpu")
+    assert "not finite" in history.stopped
+    assert len(history.losses) < 50
+    assert all(bool(torch.isfinite(p).all()) for p in network.parameters())
+    assert all(math.isfinite(value) for value in history.losses)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Plan(), "either epochs or steps"),
+        (lambda: Plan(epochs=1, steps=1), "either epochs or steps"),
+        (lambda: Plan(epochs=0), "must be positive"),
+        (lambda: Plan(epochs=1, schedule="square"), "constant, linear, cosine"),
+        (lambda: Plan(epochs=1, optimiser="Sgd"), "no optimiser 'Sgd'"),
+        (lambda: Plan(epochs=1, learning_rate=0.0), "learning_rate must be positive"),
+        (
+            lambda: train(nn.Linear(2, 2), Examples(torch.zeros(0, 2), torch.zeros(0)), Plan(epochs=1)),
+            "no examples",
+        ),
+        (
+            lambda: train(
+                nn.Linear(2, 2),
+                Examples(torch.zeros(1, 2), torch.zeros(1)),
+                Plan(epochs=1, options={"spin": 1}),
+            ),
+            "does not take these options",
+        ),
+        (lambda: choose_device("abacus"), "device must be"),
+    ],
+)
+def test_mistakes_are_told(call, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=message):
+        call()

@@ -62,6 +62,7 @@ def build_natural(
     per_class: int = 14,
     atoms: int = 200,
     width: int = 1200,
+    samples: int = 40_000,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
     """Learn the weights of `NaturalImages` from scene classes.
@@ -72,6 +73,7 @@ def build_natural(
     classes, per_class : scene classes, and pictures of each.
     atoms : of each patch dictionary, mirror images not counted.
     width : coordinates to keep.
+    samples : patches that each dictionary is learnt from.
     progress : called with (what is being done, how much is done, of how much).
 
     Returns
@@ -85,9 +87,13 @@ def build_natural(
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         images, labels = scenes.draw(classes, per_class, generator, SIZE, tell("drawing scenes"))
-        fine = learn_dictionary(images, 6, atoms, generator, progress=tell("learning fine patches"))
-        small = functional.avg_pool2d(images, 2)
-        coarse = learn_dictionary(small, 6, atoms, generator, progress=tell("learning coarse patches"))
+        fine = learn_dictionary(
+            images, 6, atoms, generator, samples=samples, progress=tell("learning fine patches")
+        )
+        half = functional.avg_pool2d(images, 2)
+        coarse = learn_dictionary(
+            half, 6, atoms, generator, samples=samples, progress=tell("learning coarse patches")
+        )
         stored = {"fine": fine.half(), "coarse": coarse.half()}
         blocks = Blocks(stored["fine"].float(), stored["coarse"].float())
         raw = torch.empty((len(images), sum(blocks.widths)))

@@ -18,5 +18,9 @@ def build(spec: Mapping[str, Any]) -> Features:
             from adlm.public.features.identity import Identity
 
             return Identity.from_spec(spec)
+        case "tabular":
+            from adlm.public.features.tabular import TabularFeatures
+
+            return TabularFeatures.from_spec(spec)
         case other:
             raise UserError(f"there are no public features called {other!r}")

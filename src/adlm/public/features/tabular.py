@@ -1,0 +1,166 @@
+"""Features of tables: every column becomes cells that sum to one, all of them declared or ruled in public.
+
+A categorical column has a cell for each value, a numeric one a cell for each interval between public cuts
+or hat functions on an even grid, a cross of two columns a cell for each pair. Sums of cells over records
+are then contingency tables, and an additive model is linear in the cells.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from adlm.errors import UserError
+from adlm.public.columns import MISSING, Column
+from adlm.public.features.base import Features
+from adlm.public.tables import TableDomain
+
+DETAIL = (4, 16)  # least and most cells of a numeric column without cuts
+
+
+class TabularFeatures(Features):
+    """Cells of the columns, divided by sqrt(c) for c columns and crosses, so that no record is longer than 1.
+
+    Parameters
+    ----------
+    table : the declared table.
+    detail : cells of a numeric column without cuts (and most of an ordinal one).
+    fourier : random Fourier features of the numeric columns; 0 for none. They are appended after the cells
+        and share the unit norm with them.
+
+    Notes
+    -----
+    The L1 norm of a record's cells is sqrt(c) exactly. `blocks` gives the span of each column's cells.
+    """
+
+    _frequencies: Tensor
+    _phases: Tensor
+
+    def __init__(self, table: TableDomain, *, detail: int = 12, fourier: int = 0) -> None:
+        super().__init__()
+        if detail < 2 or fourier < 0:
+            raise UserError(f"detail must be at least 2 and fourier at least 0 (got {detail} and {fourier})")
+        self.table, self.detail, self.fourier = table, detail, fourier
+        self._spans: dict[str, tuple[int, int]] = {}
+        start = 0
+        for column in table.features:
+            self._spans[column.name] = (start, start + column.width)
+            start += column.width
+        self.inputs = start
+        names: list[tuple[str, list[str]]] = [(c.name, cell_names(c, detail)) for c in table.features]
+        cells = dict(names)
+        for left, right in table.crosses:
+            names.append((f"{left} x {right}", [f"{a}, {b}" for a in cells[left] for b in cells[right]]))
+        self.block_names = tuple(name for name, _ in names)
+        self.cell_names = tuple(cell for _, block in names for cell in block)
+        edges = [0]
+        for _, block in names:
+            edges.append(edges[-1] + len(block))
+        self.edges = tuple(edges)
+        self.cells = edges[-1]
+        self.width = self.cells + fourier
+        self._share = math.sqrt(0.5) if fourier else 1.0
+        generator = torch.Generator().manual_seed(0)
+        numeric = sum(c.kind != "categorical" for c in table.features)
+        self.register_buffer("_frequencies", 3 * torch.randn(numeric, fourier, generator=generator))
+        self.register_buffer("_phases", 2 * math.pi * torch.rand(fourier, generator=generator))
+
+    @property
+    def blocks(self) -> tuple[tuple[int, int], ...]:
+        """First and last (exclusive) coordinate of the cells of each column and cross."""
+        return tuple(zip(self.edges[:-1], self.edges[1:], strict=True))
+
+    @property
+    def unit(self) -> float:
+        """What a cell that is fully on is worth in a feature vector."""
+        return self._share / math.sqrt(len(self.block_names))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, inputs) encoded records to (n, width)."""
+        x = x.flatten(1)
+        if x.shape[1] != self.inputs:
+            raise UserError(f"encoded records have {self.inputs} numbers here, got {x.shape[1]}")
+        parts = {c.name: column_cells(c, x[:, slice(*self._spans[c.name])], self.detail)
+                 for c in self.table.features}  # fmt: skip
+        cells = list(parts.values())
+        for left, right in self.table.crosses:
+            cells.append((parts[left].unsqueeze(2) * parts[right].unsqueeze(1)).flatten(1))
+        z = torch.cat(cells, 1) * self.unit
+        if not self.fourier:
+            return z
+        firsts = [self._spans[c.name][0] for c in self.table.features if c.kind != "categorical"]
+        waves = torch.cos(x[:, firsts] @ self._frequencies + self._phases)
+        return torch.cat([z, waves * (self._share / math.sqrt(self.fourier))], 1)
+
+    def spec(self) -> dict[str, Any]:
+        """Describe the map, with the whole declared table."""
+        return {
+            "name": "tabular",
+            "table": self.table.to_dict(),
+            "detail": self.detail,
+            "fourier": self.fourier,
+        }
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> TabularFeatures:
+        """Make it from its description."""
+        return cls(TableDomain.from_dict(spec["table"]), detail=spec["detail"], fourier=spec["fourier"])
+
+
+def detail_rule(n: float, spread: float) -> int:
+    """Cells of a numeric column, from the number of records and the noise on one count.
+
+    A cell should hold some eight times the noise on it: four to sixteen cells.
+    """
+    return int(min(max(n / (8 * max(spread, 1e-9)), DETAIL[0]), DETAIL[1]))
+
+
+def column_cells(column: Column, x: Tensor, detail: int) -> Tensor:
+    """Cells of one column, (n, cells), each row summing to one."""
+    if column.kind == "categorical":
+        return x
+    position = x[:, :1]
+    if column.kind == "boolean":
+        cells = torch.cat([1 - position, position], 1)
+    elif column.cuts:
+        cuts = torch.tensor(_cut_positions(column), dtype=x.dtype, device=x.device)
+        above = (position >= cuts).to(x.dtype)
+        ones, zeros = torch.ones_like(position), torch.zeros_like(position)
+        cells = torch.cat([ones, above], 1) - torch.cat([above, zeros], 1)
+    else:
+        knots = _knots(column, detail)
+        place = position * (knots - 1)
+        cells = (1 - (place - torch.arange(knots, dtype=x.dtype, device=x.device)).abs()).clamp_min(0)
+    if column.missing is None:
+        return cells
+    gone = x[:, 1:2]
+    return torch.cat([cells * (1 - gone), gone], 1)
+
+
+def cell_names(column: Column, detail: int) -> list[str]:
+    """A name for each cell, in the units of the file."""
+    if column.kind == "categorical":
+        return list(column.names)
+    if column.kind == "boolean":
+        names = [f"{column.name}={level}" for level in column.levels]
+    elif column.cuts:
+        low = [str(column.lower), *map(str, column.cuts)]
+        names = [f"{column.name}>={value}" for value in low]
+    elif column.kind == "ordinal" and _knots(column, detail) == len(column.levels):
+        names = [f"{column.name}={level}" for level in column.levels]
+    else:
+        names = [f"{column.name}~{i / (_knots(column, detail) - 1):.2f}" for i in range(_knots(column, detail))]
+    return names + ([f"{column.name}={MISSING}"] if column.missing is not None else [])
+
+
+def _knots(column: Column, detail: int) -> int:
+    return min(detail, len(column.levels)) if column.kind == "ordinal" else detail
+
+
+def _cut_positions(column: Column) -> list[float]:
+    """Cuts on the scale of encoded cells, a hair below, so that rounding keeps a value at a cut above it."""
+    return [column.position(column.number(cut)) - 1e-6 for cut in column.cuts]

@@ -120,9 +120,9 @@ def test_what_does_not_compose_is_refused() -> None:
     [
         ({"proof": " "}, "where its bound is proved"),
         ({"scale": Fraction(0)}, "positive sensitivity and scale"),
-        ({"mechanism": "uniform"}, "must be one of laplace, gaussian"),
+        ({"mechanism": "uniform"}, "must be one of laplace, radial, gaussian"),
         ({"neighbours": "nobody"}, "must be one of replace-one, add-remove"),
-        ({"delta": DELTA}, "delta is 0 for Laplace"),
+        ({"delta": DELTA}, "and 0 for any other"),
     ],
 )
 def test_a_charge_that_proves_nothing_cannot_be_made(change: dict[str, object], message: str) -> None:

@@ -16,8 +16,8 @@ from typing import Any, Literal
 
 from adlm.errors import UserError
 
-Mechanism = Literal["laplace", "gaussian"]
-MECHANISMS = ("laplace", "gaussian")
+Mechanism = Literal["laplace", "radial", "gaussian"]
+MECHANISMS = ("laplace", "radial", "gaussian")
 NONE_PROVED = "none proved"
 _DIGITS = 6  # epsilons for delta > 0 and printed ones are rounded up to 10^-6
 
@@ -83,13 +83,16 @@ def gaussian_epsilon(mu: Fraction, delta: Fraction) -> Fraction:
 
 
 def gaussian_delta(mu: Fraction, epsilon: Fraction) -> Fraction:
-    """Return delta(epsilon) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), rounded up at 80 digits."""
+    """Return delta(epsilon) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), rounded up.
+
+    Rounding adds at least 10^-60, which covers the sampler's own error (`noise.GAUSSIAN_ERROR`) many times.
+    """
     import mpmath
 
     with mpmath.workdps(80):
         m, e = mpmath.mpf(mu.numerator) / mu.denominator, mpmath.mpf(epsilon.numerator) / epsilon.denominator
         value = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
-        return Fraction(int(mpmath.ceil(value * mpmath.mpf(10) ** 60)), 10**60)
+        return Fraction(int(mpmath.ceil(value * mpmath.mpf(10) ** 60)) + 1, 10**60)
 
 
 def gaussian_mu(epsilon: Fraction, delta: Fraction) -> Fraction:
@@ -118,11 +121,12 @@ class Charge:
     Attributes
     ----------
     what : what was released, in words.
-    mechanism : `laplace` (sensitivity in L1) or `gaussian` (sensitivity in L2).
+    mechanism : `laplace` (sensitivity in L1), `radial` (in the sum of the rows' L2 norms) or `gaussian`
+        (in L2).
     neighbours : the neighbouring relation that `sensitivity` is for.
     sensitivity, scale : in the same units, normally steps of the noise grid. The proved epsilon is their
-        ratio for Laplace noise, and the analytic Gaussian one of their ratio for Gaussian noise.
-    delta : 0 for Laplace noise.
+        ratio for Laplace and radial noise, and the analytic Gaussian one of their ratio for Gaussian noise.
+    delta : 0 but for Gaussian noise.
     epsilon_claimed : what the method's authors claim of this step; None where nobody claims otherwise.
     proof : where the bound is proved. A charge without a proof cannot be made.
     unproved : why no epsilon is proved although noise was added; empty when one is.
@@ -153,14 +157,12 @@ class Charge:
             raise UserError(
                 f"a charge needs a positive sensitivity and scale, got {self.sensitivity} and {self.scale}"
             )
-        if (self.mechanism == "laplace") != (self.delta == 0) or not 0 <= self.delta < 1:
-            raise UserError(
-                f"delta is 0 for Laplace noise and in (0, 1) for Gaussian noise, got {self.delta}"
-            )
+        if (self.mechanism == "gaussian") != (self.delta > 0) or not 0 <= self.delta < 1:
+            raise UserError(f"delta is in (0, 1) for Gaussian noise and 0 for any other, got {self.delta}")
 
     @property
     def loss(self) -> Fraction:
-        """Return sensitivity over scale: epsilon of the Laplace mechanism, mu of the Gaussian one."""
+        """Return sensitivity over scale: epsilon of a pure mechanism, mu of the Gaussian one."""
         return self.sensitivity / self.scale
 
     @property
@@ -168,7 +170,7 @@ class Charge:
         """Return the epsilon that the proof gives, infinite when there is none."""
         if self.unproved:
             return math.inf
-        return self.loss if self.mechanism == "laplace" else gaussian_epsilon(self.loss, self.delta)
+        return gaussian_epsilon(self.loss, self.delta) if self.mechanism == "gaussian" else self.loss
 
     @property
     def claimed(self) -> Epsilon:
@@ -238,7 +240,7 @@ def compose(charges: Iterable[Charge]) -> Totals:
 
     Formal guarantees
     -----------------
-    Laplace charges add exactly (basic composition). Gaussian charges with one delta compose to one Gaussian
+    Pure charges add exactly (basic composition). Gaussian charges with one delta compose to one Gaussian
     mechanism, mu^2 = sum mu_i^2 (Dong, Roth, Su 2022), whose epsilon at that delta is analytic. The two
     groups add by basic composition. All hold for adaptively chosen mechanisms. Charges for different
     neighbouring relations, or different deltas, do not compose here and are refused.
@@ -260,7 +262,7 @@ def compose(charges: Iterable[Charge]) -> Totals:
     gaussian = [c for c in charges if c.mechanism == "gaussian"]
     proved: Epsilon = math.inf
     if not unproved:
-        proved = sum((c.loss for c in charges if c.mechanism == "laplace"), Fraction(0))
+        proved = sum((c.loss for c in charges if c.mechanism != "gaussian"), Fraction(0))
         if gaussian:
             proved += gaussian_epsilon(root_up(sum((c.loss**2 for c in gaussian), Fraction(0))), delta)
     if all(c.epsilon_claimed is None for c in charges):

@@ -32,8 +32,8 @@ def exp_bounds(x: Fraction, terms: int = 120) -> tuple[Fraction, Fraction]:
 
 @pytest.mark.parametrize("scale", [Fraction(1, 4), Fraction(1), Fraction(7, 3), Fraction(40)])
 def test_digit_probabilities_agree_with_rational_arithmetic(scale: Fraction) -> None:
-    trials, _ = noise._laplace_trials(scale)
-    for i, probability in enumerate(trials.probabilities[1:-1]):
+    trials = noise._geometric_trials(scale)
+    for i, probability in enumerate(trials.probabilities[:-1]):
         x = Fraction(2**i) / scale
         if x > 8:
             continue
@@ -108,6 +108,27 @@ def test_draws_have_the_exact_mass(law: str, scale: Fraction) -> None:
     if rest[1] > 8:
         statistic += (rest[0] - rest[1]) ** 2 / rest[1]
     assert stats.chi2.sf(statistic, keep.sum()) > FALSE_ALARM
+
+
+@pytest.mark.parametrize("width", [1, 2, 9])
+def test_radial_noise_has_a_gamma_radius_and_a_uniform_direction(width: int) -> None:
+    """Kolmogorov-Smirnov against both laws; the grid is too fine to matter. False-alarm rate 1e-6 each."""
+    rows = noise.radial(4000, width, 1 << 40, Source.system()) / 2.0**40
+    radius = np.linalg.norm(rows, axis=1)
+    assert stats.kstest(radius, stats.gamma(width).cdf).pvalue > FALSE_ALARM
+    if width > 1:
+        cosine_squared = (rows[:, 0] / radius) ** 2
+        assert stats.kstest(cosine_squared, stats.beta(0.5, (width - 1) / 2).cdf).pvalue > FALSE_ALARM
+        assert abs(stats.spearmanr(radius, cosine_squared).statistic) < 5 / math.sqrt(4000)
+
+
+def test_radial_noise_of_one_coordinate_is_rounded_laplace_noise() -> None:
+    sample, scale = noise.radial(20_000, 1, 3, Source.system())[:, 0], 3.0
+    edges = np.arange(-12, 12)
+    cdf = np.where(edges < 0, np.exp((edges + 0.5) / scale) / 2, 1 - np.exp(-(edges + 0.5) / scale) / 2)
+    mass = np.diff(np.concatenate([[0.0], cdf, [1.0]]))
+    cells = np.bincount(np.searchsorted(edges, sample), minlength=len(mass))
+    assert stats.chisquare(cells, mass * len(sample)).pvalue > FALSE_ALARM
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -34,7 +34,7 @@ class Clip:
 
     Parameters
     ----------
-    norm : `l1` for Laplace noise, `l2` for Gaussian noise.
+    norm : `l1` for Laplace noise, `l2` for radial and Gaussian noise.
     scales : (k,) relative noise scale b_j of each coordinate; larger means more noise there.
     level : records are shrunk until the norm of z_j / b_j is at most this. Public.
     constant : share of the ball that carries the count, in [0, 1); 0 when no count is released.
@@ -90,7 +90,7 @@ class Clip:
         ratio = values / self.steps
         size = np.abs(ratio).sum(1) if self.norm == "l1" else np.sqrt((ratio**2).sum(1))
         shrink = np.minimum(1.0, self.room / np.maximum(size, 1e-300))
-        rows = np.trunc(ratio * shrink[:, None])
+        rows: Reals = np.trunc(ratio * shrink[:, None])
         over = np.flatnonzero(self._exceeds(rows))
         while over.size:  # the float norm was a rounding error too small
             shrink[over] *= 1 - 2.0**-30
@@ -115,6 +115,16 @@ class Clip:
         if self.norm == "l1":
             return Fraction(2 * self.whole)
         return root_up(Fraction(max(2 * self.whole**2, 4 * self.room**2)))
+
+    def rows_sensitivity(self, neighbours: str) -> Fraction:
+        """Return the distance of (counts, class sums) of neighbours, in the sum of the rows' L2 norms.
+
+        A record moves one row by at most `whole`; replacing one moves two rows by that, or one row by
+        2 room, which is less.
+        """
+        if self.norm != "l2":
+            raise UserError("radial noise needs records clipped in the L2 norm")
+        return Fraction(self.whole if neighbours == "add-remove" else 2 * self.whole)
 
     def second_sensitivity(self, neighbours: str) -> Fraction:
         """Return the distance of second moments of neighbours, in grid steps squared.

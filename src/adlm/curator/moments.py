@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.certificate import Charge, gaussian_mu, root_up
+from adlm.certificate import Charge, Mechanism, gaussian_mu, root_up
 from adlm.curator import noise
-from adlm.curator.clipping import EXACT_ROWS, Clip, Reals
+from adlm.curator.clipping import EXACT_ROWS, Clip, Norm, Reals
 from adlm.curator.ledger import Ledger
 from adlm.errors import UserError
 from adlm.public.domain import Domain
@@ -59,6 +59,8 @@ class Design:
     share_sums : share of the budget for class sums and counts when second moments are released too.
     second : which second moments, or None.
     contributions : records one person may have; the guarantee is for a person.
+    pure : the noise on class sums when delta is 0: `laplace`, best for sparse vectors, or `radial`, best for
+        dense ones.
     """
 
     epsilon: Fraction
@@ -70,15 +72,22 @@ class Design:
     share_sums: Fraction = Fraction(3, 5)
     second: Second | None = None
     contributions: int = 1
+    pure: Literal["laplace", "radial"] = "laplace"
 
     @property
-    def mechanism(self) -> Literal["laplace", "gaussian"]:
-        """The noise that fits delta."""
+    def mechanism(self) -> Mechanism:
+        """The noise on class sums."""
+        return "gaussian" if self.delta else self.pure
+
+    @property
+    def second_mechanism(self) -> Literal["laplace", "gaussian"]:
+        """The noise on second moments."""
         return "gaussian" if self.delta else "laplace"
 
     def clip(self) -> Clip:
         """The clip of class sums."""
-        return Clip("l2" if self.delta else "l1", self.scales or (1.0,) * self.k, self.level, self.constant)
+        norm: Norm = "l1" if self.mechanism == "laplace" else "l2"
+        return Clip(norm, self.scales or (1.0,) * self.k, self.level, self.constant)
 
     def second_clip(self) -> Clip | None:
         """The clip of second moments: that of the sums when the cost is joint, else one without a count."""
@@ -94,7 +103,7 @@ class Design:
         """Whether sums and second moments see the same clipped rows, so that their cost is joint."""
         return (
             self.second is not None
-            and self.mechanism == "gaussian"
+            and self.delta > 0
             and self.second.basis == "leading"
             and (self.scales, self.level) == (None, self.second.level)
             and self.second.scales is None
@@ -119,17 +128,19 @@ def calibrate(design: Design, neighbours: str) -> tuple[Scales, tuple[Charge, ..
     at most the design's epsilon and delta; they are computed from the integers returned, not from the
     request. Proved in docs/proof-moments.md (Theorems 1 to 3).
     """
-    if design.mechanism == "laplace":
-        return _calibrate_laplace(design, neighbours)
-    return _calibrate_gaussian(design, neighbours)
+    if design.delta:
+        return _calibrate_gaussian(design, neighbours)
+    return _calibrate_pure(design, neighbours)
 
 
-def _calibrate_laplace(design: Design, neighbours: str) -> tuple[Scales, tuple[Charge, ...]]:
+def _calibrate_pure(design: Design, neighbours: str) -> tuple[Scales, tuple[Charge, ...]]:
     share = design.share_sums if design.second else Fraction(1)
     people = design.contributions
-    sums = people * design.clip().sums_sensitivity(neighbours)
+    radial = design.mechanism == "radial"
+    clipped = design.clip()
+    sums = people * (clipped.rows_sensitivity if radial else clipped.sums_sensitivity)(neighbours)
     scale = math.ceil(sums / (share * design.epsilon))
-    charges = [_charge("class sums and counts", "laplace", neighbours, sums, scale, "Theorem 1")]
+    charges = [_charge("class sums and counts", design.mechanism, neighbours, sums, scale, "Theorem 1")]
     clip = design.second_clip()
     if clip is None:
         return Scales(scale), tuple(charges)
@@ -174,7 +185,7 @@ def _calibrate_gaussian(design: Design, neighbours: str) -> tuple[Scales, tuple[
 
 def _charge(
     what: str,
-    mechanism: Literal["laplace", "gaussian"],
+    mechanism: Mechanism,
     neighbours: str,
     sensitivity: Fraction,
     scale: int,
@@ -222,7 +233,7 @@ def release_moments(
     if n == 0:
         raise UserError("there are no records to release; give at least one")
     ledger.charge(*charges)
-    table += _noise(design, table.shape, scales.sums, source)
+    table += _table_noise(design, table.shape, scales.sums, source)
     clip, fine_clip = design.clip(), design.second_clip()
     step = np.concatenate([[1 / clip.count if clip.count else 0.0], clip.steps])
     tensors = {"class_sums": torch.from_numpy(table), "step": torch.from_numpy(step)}
@@ -234,7 +245,7 @@ def release_moments(
         assert second is not None
         tensors["second"] = torch.from_numpy(_noisy_second(second, design, scales, source))
         tensors["step_second"] = torch.from_numpy(fine_clip.steps[: design.second.q].copy())
-    spread = math.sqrt(2.0) if design.mechanism == "laplace" else 1.0
+    spread = {"laplace": math.sqrt(2.0), "radial": math.sqrt(2.0 + design.k), "gaussian": 1.0}
     facts = {
         "n": n if domain.neighbours == "replace-one" else None,
         "mechanism": design.mechanism,
@@ -246,9 +257,9 @@ def release_moments(
         "second": None if design.second is None else {"q": design.second.q, "basis": design.second.basis,
                                                       "level": design.second.level},
         "contributions": design.contributions,
-        "sd_sums": spread * scales.sums,
-        "sd_second": spread * scales.second,
-        "sd_second_diagonal": spread * scales.second_diagonal,
+        "sd_sums": spread[design.mechanism] * scales.sums,
+        "sd_second": spread[design.second_mechanism] * scales.second,
+        "sd_second_diagonal": spread[design.second_mechanism] * scales.second_diagonal,
     }  # fmt: skip
     return Release.make(
         tensors,
@@ -308,8 +319,16 @@ def mean_basis(sums: Reals, q: int) -> Reals:
     return np.asarray(basis[:, :q])
 
 
+def _table_noise(
+    design: Design, shape: tuple[int, ...], scale: int, source: noise.Source
+) -> npt.NDArray[np.int64]:
+    if design.mechanism == "radial":
+        return noise.radial(shape[0], shape[1], scale, source)
+    return _noise(design, shape, scale, source)
+
+
 def _noise(design: Design, shape: tuple[int, ...], scale: int, source: noise.Source) -> npt.NDArray[np.int64]:
-    draw = noise.laplace if design.mechanism == "laplace" else noise.gaussian
+    draw = noise.gaussian if design.delta else noise.laplace
     return draw(shape, scale, source)
 
 

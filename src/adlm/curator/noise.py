@@ -13,7 +13,8 @@ Formal guarantees
 `laplace`: Pr[k] = tanh(1/2s) exp(-|k|/s), exactly; integer vectors at L1 distance D get a likelihood ratio of
 at most exp(D/s). `gaussian`: the normal law of standard deviation s, rounded to the nearest integer; for
 integer inputs this is the continuous Gaussian mechanism followed by rounding, so every bound that
-holds for that mechanism holds here.
+holds for that mechanism holds here. `radial`: the same for density exp(-|x|_2 / s) on every row; integer
+tables whose rows differ by D in sum of L2 norms get a likelihood ratio of at most exp(D/s).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -140,7 +142,7 @@ class Trials:
         return outcome
 
 
-GAUSSIAN_ERROR = Fraction(1, 1 << 400)  # total variation of one draw of `gaussian`; `laplace` has none
+GAUSSIAN_ERROR = Fraction(1, 1 << 400)  # total variation of one normal draw; Laplace draws have none
 
 
 def _checked(scale: Scale) -> Fraction:
@@ -153,24 +155,30 @@ def _checked(scale: Scale) -> Fraction:
 
 
 @lru_cache(maxsize=64)
-def _laplace_trials(scale: Fraction) -> tuple[Trials, Probability]:
-    """Return the trials [is zero, digit 0, digit 1, ...] and the probability of anything above the last.
+def _geometric_trials(scale: Fraction) -> Trials:
+    """Return the trials [digit 0, digit 1, ..., anything above].
 
     The binary digits of a geometric variable G, Pr[G = g] = (1 - q) q^g with q = exp(-1/s), are independent,
     and digit i is one with probability 1 / (1 + exp(2^i / s)). What is above 2^I is again geometric.
     """
-
-    def ratio() -> Any:
-        return mpmath.mpf(scale.denominator) / scale.numerator  # 1/s
-
     digits = max(1, math.ceil(math.log2(_TAIL * scale)))
-    zero = Probability(lambda: mpmath.tanh(ratio() / 2))
-    bits = [Probability(lambda i=i: 1 / (1 + mpmath.exp(mpmath.ldexp(ratio(), i)))) for i in range(digits)]
-    above = Probability(lambda: mpmath.exp(-mpmath.ldexp(ratio(), digits)))
-    return Trials((zero, *bits, above)), above
+    bits = [
+        Probability(lambda i=i: 1 / (1 + mpmath.exp(mpmath.ldexp(_inverse(scale), i)))) for i in range(digits)
+    ]
+    above = Probability(lambda: mpmath.exp(-mpmath.ldexp(_inverse(scale), digits)))
+    return Trials((*bits, above))
 
 
-def _geometric_from_digits(bits: npt.NDArray[np.bool_]) -> Integers:
+@lru_cache(maxsize=64)
+def _zero_trial(scale: Fraction) -> Trials:
+    return Trials((Probability(lambda: mpmath.tanh(_inverse(scale) / 2)),))
+
+
+def _inverse(scale: Fraction) -> Any:
+    return mpmath.mpf(scale.denominator) / scale.numerator  # 1/s under the precision in force
+
+
+def _assemble(bits: npt.NDArray[np.bool_]) -> Integers:
     """Assemble (digits, lanes) binary digits, least significant first, into (lanes,) integers."""
     octets = np.zeros((bits.shape[1], 8), dtype=np.uint8)
     planes = bits.view(np.uint8)
@@ -182,20 +190,23 @@ def _geometric_from_digits(bits: npt.NDArray[np.bool_]) -> Integers:
     return octets.view("<i8")[:, 0]
 
 
-def _laplace_block(lanes: int, scale: Fraction, source: Source) -> Integers:
-    trials, above = _laplace_trials(scale)
+def _geometric(lanes: int, scale: Fraction, source: Source) -> Integers:
+    """Draw G >= 0 with Pr[G = g] proportional to exp(-g/s)."""
+    trials = _geometric_trials(scale)
     outcome = trials.draw(lanes, source)
-    zero, digits, overflow = outcome[0], outcome[1:-1], outcome[-1]
-    magnitude = _geometric_from_digits(digits) + 1
-    for lane in np.flatnonzero(overflow):  # less than once in 2^131 draws
+    drawn = _assemble(outcome[:-1])
+    for lane in np.flatnonzero(outcome[-1]):  # less than once in 2^131 draws
         higher = 1
-        while Trials((above,)).draw(1, source)[0, 0]:
+        while Trials(trials.probabilities[-1:]).draw(1, source)[0, 0]:
             higher += 1
-        magnitude[lane] += higher << len(digits)
-    sign = np.unpackbits(source.octets((lanes + 7) // 8), count=lanes).astype(np.int64)
-    signed = magnitude * (1 - 2 * sign)
-    signed[zero] = 0
-    return signed
+        drawn[lane] += higher << (len(outcome) - 1)
+    return drawn
+
+
+def _signed(magnitude: Integers, source: Source) -> Integers:
+    """Give every magnitude a fair sign."""
+    sign = np.unpackbits(source.octets((magnitude.size + 7) // 8), count=magnitude.size).astype(np.int64)
+    return magnitude * (1 - 2 * sign)
 
 
 def laplace(shape: int | tuple[int, ...], scale: Scale, source: Source) -> Integers:
@@ -209,7 +220,9 @@ def laplace(shape: int | tuple[int, ...], scale: Scale, source: Source) -> Integ
     out = np.empty(size, dtype=np.int64)
     for start in range(0, size, _LANES):
         stop = min(start + _LANES, size)
-        out[start:stop] = _laplace_block(stop - start, exact, source)
+        block = _signed(_geometric(stop - start, exact, source) + 1, source)
+        block[_zero_trial(exact).draw(stop - start, source)[0]] = 0
+        out[start:stop] = block
     return out.reshape(shape)
 
 
@@ -296,36 +309,76 @@ def _half_normal(count: int, source: Source) -> tuple[Integers, _Uniform]:
     return whole[kept], x.take(kept)
 
 
-def _rounded(whole: Integers, x: _Uniform, scale: Fraction) -> Integers:
-    """Round s (k + x) to the nearest integer, reading as many digits of x as that takes."""
-    two_s, limit = 2 * scale.numerator, 2 * scale.denominator
-    value = whole.astype(object)
-    shift = 0
-    for index in range(2):
-        value = (value << 64) + x.digit(index).astype(object)
-        shift += 64
-    low = (value * two_s + (scale.denominator << shift)) // (limit << shift)
-    high = ((value + 1) * two_s + (scale.denominator << shift)) // (limit << shift)
-    for lane in np.flatnonzero(low != high):
-        index, bits, known = 2, shift, value[lane]
-        while low[lane] != high[lane]:
-            known, bits = (known << 64) + int(x.digit(index)[lane]), bits + 64
-            low[lane] = (known * two_s + (scale.denominator << bits)) // (limit << bits)
-            high[lane] = ((known + 1) * two_s + (scale.denominator << bits)) // (limit << bits)
-            index += 1
-    return low.astype(np.int64)
+def _exponential(count: int, source: Source) -> tuple[Integers, _Uniform]:
+    """Draw standard exponentials k + x: the whole part is geometric, and x is accepted with exp(-x)."""
+    x = _Uniform(count, source)
+    kept = np.flatnonzero(_even_chain(x, np.arange(count), False, source))
+    return _geometric(kept.size, Fraction(1), source), x.take(kept)
+
+
+class _Reals:
+    """Exact non-negative reals k + x, filled by a sampler that rejects, read to any number of digits."""
+
+    def __init__(self, count: int, draw: Callable[[int, Source], tuple[Integers, _Uniform]], source: Source):
+        self._parts: list[tuple[Integers, _Uniform, int]] = []
+        filled = 0
+        while filled < count:
+            whole, x = draw(min(_LANES, int(1.7 * (count - filled)) + 16), source)
+            used = min(whole.size, count - filled)
+            self._parts.append((whole, x, used))
+            filled += used
+
+    def fixed(self, limbs: int) -> npt.NDArray[np.object_]:
+        """Return floor(value 2^(64 limbs)) as (count,) Python integers; the value is below that plus one."""
+        parts = []
+        for whole, x, used in self._parts:
+            value = whole[:used].astype(object)
+            for index in range(limbs):
+                value = (value << 64) + x.digit(index)[:used].astype(object)
+            parts.append(value)
+        return np.concatenate(parts)
+
+
+def _nearest(numerator: Any, denominator: Any) -> Any:
+    """Round non-negative fractions to the nearest integer."""
+    return (2 * numerator + denominator) // (2 * denominator)
 
 
 def gaussian(shape: int | tuple[int, ...], scale: Scale, source: Source) -> Integers:
     """Draw from the normal law of standard deviation `scale`, rounded to the nearest integer."""
     exact = _checked(scale)
     size = math.prod(shape) if isinstance(shape, tuple) else shape
-    out = np.empty(size, dtype=np.int64)
-    filled = 0
-    while filled < size:
-        whole, x = _half_normal(min(_LANES, int(1.5 * (size - filled)) + 16), source)
-        magnitude = _rounded(whole, x, exact)[: size - filled]
-        sign = np.unpackbits(source.octets((magnitude.size + 7) // 8), count=magnitude.size).astype(np.int64)
-        out[filled : filled + magnitude.size] = magnitude * (1 - 2 * sign)
-        filled += magnitude.size
-    return out.reshape(shape)
+    normal = _Reals(size, _half_normal, source)
+    limbs = 1
+    while True:  # once, or twice where a draw lies within 2^-64 of a boundary
+        limbs += 1
+        value, unit = normal.fixed(limbs), exact.denominator << (64 * limbs)
+        low = _nearest(value * exact.numerator, unit)
+        if (low == _nearest((value + 1) * exact.numerator, unit)).all():
+            return _signed(low.astype(np.int64), source).reshape(shape)
+
+
+def radial(rows: int, width: int, scale: Scale, source: Source) -> Integers:
+    """Draw (rows, width) integers, each row of density exp(-|x|_2 / s) on R^width, rounded to the nearest.
+
+    The K-norm mechanism of the Euclidean ball (Hardt and Talwar 2010): a uniform direction and a Gamma(width)
+    radius. Directions and radii are exact reals; their product is enclosed between two rationals, which are
+    refined until both round to the same integer.
+    """
+    exact = _checked(scale)
+    normal = _Reals(rows * width, _half_normal, source)
+    lengths = _Reals(rows * width, _exponential, source)
+    limbs = 2
+    while True:
+        limbs += 1
+        g = normal.fixed(limbs).reshape(rows, width)
+        radius = lengths.fixed(limbs).reshape(rows, width).sum(1)
+        low, high = np.empty_like(g), np.empty_like(g)
+        for row in range(rows):
+            shortest = math.isqrt(sum(v * v for v in g[row]))
+            longest = math.isqrt(sum((v + 1) * (v + 1) for v in g[row])) + 1
+            unit = exact.denominator << (64 * limbs)
+            low[row] = _nearest(g[row] * (radius[row] * exact.numerator), longest * unit)
+            high[row] = _nearest((g[row] + 1) * ((radius[row] + width) * exact.numerator), shortest * unit)
+        if (low == high).all():
+            return _signed(low.ravel().astype(np.int64), source).reshape(rows, width)

@@ -1,0 +1,207 @@
+"""Algorithm 1, Adaptive Laplace Mechanism, line by line.
+
+What each line costs by the paper and what can be proved of it is in the certificate of the release. Line
+numbers are the paper's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy.typing as npt
+from torch import nn
+
+from adlm.analyst.anatomy import anatomy, perturb_bias
+from adlm.analyst.examples import from_records
+from adlm.analyst.training import History, Plan, train
+from adlm.certificate import parse_epsilon
+from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Source
+from adlm.curator.record_release import release_records, write_records
+from adlm.curator.records import Settings
+from adlm.curator.relevance import Provenance, private_relevance
+from adlm.errors import UserError
+from adlm.polynomial import by_name
+from adlm.public.domain import Domain
+from adlm.release import Release
+
+METHODS = ("adlm", "ilm")
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """eps1 for the relevances (None for ILM, which has none), eps2 for the features, eps3 for the labels."""
+
+    epsilon1: Fraction | None
+    epsilon2: Fraction
+    epsilon3: Fraction
+
+    @classmethod
+    def split(
+        cls, epsilon: object, shares: tuple[object, ...] = ("0.25", "0.5", "0.25"), method: str = "adlm"
+    ) -> Budgets:
+        """Share a total out; ILM shares what AdLM would give to the relevances between the other two."""
+        total, parts = (
+            parse_epsilon(epsilon),
+            [parse_epsilon(share, "a share of the split") for share in shares],
+        )
+        if method not in METHODS:
+            raise UserError(f"method must be one of {', '.join(METHODS)} (got {method!r}).")
+        if len(parts) != 3:
+            raise UserError(
+                f"the split must have three shares, for relevances, features and labels (got {len(parts)})."
+            )
+        if method == "ilm":
+            parts[0] = Fraction(0)
+        first, second, third = (total * part / sum(parts) for part in parts)
+        return cls(first or None, second, third)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """The network that relevances are taken from; its provenance is `public`, `private` or a certificate."""
+
+    network: nn.Module
+    provenance: Provenance
+
+
+def make_release(
+    D: npt.ArrayLike,
+    y: npt.ArrayLike,
+    domain: Domain,
+    network: nn.Module,
+    budgets: Budgets,
+    *,
+    explained: Explained | None,
+    L: int,
+    delta_h0: str | int = "counted",
+    allocation: str = "linear",
+    loss: str = "cross-entropy",
+    mode: str = "economical",
+    rows: int | None = None,
+    ledger: Ledger,
+    source: Source,
+    folder: Path | None = None,
+    stamps: tuple[str, ...] = (),
+) -> Release | None:
+    """Lines 1-19, the curator's: read the records once and release them with noise.
+
+    Parameters
+    ----------
+    D, y : (n, *shape) private records in the units of ``domain``, and their labels.
+    network : the network to be trained; only its sizes are read.
+    explained : the relevance network; None with ILM budgets.
+    delta_h0 : `counted`, `per-patch`, or a number.
+    rows : records to average relevances over; all of them when not given.
+    folder : stream the release there and return None; in memory when not given.
+    """
+    relevance = None
+    if budgets.epsilon1 is not None:
+        if explained is None:
+            raise UserError("AdLM needs a relevance network and its provenance; ILM needs neither.")
+        # Lines 1-7: average relevance of each feature, with Lap(Delta_R / eps1)
+        relevance = private_relevance(
+            explained.network,
+            D,
+            domain,
+            provenance=explained.provenance,
+            epsilon=budgets.epsilon1,
+            ledger=ledger,
+            source=source,
+            rows=rows,
+        )
+    # Line 9: Delta_h0 = 2 sum over h0 of d. Line 17 takes |h_(k)| from the same count.
+    sizes = anatomy(network, domain.shape)
+    rule = delta_h0 if isinstance(delta_h0, str) else "given"
+    counts = {"counted": sizes.counted, "per-patch": sizes.per_patch, "given": delta_h0}
+    if rule not in counts:
+        raise UserError(f"delta_h0 must be counted, per-patch or a number (got {delta_h0!r}).")
+    settings = Settings(
+        epsilon2=budgets.epsilon2,
+        epsilon3=budgets.epsilon3,
+        batch_size=L,
+        delta_h0=Fraction(counts[rule]),
+        delta_h0_rule=rule,
+        hidden=sizes.hidden,
+        allocation="identical" if relevance is None else allocation,
+        loss=by_name(loss),
+        mode=mode,
+    )
+    # Lines 10-14: eps_j = beta_j eps2; x_ij + (1/|L|) Lap(Delta_h0 / eps_j); b + (1/|L|) Lap(Delta_h0 / eps2)
+    # Lines 16-19: phi_l + (1/|L|) Lap(Delta_F / eps3)
+    if folder is None:
+        return release_records(
+            D, y, domain, settings, relevance=relevance, ledger=ledger, source=source, stamps=stamps
+        )
+    write_records(
+        folder, D, y, domain, settings, relevance=relevance, ledger=ledger, source=source, stamps=stamps
+    )
+    return None
+
+
+def learn(
+    release: Release,
+    network: nn.Module,
+    plan: Plan,
+    *,
+    device: str = "auto",
+    checkpoints: Path | None = None,
+    resume: bool = False,
+) -> History:
+    """Lines 15 and 20-30, the analyst's: train any network on the release, for as long as one likes."""
+    # Line 15: the hidden layers stand on the private layer; line 14's bias is its input 0
+    perturb_bias(network, release.certificate.domain.shape, float(release.tensors["bias"]))
+    # Lines 21-29: random batches of noisy records; the loss is the polynomial of the noisy coefficients
+    identity = str(release.certificate.to_dict()["digest"])
+    return train(
+        network,
+        from_records(release),
+        plan,
+        device=device,
+        checkpoints=checkpoints,
+        resume=resume,
+        identity=identity,
+    )
+
+
+def adaptive_laplace_mechanism(
+    D: npt.ArrayLike,
+    y: npt.ArrayLike,
+    domain: Domain,
+    H: nn.Module,
+    *,
+    epsilon1: object,
+    epsilon2: object,
+    epsilon3: object,
+    T: int,
+    L: int,
+    explained: Explained,
+    delta_h0: str | int = "counted",
+    plan: Plan | None = None,
+    ledger: Ledger | None = None,
+    source: Source | None = None,
+    device: str = "auto",
+) -> tuple[nn.Module, Release]:
+    """Algorithm 1: database D with labels y, hidden layers H, three budgets, T batches of size L.
+
+    Returns the trained network and the release with its certificate: claimed eps1 + eps2 + eps3, and what
+    is proved.
+    """
+    budgets = Budgets(*(parse_epsilon(e) for e in (epsilon1, epsilon2, epsilon3)))
+    release = make_release(
+        D,
+        y,
+        domain,
+        H,
+        budgets,
+        explained=explained,
+        L=L,
+        delta_h0=delta_h0,
+        ledger=ledger or Ledger(),
+        source=source or Source.system(),
+    )
+    assert release is not None  # no folder was given
+    learn(release, H, replace(plan or Plan(steps=T), epochs=None, steps=T, batch_size=L), device=device)
+    return H, release

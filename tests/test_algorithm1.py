@@ -1,0 +1,195 @@
+"""Algorithm 1 from records to a trained network, and the relevance network it starts from."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from adlm.algorithm1 import Budgets, Explained, adaptive_laplace_mechanism, learn, make_release
+from adlm.analyst.networks import build
+from adlm.analyst.training import Plan, accuracy
+from adlm.certificate import compose
+from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Source
+from adlm.errors import UserError
+from adlm.public.domain import Domain
+from adlm.public.pretrain import pretrain, synthetic
+from adlm.release import Release
+from adlm.relevance_network import RelevanceNetwork, make_public
+
+DOMAIN = Domain(shape=(12,), lower=0.0, upper=1.0, classes=("0", "1", "2"))
+
+
+def blobs(n: int = 600) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    y = np.arange(n) % 3
+    x = random.uniform(0, 0.3, (n, 12))
+    for i, label in enumerate(y):
+        x[i, 3 * label : 3 * label + 3] += 0.7
+    return x, y
+
+
+def explained(provenance: str = "public") -> Explained:
+    torch.manual_seed(0)
+    return Explained(build("mlp", (12,), 5).eval(), provenance)
+
+
+def test_the_whole_algorithm_learns_where_noise_is_small_and_certifies_both_totals() -> None:
+    x, y = blobs()
+    torch.manual_seed(0)
+    network, release = adaptive_laplace_mechanism(
+        x,
+        y,
+        DOMAIN,
+        build("mlp", (12,), 3),
+        epsilon1=100,
+        epsilon2=2000,
+        epsilon3=2000,
+        T=120,
+        L=100,
+        explained=explained(),
+        device="cpu",
+    )
+    records, labels = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
+    assert accuracy(network, records, labels, device="cpu") > 0.9
+    totals = release.certificate.totals
+    assert totals.epsilon_claimed == 4100
+    sizes = {"d": 12, "L": 100, "delta_h0": 2 * 128 * 12, "delta_f": 3 * (25 + 625 / 4)}
+    eps_x = sizes["L"] * sizes["d"] * 2000 / sizes["delta_h0"]
+    eps_y = 2 * sizes["L"] * 2000 / sizes["delta_f"]
+    assert float(totals.epsilon_proved) == pytest.approx(100 / 2 + eps_x + eps_y, rel=1e-5)
+    assert release.certificate.settings["delta_h0_rule"] == "counted"
+
+
+@pytest.mark.parametrize("delta_h0", ["counted", "per-patch", 500])
+def test_each_way_to_count_the_first_layer_is_named_in_the_certificate(delta_h0: str | int) -> None:
+    x, y = blobs(30)
+    release = make_release(
+        x,
+        y,
+        DOMAIN,
+        build("mlp", (12,), 3),
+        Budgets.split(2, method="ilm"),
+        explained=None,
+        L=10,
+        delta_h0=delta_h0,
+        ledger=Ledger(),
+        source=Source.seeded_with(0),
+    )
+    assert release is not None
+    settings = release.certificate.settings
+    assert settings["delta_h0"] == {"counted": "3072", "per-patch": "24"}.get(str(delta_h0), "500")
+    assert settings["delta_h0_rule"] == (delta_h0 if isinstance(delta_h0, str) else "given")
+    assert settings["method"] == "ilm"
+    assert settings["allocation"] == "identical"
+
+
+def test_a_private_relevance_network_leaves_nothing_proved(tmp_path: Path) -> None:
+    x, y = blobs(30)
+    ledger = Ledger()
+    make_release(
+        x,
+        y,
+        DOMAIN,
+        build("mlp", (12,), 3),
+        Budgets.split("0.5"),
+        explained=explained("private"),
+        L=10,
+        ledger=ledger,
+        source=Source.system(),
+        folder=tmp_path / "R",
+    )
+    totals = Release.load(tmp_path / "R").certificate.totals
+    assert math.isinf(totals.epsilon_proved)
+    assert totals.epsilon_claimed == Fraction(1, 2)
+    assert "private records" in totals.unproved[0]
+    assert compose(ledger.charges) == totals
+
+
+def test_the_analyst_needs_nothing_but_the_folder(tmp_path: Path) -> None:
+    x, y = blobs(200)
+    make_release(
+        x,
+        y,
+        DOMAIN,
+        build("cnn1d", (12,), 3),
+        Budgets.split(10**5),
+        explained=explained(),
+        L=100,
+        rows=50,
+        ledger=Ledger(),
+        source=Source.system(),
+        folder=tmp_path / "R",
+    )
+    network = build("cnn1d", (12,), 3)
+    history = learn(Release.load(tmp_path / "R"), network, Plan(epochs=3, batch_size=50), device="cpu")
+    assert len(history.losses) == 3
+    assert network(torch.rand(2, 12)).shape == (2, 3)
+
+
+def test_the_split_of_ilm_gives_the_relevances_share_to_the_other_two() -> None:
+    assert Budgets.split(2) == Budgets(Fraction(1, 2), Fraction(1), Fraction(1, 2))
+    assert Budgets.split(3, ("0.25", "0.5", "0.25"), "ilm") == Budgets(None, Fraction(2), Fraction(1))
+    assert Budgets.split("0.1", ("1", "1", "1")).epsilon2 == Fraction(1, 30)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: Budgets.split(2, ("0.5", "0.5")), "three shares"),
+        (lambda: Budgets.split(2, method="dpsgd"), "adlm, ilm"),
+        (lambda: Budgets.split(-1), "greater than 0"),
+        (lambda: _release(explained=None), "needs a relevance network"),
+        (lambda: _release(delta_h0="most"), "counted, per-patch or a number"),
+        (lambda: pretrain(nn.Linear(2, 2), torch.zeros(0, 2), torch.zeros(0)), "pre-training needs"),
+    ],
+)
+def test_mistakes_are_told(call, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+def _release(**changes: Any) -> Release | None:
+    given: dict[str, Any] = {"explained": explained(), "L": 10, "ledger": Ledger()}
+    given |= {"source": Source.system()} | changes
+    return make_release(*blobs(30), DOMAIN, build("mlp", (12,), 3), Budgets.split(2), **given)
+
+
+def test_pre_training_learns_synthetic_classes_and_repeats_itself() -> None:
+    first = make_public((12,), name="mlp", classes=4, per_class=40, epochs=8)
+    second = make_public((12,), name="mlp", classes=4, per_class=40, epochs=8)
+    x, labels = synthetic((12,), classes=4, per_class=40)
+    assert float((first.network(x).argmax(1) == labels).double().mean()) > 0.9
+    for a, b in zip(first.network.parameters(), second.network.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("shape", [(28, 28), (1, 20, 20), (3, 16, 16), (7,), (5, 9)])
+def test_synthetic_records_lie_in_the_unit_box_and_their_classes_differ(shape: tuple[int, ...]) -> None:
+    x, labels = synthetic(shape, classes=3, per_class=6, seed=1)
+    assert x.shape == (18, *shape)
+    assert 0 <= float(x.min()) <= float(x.max()) <= 1
+    means = torch.stack([x[labels == c].mean(0) for c in range(3)])
+    assert float((means[0] - means[1]).abs().mean()) > 0.005
+    assert torch.equal(x, synthetic(shape, classes=3, per_class=6, seed=1)[0])
+    assert not torch.equal(x, synthetic(shape, classes=3, per_class=6, seed=2)[0])
+
+
+def test_a_relevance_network_comes_back_from_its_folder_and_an_altered_one_does_not(tmp_path: Path) -> None:
+    made = make_public((12,), name="mlp", classes=4, per_class=5, epochs=1)
+    made.save(tmp_path / "N")
+    loaded = RelevanceNetwork.load(tmp_path / "N")
+    x = torch.rand(3, 12)
+    assert torch.equal(made.network(x), loaded.network(x))
+    assert loaded.provenance == "public"
+    file = tmp_path / "N" / "network.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    with pytest.raises(UserError, match="not a sound relevance network"):
+        RelevanceNetwork.load(tmp_path / "N")

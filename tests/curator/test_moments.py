@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from adlm.certificate import compose
 from adlm.curator import moments
@@ -213,12 +214,11 @@ def test_one_replaced_record_changes_the_sums_by_its_own_rows_alone() -> None:
     ids=["laplace", "adaptive laplace", "gaussian, joint", "gaussian, apart"],
 )
 def test_the_noise_has_the_standard_deviation_that_is_stated(design: Design, relation: str) -> None:
-    """False alarm below 1e-6: the mean square of N draws is within 6 standard errors of its law's."""
+    """False alarm 1e-6 for each part: sums of |Laplace| are Gamma, sums of Gaussian squares chi-square."""
     data = records(20)
     table, products, _ = moments._sums(batched(*data, 20), len(CLASSES), design)
     source = Source.system()
     made = [release(design, relation, source=source, data=data) for _ in range(25)]
-    kurtosis = 6.0 if design.mechanism == "laplace" else 3.0
     facts = made[0].certificate.settings
     parts = [(np.stack([r.tensors["class_sums"].numpy() - table for r in made]), facts["sd_sums"])]
     if products is not None:
@@ -228,9 +228,11 @@ def test_the_noise_has_the_standard_deviation_that_is_stated(design: Design, rel
         parts.append((np.diagonal(noise, axis1=1, axis2=2), facts["sd_second_diagonal"]))
         assert not noise[:, above.T].any()
     for drawn, sd in parts:
-        error = math.sqrt((kurtosis - 1) / drawn.size)
-        assert abs((drawn.astype(float) ** 2).mean() / sd**2 - 1) < 6 * error * (2 if kurtosis == 6 else 1)
-        assert abs(drawn.mean()) < 6 * sd / math.sqrt(drawn.size)
+        if design.mechanism == "laplace":
+            size, law = np.abs(drawn).sum() / (sd / math.sqrt(2)), stats.gamma(drawn.size)
+        else:
+            size, law = ((drawn / sd) ** 2).sum(), stats.chi2(drawn.size)
+        assert law.ppf(5e-7) < size < law.isf(5e-7)
 
 
 def test_moments_in_real_numbers_are_the_clipped_sums_plus_that_noise() -> None:

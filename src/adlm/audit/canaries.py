@@ -1,0 +1,141 @@
+"""One run, many canaries: audit a whole release, or the model trained on it, from a single run.
+
+Each canary is a record of the attacker's making that is in the data or not by the toss of an own coin (under
+replace-one: itself or its opposite). The attacker sees the release, guesses the coins it is sure of and
+abstains on the rest; too many right guesses refute epsilon (Steinke, Nasr and Jagielski 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from adlm.analyst.examples import Examples
+from adlm.analyst.sampling import class_laws
+from adlm.analyst.training import Plan, train
+from adlm.audit.finding import ALPHA, Finding
+from adlm.audit.statistics import one_run_bound
+from adlm.curator.ledger import Ledger
+from adlm.curator.moments import Design, release_moments
+from adlm.curator.noise import Source
+from adlm.public.domain import Domain
+from adlm.public.features.identity import Identity
+from adlm.release import Release
+
+Reals = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A release with canaries in it, and what was tossed for each.
+
+    Attributes
+    ----------
+    release : of the canaries that are in.
+    coins : (classes, k) whether canary (c, j), which is coordinate j alone in class c, is in.
+    """
+
+    release: Release
+    coins: npt.NDArray[np.bool_]
+
+    @property
+    def canaries(self) -> int:
+        """How many there are, in or out."""
+        return self.coins.size
+
+
+def plant(design: Design, neighbours: str, classes: int, rng: np.random.Generator, source: Source) -> Planted:
+    """Make a release whose records are canaries: coordinate j alone, in class c, for all j and c.
+
+    A canary of this kind puts all that a record may weigh into one released number, so nothing is lost to
+    the attacker.
+    """
+    domain = Domain((design.k,), 0.0, 1.0, tuple(f"class {c}" for c in range(classes)), neighbours)
+    coins = rng.random((classes, design.k)) < 0.5
+    values = np.tile(np.eye(design.k), (classes, 1)) * design.level
+    codes = np.repeat(np.arange(classes), design.k)
+    if neighbours == "add-remove":
+        values, codes = values[coins.ravel()], codes[coins.ravel()]
+    else:
+        values = np.where(coins.ravel()[:, None], values, -values)
+    release = release_moments(
+        lambda: [(values, codes)],
+        domain=domain,
+        features=Identity((design.k,)),
+        design=design,
+        ledger=Ledger(),
+        source=source,
+    )
+    return Planted(release, coins)
+
+
+def release_scores(planted: Planted, neighbours: str) -> Reals:
+    """Return (classes, k) scores: the released number of each canary, from half-way between out and in."""
+    moments = planted.release.moments()
+    level = float(planted.release.certificate.settings["level"])
+    middle = level / 2 if neighbours == "add-remove" else 0.0
+    return np.asarray(moments.sums.numpy() - middle)
+
+
+def model_scores(planted: Planted, epochs: int, *, drawn: int = 4000, seed: int = 0) -> Reals:
+    """Return (classes, k) scores from a model alone: its logit for each canary's own class.
+
+    The model is a linear head trained by the product's loop on vectors drawn from the release.
+    """
+    release = planted.release
+    laws = class_laws(release.moments(), None)
+    x, y = laws.sample(drawn, torch.Generator().manual_seed(seed))
+    classes, k = planted.coins.shape
+    head = torch.nn.Linear(k, classes)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    plan = Plan(epochs=epochs, batch_size=500, optimiser="SGD", learning_rate=0.5, seed=seed)
+    train(head, Examples(x, y), plan, device="cpu")
+    weight = head.weight.detach().double().numpy()
+    return np.asarray(weight - weight.mean(0))  # what a coordinate says for one class against the others
+
+
+def guess(scores: Reals, coins: npt.NDArray[np.bool_], share: float) -> tuple[int, int]:
+    """Guess the canaries with the most extreme scores, half of them in and half out: (right, guesses)."""
+    order = np.argsort(scores.ravel())
+    each = max(1, int(share * scores.size / 2))
+    truth = coins.ravel()
+    right = int((~truth[order[:each]]).sum() + truth[order[-each:]].sum())
+    return right, 2 * each
+
+
+def one_run(
+    planted: Planted,
+    scores: Reals,
+    name: str,
+    *,
+    share: float = 0.4,
+    alpha: float = ALPHA,
+    control: bool = False,
+) -> Finding:
+    """Turn guesses into a finding. `share` is how many of the canaries are guessed, fixed beforehand."""
+    totals = planted.release.certificate.totals
+    right, guesses = guess(scores, planted.coins, share)
+    delta = float(totals.delta)
+    return Finding(
+        rung="one run",
+        mechanism=name,
+        neighbours=totals.neighbours,
+        claimed=totals.epsilon_claimed,
+        proved=totals.epsilon_proved,
+        lower=one_run_bound(right, guesses, planted.canaries, alpha=alpha, delta=delta),
+        confidence=1 - alpha,
+        runs=planted.canaries,
+        delta=delta,
+        control=control,
+        note=f"{right} of {guesses} guesses right, {planted.canaries} canaries",
+    )
+
+
+def canary_design(k: int, epsilon: Fraction = Fraction(1)) -> Design:
+    """Return the release that canaries are planted in: class sums and counts, pure epsilon."""
+    return Design(epsilon, Fraction(0), k, 1.0, constant=0.0)

@@ -1,0 +1,113 @@
+"""One line of an audit: what was claimed, what is proved, what an attack proves from below."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from adlm.certificate import Epsilon, number, show
+
+COMMAND_ALPHA = 1e-3  # chance that a sound product is called violated by one whole command
+MOST_TESTS = 50  # statistical tests that one command makes at most
+ALPHA = COMMAND_ALPHA / MOST_TESTS
+
+HOLDS, ABOVE_CLAIM, VIOLATED, CAUGHT, MISSED = "holds", "above claim", "VIOLATED", "violated", "NOT CAUGHT"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a ROC curve with its bounds: what the picture shows."""
+
+    fpr: float
+    tpr: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one attack on one mechanism found.
+
+    Attributes
+    ----------
+    rung : `replay`, `worst case`, `two worlds`, `support`, `one run`, `control` or `artefact`.
+    mechanism, neighbours : what was attacked, and under which relation.
+    claimed : the epsilon that its authors claim; `proved` the one on the certificate.
+    delta : for which both are.
+    lower : epsilon that the attack proves from below.
+    confidence : probability that `lower` is a lower bound; 1 for an exact argument.
+    runs : of the mechanism, or neighbours tried, or guesses made.
+    control : whether this is a negative control, which must be violated.
+    note : what else there is to say.
+    curve : points of the ROC curve, when the attack has one.
+    """
+
+    rung: str
+    mechanism: str
+    neighbours: str
+    claimed: Epsilon
+    proved: Epsilon
+    lower: float
+    confidence: float
+    runs: int
+    delta: float = 0.0
+    control: bool = False
+    note: str = ""
+    fault: bool = False
+    curve: tuple[Point, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Say whether the attack refutes the proof, or the claim, or nothing.
+
+        A control has no proof: it is held against its claim.
+        """
+        refuted = self.fault or self.lower > float(self.claimed if self.control else self.proved) + 1e-9
+        if self.control:
+            return CAUGHT if refuted else MISSED
+        if refuted:
+            return VIOLATED
+        return ABOVE_CLAIM if self.lower > float(self.claimed) + 1e-9 else HOLDS
+
+    @property
+    def as_it_should_be(self) -> bool:
+        """Whether the product holds, or the control was caught."""
+        return self.verdict in (HOLDS, ABOVE_CLAIM, CAUGHT)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values under stable keys."""
+        return {
+            "rung": self.rung,
+            "mechanism": self.mechanism,
+            "neighbours": self.neighbours,
+            "epsilon_claimed": number(self.claimed),
+            "epsilon_proved": number(self.proved),
+            "delta": self.delta,
+            "epsilon_lower": self.lower if math.isfinite(self.lower) else None,
+            "confidence": self.confidence,
+            "runs": self.runs,
+            "verdict": self.verdict,
+            "control": self.control,
+            "note": self.note,
+            "curve": [[point.fpr, point.tpr] for point in self.curve],
+        }
+
+    def row(self) -> tuple[str, ...]:
+        """Return the cells of the table."""
+        level = "exact" if self.confidence >= 1 else f"{100 * self.confidence:.5g}%"
+        lower = "unbounded" if math.isinf(self.lower) else f"{self.lower:.3f}"
+        return (
+            self.mechanism,
+            self.neighbours,
+            self.rung,
+            show(self.claimed),
+            show(self.proved),
+            lower,
+            level,
+            f"{self.runs:,}",
+            self.verdict,
+        )
+
+
+HEADINGS = (
+    "mechanism", "relation", "attack", "claimed", "proved", "lower bound", "confidence", "runs", "verdict",
+)  # fmt: skip

@@ -1,0 +1,238 @@
+"""What is audited: the product's mechanisms on their real code paths, small enough to run often.
+
+A subject is a way to make a release of given records, with what is needed to attack it: which charge each
+draw of noise belongs to, which records are admissible, and how neighbours differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+
+from adlm.certificate import Charge
+from adlm.curator.ledger import Ledger
+from adlm.curator.moments import Design, Second, release_moments
+from adlm.curator.noise import Source
+from adlm.curator.record_release import release_records
+from adlm.curator.records import Settings
+from adlm.curator.relevance import PrivateRelevance, private_relevance
+from adlm.public.domain import NEIGHBOURS, Domain
+from adlm.public.features.identity import Identity
+
+Reals = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
+DELTA = Fraction(1, 10**5)
+
+
+@dataclass(frozen=True)
+class Records:
+    """A data set: (n, k) values and (n,) class codes."""
+
+    values: Reals
+    codes: Codes
+
+    def plus(self, other: Records) -> Records:
+        """These records and then others."""
+        return Records(np.vstack([self.values, other.values]), np.concatenate([self.codes, other.codes]))
+
+
+Run = Callable[[Records, Ledger, Source], tuple[Charge, ...]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A mechanism under audit.
+
+    Attributes
+    ----------
+    name, neighbours : of the mechanism and of the relation it is audited for.
+    run : makes the release by the product's own code and returns the charges on its certificate.
+    covers : for each draw of noise in order, the index of its charge; None for noise on no record.
+    width, classes : of the records.
+    focus : the charge that the search for the worst neighbours looks at; None for all together.
+    tight : whether some pair of neighbours attains the proved bound.
+    box : whether records live in [0, 1] (raw records) rather than anywhere (feature vectors).
+    contributions : records in which neighbours differ.
+    weaken : factor on every noise scale behind the back of the charges; 1 but for negative controls.
+    """
+
+    name: str
+    neighbours: str
+    run: Run
+    covers: tuple[int | None, ...]
+    width: int
+    classes: int = 2
+    focus: int | None = None
+    tight: bool = True
+    box: bool = False
+    contributions: int = 1
+    weaken: Fraction = Fraction(1)
+
+    @property
+    def label(self) -> str:
+        """Name and relation in one line."""
+        return f"{self.name}, {self.neighbours}"
+
+
+def of_moments(
+    name: str,
+    design: Design,
+    neighbours: str,
+    covers: tuple[int | None, ...],
+    *,
+    focus: int | None = None,
+    classes: int = 2,
+) -> Subject:
+    """Audit a moment release: records are the feature vectors themselves."""
+    domain = Domain((design.k,), 0.0, 1.0, tuple(f"class {c}" for c in range(classes)), neighbours)
+    features = Identity((design.k,))
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        made = release_moments(
+            lambda: [(data.values, data.codes)],
+            domain=domain,
+            features=features,
+            design=design,
+            ledger=ledger,
+            source=source,
+        )
+        return made.certificate.charges
+
+    return Subject(name, neighbours, run, covers, design.k, classes, focus,
+                   contributions=design.contributions)  # fmt: skip
+
+
+def of_records(
+    name: str, settings: Settings, domain: Domain, *, focus: int | None, relevance: Reals | None = None
+) -> Subject:
+    """Audit a record release: the paper's features and label coefficients, for given relevances."""
+    given = None if relevance is None else PrivateRelevance(relevance, (), {})
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        made = release_records(
+            data.values, data.codes, domain, settings, relevance=given, ledger=ledger, source=source
+        )
+        return made.certificate.charges
+
+    covers = (None, 0, *(1 for _ in settings.orders))
+    return Subject(name, domain.neighbours, run, covers, domain.size, len(domain.classes), focus, box=True)
+
+
+def _network(width: int) -> nn.Module:
+    """A relevance network that no record had a part in: its weights come from a fixed seed."""
+    generator = torch.Generator().manual_seed(0)
+    network = nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, 2))
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    return network
+
+
+def of_relevance(name: str, epsilon: Fraction, width: int, sensitivity: str) -> Subject:
+    """Audit the private relevance: a network fixed beforehand, drawn from a fixed seed."""
+    domain = Domain((width,), 0.0, 1.0, ("a", "b"))
+    network = _network(width)
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        return private_relevance(
+            network,
+            data.values,
+            domain,
+            provenance="public",
+            epsilon=epsilon,
+            ledger=ledger,
+            source=source,
+            sensitivity=sensitivity,
+        ).charges
+
+    return Subject(name, "replace-one", run, (0,), width, tight=False, box=True)
+
+
+def of_algorithm1(name: str, width: int) -> Subject:
+    """Audit Algorithm 1 whole: relevance, then records and coefficients whose noise follows it."""
+    domain, network = Domain((width,), 0.0, 1.0, ("a", "b")), _network(width)
+    settings = replace(paper_settings(), allocation="linear", delta_h0=Fraction(1800))
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        relevance = private_relevance(
+            network,
+            data.values,
+            domain,
+            provenance="public",
+            epsilon=Fraction(1, 2),
+            ledger=ledger,
+            source=source,
+        )
+        made = release_records(
+            data.values, data.codes, domain, settings, relevance=relevance, ledger=ledger, source=source
+        )
+        return made.certificate.charges
+
+    return Subject(name, "replace-one", run, (0, None, 1, 2), width, tight=False, box=True)
+
+
+def designs() -> dict[str, tuple[Design, tuple[int | None, ...], int | None]]:
+    """The moment releases that are audited: design, charges covered, focus of the search."""
+    pure = Design(Fraction(1), Fraction(0), 3, 1.0)
+    gaussian = Design(Fraction(4), DELTA, 3, 1.0)
+    return {
+        "one class sum, Laplace": (replace(pure, k=1, constant=0.0), (0,), None),
+        "one class sum, Gaussian": (replace(gaussian, k=1, constant=0.0), (0,), None),
+        "class sums, Laplace": (pure, (0,), None),
+        "class sums, Laplace, adaptive": (replace(pure, scales=(1.0, 2.5, 0.4)), (0,), None),
+        "class sums, Laplace, 2 records a person": (replace(pure, contributions=2), (0,), None),
+        "second moments, Laplace": (replace(pure, second=Second(3)), (0, 1, 1), 1),
+        "second moments in the span of means, Laplace": (
+            replace(pure, second=Second(3, "means")), (0, 1, 1), 1),
+        "class sums and second moments, Laplace": (replace(pure, second=Second(3)), (0, 1, 1), None),
+        "class sums, radial": (replace(pure, pure="radial"), (0,), None),
+        "class sums, Gaussian": (gaussian, (0,), None),
+        "second moments, Gaussian": (replace(gaussian, second=Second(3, level=0.5)), (0, 1, 1), 1),
+        "class sums and second moments, Gaussian": (replace(gaussian, second=Second(3)), (0, 0, 0), None),
+    }  # fmt: skip
+
+
+def paper_settings(epsilon2: Fraction = Fraction(1, 50), epsilon3: Fraction = Fraction(1, 2)) -> Settings:
+    """The record release as the paper's MNIST setting has it, with the authors' Delta_h0 = 9,800."""
+    return Settings(
+        epsilon2=epsilon2,
+        epsilon3=epsilon3,
+        batch_size=1800,
+        delta_h0=Fraction(9800),
+        delta_h0_rule="per-patch",
+        hidden=25,
+        allocation="identical",
+    )
+
+
+def image_domain(classes: int = 10) -> Domain:
+    """28 by 28 values and ten classes: the shape of the paper's MNIST."""
+    return Domain((28, 28), 0.0, 1.0, tuple(map(str, range(classes))))
+
+
+def subjects() -> tuple[Subject, ...]:
+    """Every mechanism of the product, under every relation that it serves."""
+    made = [
+        of_moments(name, design, relation, covers, focus=focus)
+        for name, (design, covers, focus) in designs().items()
+        for relation in NEIGHBOURS
+    ]
+    linear = replace(paper_settings(), allocation="linear")
+    relevant = np.zeros(784)
+    relevant[406] = 1.0  # the worst that relevance can ask for: all of the budget on one feature
+    literal = replace(paper_settings(), mode="literal")
+    images = image_domain()
+    return (
+        *made,
+        of_records("record features, Algorithm 1", linear, images, focus=0, relevance=relevant),
+        of_records("label coefficients, Algorithm 1", paper_settings(), images, focus=1),
+        of_records("label coefficients, literal", literal, images, focus=1),
+        of_relevance("relevance, 2d/n", Fraction(1), 4, "paper"),
+        of_relevance("relevance, d/n", Fraction(1), 4, "tight"),
+        of_algorithm1("Algorithm 1, whole", 4),
+    )

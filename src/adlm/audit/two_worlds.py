@@ -1,0 +1,171 @@
+"""Two worlds: run a mechanism many times on each of two neighbours and see how well they are told apart.
+
+The attacker knows both data sets and the law of the noise, so the score is the log likelihood ratio: no other
+test is better. Inputs come from the product's own code by replay; noise from the product's own sampler, a
+block of runs in one call, or through the whole release again for each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from adlm import progress
+from adlm.audit.finding import ALPHA, Finding, Point
+from adlm.audit.replay import Comparison, record
+from adlm.audit.statistics import two_worlds_bound
+from adlm.audit.subjects import Records, Subject
+from adlm.audit.tap import Call, draw
+from adlm.audit.worst_case import Neighbours
+from adlm.certificate import compose, gaussian_epsilon
+from adlm.curator.noise import Source
+
+Reals = npt.NDArray[np.float64]
+Pair = tuple[Call, Call]
+BLOCK = 1 << 20  # draws of noise held at a time
+
+
+def log_ratio(mechanism: str, scale: Fraction, output: npt.ArrayLike, one: Reals, two: Reals) -> Reals:
+    """Return log Pr[output | one] - log Pr[output | two], summed over the last axis."""
+    seen, s = np.asarray(output, dtype=np.float64), float(scale)
+    if mechanism == "laplace":
+        return np.asarray((np.abs(seen - two) - np.abs(seen - one)).sum(-1) / s)
+    if mechanism == "gaussian":
+        return np.asarray(((seen - two) ** 2 - (seen - one) ** 2).sum(-1) / (2 * s * s))
+    far, near = (np.sqrt(((seen - centre) ** 2).sum(-1)) for centre in (two, one))
+    return np.asarray((far - near) / s)
+
+
+def scores(pairs: Sequence[Pair], runs: int, source: Source) -> tuple[Reals, Reals]:
+    """Return log likelihood ratios of `runs` releases of each world, noise drawn in blocks.
+
+    What the two worlds agree on carries no information and is not drawn.
+    """
+    worlds = (np.zeros(runs), np.zeros(runs))
+    for call, other in pairs:
+        for one, two in _moved(call, other):
+            block = max(1, BLOCK // one.size)
+            for world, centre in zip(worlds, (one, two), strict=True):
+                for start in range(0, runs, block):
+                    rows = min(block, runs - start)
+                    noise = draw(call.mechanism, (rows, one.size), call.scale, source)
+                    world[start : start + rows] += log_ratio(
+                        call.mechanism, call.scale, centre + noise, one, two
+                    )
+    return worlds
+
+
+def _moved(call: Call, other: Call) -> list[tuple[Reals, Reals]]:
+    """Return the vectors that differ: rows for radial noise, else the coordinates that differ, as one."""
+    one, two = call.inputs.astype(np.float64), other.inputs.astype(np.float64)
+    if call.mechanism == "radial":
+        return [(a, b) for a, b in zip(one, two, strict=True) if (a != b).any()]
+    differ = one != two
+    return [(one[differ], two[differ])] if differ.any() else []
+
+
+def whole_scores(
+    subject: Subject, neighbours: Neighbours, runs: int, source: Source, advance: Callable[[int], None]
+) -> tuple[Reals, Reals]:
+    """Return log likelihood ratios where every run is a whole release, made anew."""
+    pairs = neighbours.comparison.pairs
+
+    def score(data: Records) -> float:
+        made = record(subject, data, source).calls
+        return sum(
+            float(log_ratio(seen.mechanism, seen.scale, seen.output, *_inputs(pair)).sum())
+            for seen, pair in zip(made, pairs, strict=True)
+        )
+
+    worlds = (np.empty(runs), np.empty(runs))
+    for run in range(runs):
+        worlds[0][run], worlds[1][run] = score(neighbours.data), score(neighbours.neighbour)
+        advance(1)
+    return worlds
+
+
+def _inputs(pair: Pair) -> tuple[Reals, Reals]:
+    return pair[0].inputs.astype(np.float64), pair[1].inputs.astype(np.float64)
+
+
+def chosen_pairs(subject: Subject, comparison: Comparison) -> tuple[Pair, ...]:
+    """Return the pairs of calls that belong to the charges under audit."""
+    return tuple(
+        pair
+        for pair, charge in zip(comparison.pairs, subject.covers, strict=True)
+        if charge is not None and subject.focus in (None, charge)
+    )
+
+
+def curve(worlds: tuple[Reals, Reals], points: int = 60) -> tuple[Point, ...]:
+    """Return the ROC curve of the scores at thresholds that matter on log axes."""
+    one, two = np.sort(worlds[0]), np.sort(worlds[1])
+    rates = np.geomspace(1 / len(two), 1.0, points)
+    thresholds = two[np.minimum(len(two) - 1, ((1 - rates) * len(two)).astype(int))]
+    tpr = 1 - np.searchsorted(one, thresholds, side="left") / len(one)
+    fpr = 1 - np.searchsorted(two, thresholds, side="left") / len(two)
+    return tuple(Point(float(f), float(t)) for f, t in sorted(set(zip(fpr, tpr, strict=True))) if f > 0)
+
+
+def judge(
+    subject: Subject,
+    comparison: Comparison,
+    worlds: tuple[Reals, Reals],
+    *,
+    rung: str = "two worlds",
+    alpha: float = ALPHA,
+    control: bool = False,
+) -> Finding:
+    """Turn scores of two worlds into a finding.
+
+    Where the noise is Gaussian the certificate claims more than (epsilon, delta): the trade-off curve of a
+    Gaussian mechanism of its mu. That is what is tested; the note has the bound that assumes no curve.
+    """
+    charges = comparison.charges if subject.focus is None else (comparison.charges[subject.focus],)
+    totals = compose(charges)
+    delta = float(totals.delta)
+    note = ""
+    if delta:
+        plain = two_worlds_bound(*worlds, alpha=alpha, delta=delta).value
+        mu = two_worlds_bound(*worlds, alpha=alpha, curve="gaussian").value
+        lower = float(gaussian_epsilon(Fraction(mu), totals.delta)) if mu > 0 else 0.0
+        note = f"mu at least {mu:.3f}; without assuming the Gaussian curve, epsilon at least {plain:.3f}"
+    else:
+        lower = two_worlds_bound(*worlds, alpha=alpha).value
+    return Finding(
+        rung=rung,
+        mechanism=subject.name,
+        neighbours=subject.neighbours,
+        claimed=totals.epsilon_claimed,
+        proved=totals.epsilon_proved,
+        lower=lower,
+        confidence=1 - alpha,
+        runs=len(worlds[0]),
+        delta=delta,
+        control=control,
+        note=note,
+        curve=curve(worlds),
+    )
+
+
+def two_worlds(
+    subject: Subject, neighbours: Neighbours, runs: int, source: Source, *, alpha: float = ALPHA
+) -> Finding:
+    """Attack a mechanism at its worst neighbours, with noise in blocks."""
+    pairs = chosen_pairs(subject, neighbours.comparison)
+    return judge(subject, neighbours.comparison, scores(pairs, runs, source), alpha=alpha)
+
+
+def whole_releases(
+    subject: Subject, neighbours: Neighbours, runs: int, source: Source, *, alpha: float = ALPHA
+) -> Finding:
+    """Attack a mechanism at its worst neighbours, each run a whole release.
+
+    Only for releases without stages: the inputs of a later stage would differ from run to run.
+    """
+    with progress.bar(runs, f"whole releases: {subject.label}", "pairs") as advance:
+        worlds = whole_scores(subject, neighbours, runs, source, advance)
+    return judge(subject, neighbours.comparison, worlds, rung="two worlds, whole release", alpha=alpha)

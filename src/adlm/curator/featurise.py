@@ -19,7 +19,7 @@ from platformdirs import user_cache_dir
 from adlm import progress
 from adlm.artefact import write_file
 from adlm.public.domain import Domain
-from adlm.public.features import Features
+from adlm.public.features import Features, Narrowed
 
 BATCH = 500
 
@@ -41,6 +41,10 @@ def featurise(
     x: npt.ArrayLike, domain: Domain, features: Features, *, device: str = "cpu", cache: bool = False
 ) -> npt.NDArray[np.float32]:
     """Scale records by their domain and map them to (n, width) features."""
+    if isinstance(features, Narrowed):  # the wide features serve every width
+        wide = featurise(x, domain, features.inner, device=device, cache=cache)
+        parts = [features.of(torch.from_numpy(wide[i : i + 5000].copy())) for i in range(0, len(wide), 5000)]
+        return torch.cat(parts).numpy()
     records = np.asarray(x)
     kept = cache_folder() / f"{_key(records, domain, features)}.npy" if cache else None
     if kept is not None and kept.exists():

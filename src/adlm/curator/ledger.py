@@ -20,6 +20,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
 
+from platformdirs import user_data_dir
+
 from adlm.artefact import sha256
 from adlm.certificate import Charge, Totals, compose, show
 from adlm.errors import UserError
@@ -75,7 +77,7 @@ class Ledger:
         Raises
         ------
         UserError
-            When they do not compose with what was spent, or together exceed the budget.
+            When there is a budget and they do not compose with what was spent, or exceed it together.
         """
         if self.path is None:
             self._check([*self._memory, *charges], self._memory)
@@ -87,9 +89,9 @@ class Ledger:
             self._append(file, {"charges": [c.to_dict() for c in charges]})
 
     def _check(self, after: Sequence[Charge], before: Sequence[Charge]) -> None:
-        total = compose(after)
         if self.budget is None:
-            return
+            return  # every charge is kept, and nothing is promised of their sum
+        total = compose(after)
         if math.isinf(total.epsilon_proved):
             if not self.allow_unproved:
                 raise UserError(
@@ -180,3 +182,11 @@ class Ledger:
 
 def _line(body: dict[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def default_path(name: str) -> Path:
+    """Return where this person's ledger of a data set is kept; ADLM_LEDGERS moves the folder."""
+    folder = os.environ.get("ADLM_LEDGERS") or str(Path(user_data_dir("adlm")) / "ledgers")
+    plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(name).name)
+    mark = "" if plain == name else f"-{sha256(name.encode())[:12]}"
+    return Path(folder) / f"{plain}{mark}.jsonl"

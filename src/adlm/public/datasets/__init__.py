@@ -54,6 +54,11 @@ def names() -> tuple[str, ...]:
     return tuple(CATALOGUE)
 
 
+def domain(name: str) -> Domain:
+    """What is public of a data set, without fetching it."""
+    return named(name).domain
+
+
 def load(name: str, split: str, *, say: Say = progress.say) -> Records:
     """Records of a data set's `train` or `test` split; `say` is told of each step of a download."""
     data = named(name)
@@ -87,4 +92,4 @@ def describe() -> list[dict[str, Any]]:
     ]
 
 
-__all__ = ["Records", "SPLITS", "describe", "get", "load", "names"]
+__all__ = ["Records", "SPLITS", "describe", "domain", "get", "load", "names"]

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from adlm.errors import UserError
+from adlm.public.domain import Domain
 from adlm.public.features.base import Features, PriorStatistics, unit_norm
+from adlm.public.features.narrowed import Narrowed
 
-__all__ = ["Features", "PriorStatistics", "build", "unit_norm"]
+__all__ = ["Features", "Narrowed", "PriorStatistics", "build", "for_domain", "unit_norm"]
 
 
 def build(spec: Mapping[str, Any]) -> Features:
@@ -22,5 +24,18 @@ def build(spec: Mapping[str, Any]) -> Features:
             from adlm.public.features.tabular import TabularFeatures
 
             return TabularFeatures.from_spec(spec)
+        case "narrowed":
+            return Narrowed(build(spec["of"]), int(spec["width"]))
+        case "natural":
+            from adlm.public.features.natural import NaturalImages
+
+            return NaturalImages.from_spec(spec)
         case other:
             raise UserError(f"there are no public features called {other!r}")
+
+
+def for_domain(domain: Domain) -> Features:
+    """Return the public features that suit the declared family and shape of the records."""
+    if domain.family == "natural" and domain.shape == (3, 32, 32):
+        return build({"name": "natural", "width": 1200, "weights": "natural-32"})
+    return build({"name": "identity", "shape": list(domain.shape)})

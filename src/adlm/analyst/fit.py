@@ -1,0 +1,124 @@
+"""From a release to a model: in closed form, or by training any network on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from adlm.analyst import discriminant, networks
+from adlm.analyst.anatomy import perturb_bias
+from adlm.analyst.examples import Examples, from_records
+from adlm.analyst.model import Model
+from adlm.analyst.sampling import class_laws
+from adlm.analyst.training import History, Plan, train
+from adlm.errors import UserError
+from adlm.release import Release
+
+DRAWS = 20_000
+LINEAR = "linear, in closed form"
+
+
+def fit(
+    release: Release,
+    network: str | nn.Module | None = None,
+    plan: Plan | None = None,
+    *,
+    draws: int = DRAWS,
+    device: str = "cpu",
+    checkpoints: Path | None = None,
+    resume: bool = False,
+) -> Model:
+    """Make a model from a release alone; its certificate is the release's, whatever is done here.
+
+    Parameters
+    ----------
+    network : None for the linear classifier of a moment release in closed form; else a network by name, or
+        any module that takes the features (moment release) or scaled records (record release).
+    plan : how to train a network; 12 epochs when not given.
+    draws : how many labelled vectors to draw from released moments for a network.
+    """
+    if release.certificate.kind == "moments":
+        if network is None:
+            return _closed_form(release)
+        return _on_draws(release, network, plan or Plan(epochs=12), draws, device, checkpoints, resume)
+    if network is None:
+        network = str(release.certificate.settings.get("network", "paper-mnist"))
+    return _on_records(release, network, plan or Plan(epochs=12), device, checkpoints, resume)
+
+
+def _closed_form(release: Release) -> Model:
+    features, moments = release.features(), release.moments()
+    head = discriminant.fit(moments, features.prior)
+    width, classes = features.width, len(release.certificate.domain.classes)
+    linear = nn.Linear(width, classes)
+    with torch.no_grad():
+        linear.weight.zero_()
+        linear.weight[:, : head.weight.shape[1]] = head.weight.float()
+        linear.bias.copy_(head.bias.float())
+    return Model(release.certificate, linear, {"kind": "linear"}, features, {"network": LINEAR, "epochs": 0})
+
+
+def _on_draws(
+    release: Release,
+    network: str | nn.Module,
+    plan: Plan,
+    draws: int,
+    device: str,
+    checkpoints: Path | None,
+    resume: bool,
+) -> Model:
+    features, moments = release.features(), release.moments()
+    k = moments.sums.shape[1]
+    generator = torch.Generator().manual_seed(plan.seed)
+    z, codes = class_laws(moments, features.prior).sample(draws, generator)
+    wide = torch.zeros(draws, features.width)
+    wide[:, :k] = z
+    head, architecture = _network(network, (features.width,), len(moments.counts), plan.seed)
+    history = train(
+        head, Examples(wide, codes), plan, device=device, checkpoints=checkpoints, resume=resume,
+        identity=str(release.certificate.to_dict()["digest"]),
+    )  # fmt: skip
+    return Model(release.certificate, head, architecture, features, _told(architecture, plan, history))
+
+
+def _on_records(
+    release: Release,
+    network: str | nn.Module,
+    plan: Plan,
+    device: str,
+    checkpoints: Path | None,
+    resume: bool,
+) -> Model:
+    domain = release.certificate.domain
+    body, architecture = _network(network, domain.shape, len(domain.classes), plan.seed)
+    perturb_bias(body, domain.shape, float(release.tensors["bias"]))  # line 14
+    history = train(
+        body, from_records(release), plan, device=device, checkpoints=checkpoints, resume=resume,
+        identity=str(release.certificate.to_dict()["digest"]),
+    )  # fmt: skip
+    return Model(release.certificate, body, architecture, None, _told(architecture, plan, history))
+
+
+def _network(
+    network: str | nn.Module, shape: tuple[int, ...], classes: int, seed: int
+) -> tuple[nn.Module, dict[str, object]]:
+    if isinstance(network, nn.Module):
+        return network, {"kind": "custom", "name": type(network).__name__, "shape": list(shape)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        built = networks.build(network, shape, classes)
+    return built, {"kind": "network", "name": network, "shape": list(shape)}
+
+
+def _told(architecture: dict[str, object], plan: Plan, history: History) -> dict[str, object]:
+    if not history.losses:
+        raise UserError(f"training gave no network: {history.stopped or 'there were no epochs'}")
+    return {
+        "network": architecture["name"],
+        "epochs": len(history.losses),
+        "loss": history.losses[-1],
+        "stopped": history.stopped,
+        "seed": plan.seed,
+    }

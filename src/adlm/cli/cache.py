@@ -1,0 +1,34 @@
+"""`adlm cache`: the features of private records that were kept to save time."""
+
+from __future__ import annotations
+
+import typer
+
+from adlm.cli.console import AsJson, Output, Quiet
+
+app = typer.Typer(
+    help="Show and remove kept features of private records; they are private data. Example: adlm cache clear",
+    no_args_is_help=True,
+)
+
+
+@app.command("clear", epilog="Example: adlm cache clear")
+def clear(as_json: AsJson = False, quiet: Quiet = False) -> None:
+    """Remove every kept file of features. With --json: {"removed"}."""
+    from adlm.curator.featurise import clear_cache
+
+    removed = clear_cache()
+    Output(as_json, quiet).result({"removed": removed}, f"{removed} files of features removed")
+
+
+@app.command("where", epilog="Example: adlm cache where")
+def where(as_json: AsJson = False, quiet: Quiet = False) -> None:
+    """Say where features of private records are kept. With --json: {"folder", "files", "bytes"}."""
+    from adlm.curator.featurise import cache_folder
+
+    files = list(cache_folder().glob("*.npy"))
+    size = sum(f.stat().st_size for f in files)
+    Output(as_json, quiet).result(
+        {"folder": str(cache_folder()), "files": len(files), "bytes": size},
+        f"{cache_folder()}: {len(files)} files, {size / 1e6:.1f} MB",
+    )

@@ -1,0 +1,62 @@
+"""`adlm evaluate`: how well a model does on records it was not made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adlm.cli.console import AsJson, Device, Output, Quiet, pick_device
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    file: Annotated[Path | None, typer.Argument(help="A CSV or Parquet file with labels.")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set by name.")] = None,
+    split: Annotated[str, typer.Option(help="Which split of a named data set.")] = "test",
+    save: Annotated[
+        Path | None, typer.Option(help="Keep the figures in this JSON file, for adlm report.")
+    ] = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a model on labelled records.
+
+    On private records this is a statistic without privacy: do not publish it, and do not choose by it. With
+    --json: {"accuracy", "balanced_accuracy", "auc", "calibration_error", "log_loss", "confusion", "n",
+    "classes"} and the certificate's totals; accuracies are fractions.
+    """
+    from adlm.analyst.metrics import measure
+    from adlm.analyst.model import Model
+    from adlm.artefact import canonical, write_file
+    from adlm.errors import UserError
+
+    output = Output(as_json, quiet)
+    if (file is None) == (data is None):
+        raise UserError("give either a file or --data NAME; adlm data list shows the names")
+    loaded = Model.load(model)
+    domain = loaded.certificate.domain
+    if data is not None:
+        from adlm.public import datasets
+
+        records = datasets.load(data, split)
+        x, codes = records.x, domain.encode_labels([records.domain.classes[c] for c in records.y])
+    else:
+        from adlm.curator.tables import read_labelled
+
+        assert file is not None
+        x, codes = read_labelled(file, loaded.certificate.features["spec"])
+    figures = measure(loaded.probabilities(x, device=pick_device(device)), codes).to_dict()
+    figures |= {"classes": list(domain.classes), "of": data or str(file), "split": split if data else None}
+    if save is not None:
+        write_file(save, canonical(figures), what="evaluation")
+    totals = loaded.certificate.totals
+    shown = ("accuracy", "balanced_accuracy", "auc", "calibration_error", "log_loss")
+    rows = [[key.replace("_", " "), f"{figures[key]:.4f}"] for key in shown if figures[key] is not None]
+    output.table(["measure", "value"], rows)
+    output.result(
+        figures | totals.to_dict(),
+        f"accuracy {figures['accuracy']:.4f} on {len(codes)} records; {totals.sentence()}",
+    )

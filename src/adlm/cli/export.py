@@ -1,0 +1,28 @@
+"""`adlm export`: a model as one ONNX file, features and head together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adlm.cli.console import AsJson, Output, Quiet
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    out: Annotated[Path, typer.Option(help="The ONNX file to write.")] = Path("model.onnx"),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a model as ONNX, to be served anywhere. With --json: {"out", "bytes"} and the totals."""
+    from adlm.analyst.model import Model
+    from adlm.export import export_onnx
+
+    loaded = Model.load(model)
+    export_onnx(loaded, out)
+    totals = loaded.certificate.totals
+    Output(as_json, quiet).result(
+        {"out": str(out), "bytes": out.stat().st_size} | totals.to_dict(), f"{out}: {totals.sentence()}"
+    )

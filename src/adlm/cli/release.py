@@ -1,0 +1,198 @@
+"""`adlm release`: read private records once, and write what may be known of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from adlm.cli.console import AsJson, Device, Output, Quiet, pick_device
+
+if TYPE_CHECKING:
+    from adlm.curator.ledger import Ledger
+    from adlm.release import Release
+
+KINDS = ("moments", "records")
+
+
+def release(
+    file: Annotated[Path | None, typer.Argument(help="A CSV or Parquet file; needs --domain.")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set by name (see adlm data list).")] = None,
+    domain: Annotated[Path | None, typer.Option(help="The TOML file that declares the columns.")] = None,
+    epsilon: Annotated[str, typer.Option(help="The privacy budget of this release.")] = "1",
+    delta: Annotated[str, typer.Option(help="0 for pure epsilon (Laplace), else Gaussian noise.")] = "0",
+    out: Annotated[Path, typer.Option(help="Folder to make.")] = Path("release"),
+    kind: Annotated[
+        str, typer.Option(help="moments (proved, accurate) or records (the paper's).")
+    ] = "moments",
+    method: Annotated[str, typer.Option(help="adlm (adaptive noise) or ilm (identical noise).")] = "adlm",
+    neighbours: Annotated[str | None, typer.Option(help="replace-one or add-remove.")] = None,
+    ledger: Annotated[Path | None, typer.Option(help="The data set's ledger; made if need be.")] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Epsilon (or EPSILON,DELTA) that the ledger may spend in all.")
+    ] = None,
+    k: Annotated[int | None, typer.Option(help="Moments: coordinates, instead of the rule's.")] = None,
+    second: Annotated[
+        int | None, typer.Option(help="Moments: coordinates with second moments, instead of the rule's.")
+    ] = None,
+    share: Annotated[
+        float | None, typer.Option(help="Moments: share of the budget for class sums, instead of the rule's.")
+    ] = None,
+    allocation: Annotated[
+        str | None, typer.Option(help="identical, linear or optimal noise over coordinates or features.")
+    ] = None,
+    relevance: Annotated[
+        str, typer.Option(help="Moments: prior (public, free) or private (LRP on a first release, charged).")
+    ] = "prior",
+    split: Annotated[
+        str, typer.Option(help="Records: shares for relevance, features and labels.")
+    ] = "0.25,0.5,0.25",
+    network: Annotated[str, typer.Option(help="Records: the network to be trained.")] = "paper-mnist",
+    batch_size: Annotated[int, typer.Option(help="Records: |L|.")] = 1800,
+    delta_h0: Annotated[
+        str, typer.Option(help="Records: counted, per-patch (the authors' code) or a number.")
+    ] = "counted",
+    mode: Annotated[str, typer.Option(help="Records: economical or literal loss noise.")] = "economical",
+    limit: Annotated[int | None, typer.Option(help="Read only the first LIMIT records (public).")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Repeatable noise. The release is stamped NOT PRIVATE.")
+    ] = None,
+    cache: Annotated[bool, typer.Option("--cache", help="Keep features of the records on disk.")] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Read private records once and make a release: noisy tensors and a certificate.
+
+    Every charge is in the ledger before its noise is drawn. With --json: {"out", "kind", "n",
+    "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "ledger", "charges"}.
+    """
+    from adlm.certificate import parse_delta, parse_epsilon
+    from adlm.curator.noise import Source
+    from adlm.errors import UserError
+
+    output = Output(as_json, quiet)
+    if kind not in KINDS:
+        raise UserError(f"--kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if (file is None) == (data is None):
+        raise UserError("give either a file with --domain, or --data NAME; adlm data list shows the names")
+    if out.exists():
+        raise UserError(f"{out} exists already; choose another --out or remove it first")
+    parse_epsilon(epsilon), parse_delta(delta)
+    source = Source.system() if seed is None else Source.seeded_with(seed)
+    book, place = _ledger(ledger, budget, data or str(file and file.resolve()))
+    chosen = pick_device(device)
+    make: Callable[[], Release]
+    if kind == "records":
+        records = _named(data, file, "records", neighbours, limit)
+        make = _records_maker(
+            records, epsilon, delta, method, split, network, batch_size, delta_h0, allocation, mode, book,
+            source, out,
+        )  # fmt: skip
+    else:
+        options = {"epsilon": epsilon, "delta": delta, "ledger": book, "source": source, "device": chosen,
+                   "k": k, "second": second, "share_sums": share, "relevance": relevance,
+                   "allocation": allocation or ("identical" if method == "ilm" else None)}  # fmt: skip
+        make = _moments_maker(data, file, domain, neighbours, limit, cache, options, out)
+    made = make()
+    certificate = made.certificate
+    for stamp in certificate.stamps:
+        output.say(f"stamped: {stamp}")
+    figures = {
+        "out": str(out), "kind": kind, "n": certificate.settings.get("n"), "stamps": list(certificate.stamps),
+        "ledger": str(place), "charges": len(book.charges),
+    }  # fmt: skip
+    output.result(
+        figures | certificate.totals.to_dict(), f"{out}: {certificate.totals.sentence()}; charged to {place}"
+    )
+
+
+def _ledger(path: Path | None, budget: str | None, name: str) -> tuple[Ledger, Path]:
+    """Open the ledger that was asked for, or the one this person keeps for the data set."""
+    from adlm.certificate import parse_delta, parse_epsilon
+    from adlm.curator.ledger import Budget, Ledger, default_path
+
+    place = path or default_path(name)
+    limit = None
+    if budget is not None:
+        epsilon, _, delta = budget.partition(",")
+        limit = Budget(parse_epsilon(epsilon, "budget"), parse_delta(delta or "0"))
+    return Ledger(place, limit), place
+
+
+def _named(data: str | None, file: Path | None, kind: str, neighbours: str | None, limit: int | None) -> Any:
+    from dataclasses import replace
+
+    from adlm.errors import UserError
+    from adlm.public import datasets
+
+    if data is None:
+        raise UserError(
+            f"a release of kind {kind} is made from a named data set or an array; {file} is a table"
+        )
+    records = datasets.load(data, "train")
+    domain = records.domain if neighbours is None else replace(records.domain, neighbours=neighbours)
+    return replace(records, x=records.x[:limit], y=records.y[:limit], domain=domain)
+
+
+def _moments_maker(
+    data: str | None,
+    file: Path | None,
+    domain: Path | None,
+    neighbours: str | None,
+    limit: int | None,
+    cache: bool,
+    options: dict[str, Any],
+    out: Path,
+) -> Callable[[], Release]:
+    from adlm.errors import UserError
+    from adlm.privatise import privatise, privatise_table
+
+    def make() -> Release:
+        if data is not None:
+            records = _named(data, None, "moments", neighbours, limit)
+            made = privatise(records.x, records.y, domain=records.domain, cache=cache, **options)
+        else:
+            if domain is None:
+                raise UserError("a file needs --domain FILE.toml; adlm domain init drafts one")
+            assert file is not None
+            made = privatise_table(file, domain, neighbours=neighbours, **options)
+        made.save(out)
+        return made
+
+    return make
+
+
+def _records_maker(
+    records: Any, epsilon: str, delta: str, method: str, split: str, network: str, batch_size: int,
+    delta_h0: str, allocation: str | None, mode: str, ledger: Ledger, source: Any, out: Path,
+) -> Callable[[], Release]:  # fmt: skip
+    from adlm.algorithm1 import Budgets, Explained, make_release
+    from adlm.analyst import networks
+    from adlm.errors import UserError
+    from adlm.public.pretrain import CLASSES, pretrain, synthetic
+    from adlm.release import Release
+
+    if Fraction(delta) != 0:
+        raise UserError("a record release has pure epsilon; leave --delta at 0")
+    shape, classes = records.domain.shape, len(records.domain.classes)
+    built = networks.build(network, shape, classes)
+    budgets = Budgets.split(epsilon, tuple(split.split(",")), method)
+
+    def make() -> Release:
+        explained = None
+        if method == "adlm":
+            relevant = networks.build("mlp", shape, CLASSES)
+            pretrain(relevant, *synthetic(shape), epochs=4)
+            explained = Explained(relevant, "public")
+        make_release(
+            records.x, records.y, records.domain, built, budgets, explained=explained, L=batch_size,
+            delta_h0=int(delta_h0) if delta_h0.isdigit() else delta_h0, allocation=allocation or "linear",
+            mode=mode, ledger=ledger, source=source, folder=out,
+        )  # fmt: skip
+        return Release.load(out)
+
+    return make

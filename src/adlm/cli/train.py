@@ -1,0 +1,59 @@
+"""`adlm train`: make a model from a release alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adlm.cli.console import AsJson, Device, Output, Quiet, pick_device
+
+
+def train(
+    release: Annotated[Path, typer.Argument(help="A release folder.")],
+    out: Annotated[Path, typer.Option(help="Folder to make.")] = Path("model"),
+    network: Annotated[
+        str | None,
+        typer.Option(help="A network by name (mlp, paper-mnist, ...); closed form when not given."),
+    ] = None,
+    epochs: Annotated[int, typer.Option(help="Passes over the examples; any number costs nothing.")] = 12,
+    batch_size: Annotated[int, typer.Option(help="|L|.")] = 1800,
+    optimiser: Annotated[str, typer.Option(help="Any optimiser of torch.optim.")] = "Adam",
+    learning_rate: Annotated[float, typer.Option(help="eta_t at the start.")] = 1e-3,
+    schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "constant",
+    draws: Annotated[int, typer.Option(help="Examples to draw from a moment release for a network.")] = 20000,
+    seed: Annotated[int, typer.Option(help="Order of batches; nothing to do with privacy.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from OUT's checkpoint.")] = False,
+    device: Device = "auto",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Train any network on a release, for any number of epochs, at no further privacy cost.
+
+    A moment release gives a linear classifier in closed form, or, with --network, a network stacked on the
+    public features and trained on labelled vectors drawn from the released moments. A record release trains
+    a network on noisy records. With --json: {"out", "network", "epochs", "loss", "stopped"} and the
+    certificate's totals.
+    """
+    from adlm.analyst.fit import fit
+    from adlm.analyst.training import Plan
+    from adlm.release import Release
+
+    output = Output(as_json, quiet)
+    made = Release.load(release)
+    plan = Plan(
+        epochs=epochs, batch_size=batch_size, optimiser=optimiser, learning_rate=learning_rate,
+        schedule=schedule, seed=seed,
+    )  # fmt: skip
+    checkpoint = out.parent / f"{out.name}.checkpoint"
+    model = fit(
+        made, network, plan, draws=draws, device=pick_device(device), checkpoints=checkpoint, resume=resume
+    )
+    model.save(out)
+    checkpoint.unlink(missing_ok=True)
+    totals = made.certificate.totals
+    output.result(
+        {"out": str(out)} | dict(model.training) | totals.to_dict(),
+        f"{out}: {model.training['network']}, trained on the release alone; {totals.sentence()}",
+    )

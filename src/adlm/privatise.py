@@ -1,0 +1,156 @@
+"""Privatise once: from private records to a moment release, by the public rule."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from adlm.certificate import parse_delta, parse_epsilon
+from adlm.curator.featurise import BATCH, featurise
+from adlm.curator.ledger import Ledger
+from adlm.curator.moments import Batch, Design, Second, release_moments
+from adlm.curator.noise import Source
+from adlm.errors import UserError
+from adlm.public.domain import Domain
+from adlm.public.features import Features, Narrowed, for_domain
+from adlm.public.rule import Plan, choose
+from adlm.release import Release
+
+
+def privatise(
+    x: npt.ArrayLike,
+    y: npt.ArrayLike,
+    *,
+    domain: Domain,
+    epsilon: object,
+    delta: object = 0,
+    features: Features | None = None,
+    plan: Plan | None = None,
+    k: int | None = None,
+    second: int | None = None,
+    share_sums: float | None = None,
+    allocation: str | None = None,
+    ledger: Ledger | None = None,
+    source: Source | None = None,
+    seed: int | None = None,
+    size: int | None = None,
+    cache: bool = False,
+    device: str = "cpu",
+) -> Release:
+    """Read private records once and release noisy sums of their public features.
+
+    Parameters
+    ----------
+    x, y : (n, *shape) records in the units of the domain, and n labels.
+    epsilon, delta : the budget; delta 0 gives pure epsilon.
+    features : the frozen public map; the one that suits the domain's family when not given.
+    plan : settings; the public rule's when not given. `k`, `second`, `share_sums` and `allocation` change
+        single settings of it.
+    ledger : where the cost is written before noise is drawn; in memory when not given.
+    seed : makes the release repeatable and stamps it `NOT PRIVATE: seeded`.
+    size : under add-remove, a public guess of the number of records for the rule to work with.
+    cache : keep the features of the records on disk, readable by their owner alone.
+
+    Formal guarantees
+    -----------------
+    Relation: the domain's. Guarantee: the certificate's, at most the budget. Proved in docs/proof-moments.md.
+    """
+    budget, slack = parse_epsilon(epsilon), parse_delta(delta)
+    records, codes = np.asarray(x), domain.encode_labels(y)
+    if len(records) != len(codes):
+        raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
+    if len(codes) == 0:
+        raise UserError("there are no records to release; give at least one")
+    features = features or for_domain(domain)
+    if plan is None:
+        plan = choose(
+            public_size(domain, len(codes), size), len(domain.classes), float(budget), float(slack),
+            domain.neighbours, features,
+        )  # fmt: skip
+    plan = adjusted(plan, features, k=k, second=second, share_sums=share_sums, allocation=allocation)
+    if plan.k < features.width:
+        features = Narrowed(features, plan.k)
+    z = featurise(records, domain, features, device=device, cache=cache)
+
+    def batches() -> list[Batch]:
+        return [(z[i : i + 8 * BATCH], codes[i : i + 8 * BATCH]) for i in range(0, len(z), 8 * BATCH)]
+
+    return release_moments(
+        batches,
+        domain=domain,
+        features=features,
+        design=design(plan, budget, slack),
+        ledger=ledger or Ledger(),
+        source=source or (Source.system() if seed is None else Source.seeded_with(seed)),
+        settings={"plan": plan.to_dict()},
+    )
+
+
+def public_size(domain: Domain, n: int, size: int | None) -> int:
+    """Return the number of records that the rule may use: n is public only under replace-one."""
+    if domain.neighbours == "replace-one":
+        return n
+    if size is None:
+        raise UserError(
+            "under add-remove the number of records is private; give a public guess of it (size=..., --size)"
+        )
+    return size
+
+
+def design(plan: Plan, epsilon: Fraction, delta: Fraction, contributions: int = 1) -> Design:
+    """Turn a plan and a budget into what the curator follows."""
+    pure: Literal["laplace", "radial"] = "laplace" if plan.noise == "laplace" else "radial"
+    second = Second(plan.q, plan.basis, plan.second_level) if plan.q else None
+    return Design(
+        epsilon, delta, plan.k, plan.level, plan.scales, plan.constant, plan.share_sums, second,
+        contributions, pure,
+    )  # fmt: skip
+
+
+def adjusted(
+    plan: Plan,
+    features: Features,
+    *,
+    k: int | None = None,
+    second: int | None = None,
+    share_sums: float | None = None,
+    allocation: str | None = None,
+) -> Plan:
+    """Change single settings of a plan, as a person asked."""
+    changes: dict[str, Any] = {}
+    if k is not None:
+        if not 1 <= k <= features.width:
+            raise UserError(f"k must lie between 1 and the features' width {features.width}, got {k}")
+        changes |= {"k": k, "q": min(plan.q, k)}
+    if second is not None:
+        if not 0 <= second <= (k or plan.k):
+            raise UserError(f"second moments must be of 0 to {k or plan.k} coordinates, got {second}")
+        changes["q"] = second
+    if share_sums is not None:
+        if not 0 < share_sums < 1:
+            raise UserError(f"the share of class sums must lie between 0 and 1, got {share_sums}")
+        changes["share_sums"] = Fraction(str(share_sums))
+    plan = replace(plan, **changes)
+    if allocation is not None:
+        plan = replace(plan, scales=relative_scales(allocation, features, plan.k))
+    elif plan.scales is not None and len(plan.scales) != plan.k:
+        plan = replace(plan, scales=None)
+    return plan
+
+
+def relative_scales(allocation: str, features: Features, k: int) -> tuple[float, ...] | None:
+    """Return the (k,) noise scales of an allocation by the public prior, with mean cost one."""
+    from adlm.curator.allocation import noise_scales
+
+    if allocation == "identical":
+        return None
+    if features.prior is None:
+        raise UserError(f"allocation {allocation!r} needs features with a public prior, or private relevance")
+    typical = features.prior.typical[:k].double().clamp_min(1e-9).numpy()
+    weight = features.prior.weight[:k].double().clamp_min(1e-9).numpy()
+    scales = noise_scales(allocation, typical, weight)
+    return tuple(float(b) for b in scales / scales.mean())

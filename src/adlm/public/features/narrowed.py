@@ -1,0 +1,48 @@
+"""The leading coordinates of a feature map, scaled to unit norm again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from adlm.errors import UserError
+from adlm.public.features.base import Features, PriorStatistics, unit_norm
+
+
+class Narrowed(Features):
+    """Keep the first `width` coordinates of another map, then scale to unit norm.
+
+    What is not released takes no part in the norm, so what is released is larger against its noise.
+    """
+
+    def __init__(self, inner: Features, width: int) -> None:
+        super().__init__()
+        if not 1 <= width <= inner.width:
+            raise UserError(f"features of width {inner.width} can be narrowed to 1 to that many, got {width}")
+        self.inner, self.width = inner, width
+        self.prior = None if inner.prior is None else narrow(inner.prior, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, *shape) to (n, width)."""
+        return self.of(self.inner(x))
+
+    def of(self, z: Tensor) -> Tensor:
+        """Narrow (n, inner width) features that were taken already."""
+        return unit_norm(z[:, : self.width])
+
+    def spec(self) -> dict[str, Any]:
+        """Describe the map."""
+        return {"name": "narrowed", "width": self.width, "of": self.inner.spec()}
+
+
+def narrow(prior: PriorStatistics, width: int) -> PriorStatistics:
+    """Keep the first coordinates of a prior, longer by what the norm of the others no longer takes."""
+    size = prior.within.diagonal() + prior.weight + prior.mean.square()
+    gain = float((size.sum() / size[:width].sum().clamp_min(1e-12)).sqrt())
+    return PriorStatistics(
+        typical=prior.typical[:width] * gain,
+        weight=prior.weight[:width] * gain**2,
+        within=prior.within[:width, :width] * gain**2,
+        mean=prior.mean[:width] * gain,
+    )

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from adlm.certificate import root_up
 from adlm.curator.clipping import EXACT_ROWS, RESOLUTION, Clip, Norm
 from adlm.errors import UserError
 
@@ -162,6 +163,21 @@ def test_worst_case_neighbours_attain_the_sensitivity_of_class_sums(norm: Norm, 
         assert float(attained / limit) == pytest.approx(1, abs=1e-5)  # an isqrt may lose one step in 2^20
 
 
+@given(clipped(norms=("l2",)), st.integers(0, 1), st.integers(0, 1))
+def test_rows_of_neighbours_are_within_the_sensitivity_of_radial_noise(
+    made: tuple[Clip, Integers], one: int, other: int
+) -> None:
+    """Theorem 1, radial noise: the sum over classes of the L2 distance, attained by two classes."""
+    clip, rows = made
+    a, b = class_table(clip, rows[0], one), class_table(clip, rows[1], other)
+    for difference, relation in ((a, "add-remove"), (a - b, "replace-one")):
+        lengths = sum((root_up(distance("l2", row)) for row in difference), Fraction(0))
+        assert lengths <= clip.rows_sensitivity(relation) + Fraction(2, 10**12)  # root_up, twice
+    corner = clip.integers(np.eye(1, len(clip.scales)) * 1e12).astype(np.int64)[0]
+    attained = 2 * root_up(distance("l2", np.array([clip.count, *corner])))
+    assert float(attained / clip.rows_sensitivity("replace-one")) == pytest.approx(1, abs=1e-5)
+
+
 def second_cost(norm: Norm, difference: Integers) -> Fraction:
     """Cost in units of the noise off the diagonal (L1) or on it (L2): the diagonal's noise is larger."""
     cost = Fraction(0)
@@ -295,5 +311,7 @@ def test_rows_of_another_width_are_refused() -> None:
 
 
 def test_no_joint_cost_under_laplace_noise() -> None:
+    with pytest.raises(UserError, match="clipped in the L2 norm"):
+        Clip("l1", (1.0,), 1.0).rows_sensitivity("replace-one")
     with pytest.raises(UserError, match="only under Gaussian noise"):
         Clip("l1", (1.0,), 1.0).joint_loss_squared(Fraction(1), Fraction(1), "replace-one")

@@ -90,6 +90,7 @@ designs = st.builds(
     share_sums=st.fractions("1/10", "9/10", max_denominator=20),
     second=seconds,
     contributions=st.integers(1, 5),
+    pure=st.sampled_from(["laplace", "radial"]),
 )
 
 
@@ -119,10 +120,11 @@ def test_charges_are_the_sensitivities_of_the_clips_that_clip(design: Design, re
         assert charges[0].loss ** 2 >= people**2 * joint
         assert float(charges[0].loss ** 2) == pytest.approx(float(people**2 * joint), rel=1e-6)
         return
-    assert charges[0].sensitivity == people * clip.sums_sensitivity(relation)
+    sums = clip.rows_sensitivity if design.mechanism == "radial" else clip.sums_sensitivity
+    assert charges[0].sensitivity == people * sums(relation)
     assert charges[0].scale == scales.sums
     if fine is not None:
-        unit = scales.second if design.mechanism == "laplace" else scales.second_diagonal
+        unit = scales.second if design.delta == 0 else scales.second_diagonal
         assert charges[1].sensitivity == people * fine.second_sensitivity(relation)
         assert charges[1].scale == unit
 
@@ -209,15 +211,16 @@ def test_one_replaced_record_changes_the_sums_by_its_own_rows_alone() -> None:
     [
         replace(PURE, second=Second(K)),
         replace(PURE, scales=(1.0, 0.5, 2.0, 4.0, 1.5), contributions=2),
+        replace(PURE, pure="radial", scales=(1.0, 0.5, 2.0, 4.0, 1.5), second=Second(K)),
         replace(NOISY, second=Second(K)),
         replace(NOISY, second=Second(K, level=0.5)),
     ],
-    ids=["laplace", "adaptive laplace", "gaussian, joint", "gaussian, apart"],
+    ids=["laplace", "adaptive laplace", "radial", "gaussian, joint", "gaussian, apart"],
 )
 def test_the_noise_has_the_standard_deviation_that_is_stated(
     design: Design, relation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """False alarm 1e-6 for each part: sums of |Laplace| are Gamma, sums of Gaussian squares chi-square."""
+    """False alarm 1e-6 a part: sums of |Laplace| and of radii are Gamma, of Gaussian squares chi-square."""
     monkeypatch.setattr(moments, "calibrate", functools.cache(calibrate))  # the same each time, only faster
     data = records(20)
     table, products, _ = moments._sums(batched(*data, 20), len(CLASSES), design)
@@ -231,11 +234,28 @@ def test_the_noise_has_the_standard_deviation_that_is_stated(
         parts.append((noise[:, above], facts["sd_second"]))
         parts.append((np.diagonal(noise, axis1=1, axis2=2), facts["sd_second_diagonal"]))
         assert not noise[:, above.T].any()
-    for drawn, sd in parts:
-        law: stats.rv_continuous = stats.gamma if design.mechanism == "laplace" else stats.chi2
-        unit = sd / math.sqrt(2) if design.mechanism == "laplace" else sd
-        size = (np.abs(drawn / unit) ** (1 if design.mechanism == "laplace" else 2)).sum()
-        assert law.ppf(5e-7, drawn.size) < size < law.isf(5e-7, drawn.size)
+    for part, (drawn, sd) in enumerate(parts):
+        if design.delta:
+            low, size, high = (
+                stats.chi2.ppf(5e-7, drawn.size),
+                ((drawn / sd) ** 2).sum(),
+                stats.chi2.isf(5e-7, drawn.size),
+            )
+        elif design.pure == "radial" and part == 0:
+            lengths = np.sqrt((drawn.astype(float) ** 2).sum(-1)) / (sd / math.sqrt(K + 2))
+            low, size, high = (
+                stats.gamma.ppf(5e-7, drawn.size),
+                lengths.sum(),
+                stats.gamma.isf(5e-7, drawn.size),
+            )
+        else:
+            unit = sd / math.sqrt(2)
+            low, size, high = (
+                stats.gamma.ppf(5e-7, drawn.size),
+                np.abs(drawn / unit).sum(),
+                stats.gamma.isf(5e-7, drawn.size),
+            )
+        assert low < size < high
 
 
 def test_moments_in_real_numbers_are_the_clipped_sums_plus_that_noise() -> None:

@@ -1,5 +1,58 @@
-"""Private training on sensitive records by the Adaptive Laplace Mechanism."""
+"""Private training on sensitive records by the Adaptive Laplace Mechanism.
+
+Privatise once, train forever, every epsilon proved and audited.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from adlm.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from adlm.analyst.fit import fit
+    from adlm.analyst.model import Model
+    from adlm.analyst.training import Plan
+    from adlm.curator.ledger import Budget, Ledger
+    from adlm.errors import UserError
+    from adlm.estimator import AdLMClassifier
+    from adlm.privatise import privatise
+    from adlm.public.domain import Domain
+    from adlm.release import Certificate, Release
+
+_PLACES = {
+    "AdLMClassifier": "adlm.estimator",
+    "Budget": "adlm.curator.ledger",
+    "Certificate": "adlm.release",
+    "Domain": "adlm.public.domain",
+    "Ledger": "adlm.curator.ledger",
+    "Model": "adlm.analyst.model",
+    "Plan": "adlm.analyst.training",
+    "Release": "adlm.release",
+    "UserError": "adlm.errors",
+    "fit": "adlm.analyst.fit",
+    "privatise": "adlm.privatise",
+}
+
+__all__ = [
+    "AdLMClassifier",
+    "Budget",
+    "Certificate",
+    "Domain",
+    "Ledger",
+    "Model",
+    "Plan",
+    "Release",
+    "UserError",
+    "__version__",
+    "fit",
+    "privatise",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first asked for, so that `adlm --help` does not wait for torch."""
+    if name in _PLACES:
+        return getattr(importlib.import_module(_PLACES[name]), name)
+    raise AttributeError(f"module 'adlm' has no attribute {name!r}")

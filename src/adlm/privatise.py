@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from adlm import adaptive
 from adlm.certificate import parse_delta, parse_epsilon
 from adlm.curator.featurise import BATCH, featurise
 from adlm.curator.ledger import Ledger
@@ -17,6 +18,7 @@ from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.public.domain import Domain
 from adlm.public.features import Features, Narrowed, for_domain
+from adlm.public.features.narrowed import narrow
 from adlm.public.rule import Plan, choose
 from adlm.release import Release
 
@@ -34,6 +36,7 @@ def privatise(
     second: int | None = None,
     share_sums: float | None = None,
     allocation: str | None = None,
+    relevance: str = "prior",
     ledger: Ledger | None = None,
     source: Source | None = None,
     seed: int | None = None,
@@ -50,6 +53,8 @@ def privatise(
     features : the frozen public map; the one that suits the domain's family when not given.
     plan : settings; the public rule's when not given. `k`, `second`, `share_sums` and `allocation` change
         single settings of it.
+    relevance : what an adaptive allocation follows: `prior` (public, free), or `private`: LRP on a model of
+        a first small release, which takes a tenth of the budget and is charged.
     ledger : where the cost is written before noise is drawn; in memory when not given.
     seed : makes the release repeatable and stamps it `NOT PRIVATE: seeded`.
     size : under add-remove, a public guess of the number of records for the rule to work with.
@@ -79,14 +84,25 @@ def privatise(
     def batches() -> list[Batch]:
         return [(z[i : i + 8 * BATCH], codes[i : i + 8 * BATCH]) for i in range(0, len(z), 8 * BATCH)]
 
+    book = ledger or Ledger()
+    draw = source or (Source.system() if seed is None else Source.seeded_with(seed))
+    if relevance == "private":
+        first = adaptive.first_release(batches, domain, features, plan, budget, slack, book, draw)
+        plan = replace(plan, scales=adaptive.scales(first.relevance, first.typical, allocation or "optimal"))
+    elif relevance == "prior":
+        first = adaptive.NOTHING
+    else:
+        raise UserError(f"relevance must be prior or private, got {relevance!r}")
     return release_moments(
         batches,
         domain=domain,
         features=features,
-        design=design(plan, budget, slack),
-        ledger=ledger or Ledger(),
-        source=source or (Source.system() if seed is None else Source.seeded_with(seed)),
-        settings={"plan": plan.to_dict()},
+        design=design(plan, budget * (1 - first.share), slack),
+        ledger=book,
+        source=draw,
+        settings={"plan": plan.to_dict(), "relevance": relevance},
+        earlier=first.charges,
+        extra=first.tensors,
     )
 
 
@@ -136,21 +152,17 @@ def adjusted(
         changes["share_sums"] = Fraction(str(share_sums))
     plan = replace(plan, **changes)
     if allocation is not None:
-        plan = replace(plan, scales=relative_scales(allocation, features, plan.k))
+        plan = replace(plan, scales=_prior_scales(allocation, features, plan.k))
     elif plan.scales is not None and len(plan.scales) != plan.k:
         plan = replace(plan, scales=None)
     return plan
 
 
-def relative_scales(allocation: str, features: Features, k: int) -> tuple[float, ...] | None:
-    """Return the (k,) noise scales of an allocation by the public prior, with mean cost one."""
-    from adlm.curator.allocation import noise_scales
-
+def _prior_scales(allocation: str, features: Features, k: int) -> tuple[float, ...] | None:
+    """Return the (k,) relative noise scales of an allocation by the public prior."""
     if allocation == "identical":
         return None
     if features.prior is None:
         raise UserError(f"allocation {allocation!r} needs features with a public prior, or private relevance")
-    typical = features.prior.typical[:k].double().clamp_min(1e-9).numpy()
-    weight = features.prior.weight[:k].double().clamp_min(1e-9).numpy()
-    scales = noise_scales(allocation, typical, weight)
-    return tuple(float(b) for b in scales / scales.mean())
+    prior = features.prior if features.width == k else narrow(features.prior, k)
+    return adaptive.scales(prior.weight.double().sqrt(), prior.typical.double(), allocation)

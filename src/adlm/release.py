@@ -153,6 +153,16 @@ class Release:
             raise UserError(f"a release of kind {self.certificate.kind!r} holds no moments")
         return Moments.from_tensors(self.tensors, self.certificate.settings)
 
+    def sample(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Draw (n, k) labelled feature vectors and (n,) class codes from released moments: train on them.
+
+        The draws read the release alone, so there may be as many as one likes.
+        """
+        from adlm.analyst.sampling import class_laws
+
+        laws = class_laws(self.moments(), self.features().prior)
+        return laws.sample(n, torch.Generator().manual_seed(seed))
+
     def save(self, folder: Path | str) -> None:
         """Write the release by one rename: it is there whole, or not at all."""
         with new_folder(Path(folder), what="release") as temporary:

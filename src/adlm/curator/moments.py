@@ -216,6 +216,8 @@ def release_moments(
     source: noise.Source,
     settings: dict[str, Any] | None = None,
     stamps: tuple[str, ...] = (),
+    earlier: tuple[Charge, ...] = (),
+    extra: dict[str, torch.Tensor] | None = None,
 ) -> Release:
     """Make a moment release: one pass over the records for the sums, a second one if its basis needs it.
 
@@ -223,6 +225,8 @@ def release_moments(
     ----------
     batches : gives (features, codes) batches, the same ones each time it is called.
     settings : public facts to keep in the certificate beside the design, such as the plan's reasons.
+    earlier : charges, already in the ledger, of what the design was chosen by, such as private relevances.
+    extra : tensors that go into the release beside the moments; private already, or public.
 
     Formal guarantees
     -----------------
@@ -262,12 +266,12 @@ def release_moments(
         "sd_second_diagonal": spread[design.second_mechanism] * scales.second_diagonal,
     }  # fmt: skip
     return Release.make(
-        tensors,
+        tensors | (extra or {}),
         kind="moments",
         domain=domain,
         features={"spec": features.spec(), "fingerprint": features.fingerprint()},
         settings=facts | (settings or {}),
-        charges=charges,
+        charges=earlier + charges,
         stamps=stamps + ((SEEDED,) if source.seeded else ()),
     )
 

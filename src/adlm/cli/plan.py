@@ -1,0 +1,83 @@
+"""`adlm plan`: what a release would be and do, before anything is spent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adlm.cli.console import AsJson, Output, Quiet
+
+EPSILONS = "0.05,0.1,0.25,0.5,1,3"
+
+
+def plan(
+    data: Annotated[str | None, typer.Option(help="A data set by name; it is not read.")] = None,
+    domain: Annotated[Path | None, typer.Option(help="A domain file; needs --size.")] = None,
+    size: Annotated[int | None, typer.Option(help="Number of records, public or guessed.")] = None,
+    epsilon: Annotated[str, typer.Option(help="One or more budgets, separated by commas.")] = EPSILONS,
+    delta: Annotated[str, typer.Option(help="0 for pure epsilon, else Gaussian noise.")] = "0",
+    neighbours: Annotated[str | None, typer.Option(help="replace-one or add-remove.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Write accuracy over epsilon to this SVG.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Tell from public quantities alone which settings a release would have, and what to expect of it.
+
+    The release is rehearsed on synthetic classes of the public prior: it spends nothing and reads no record,
+    and the same rule then makes the release. Real classes differ from synthetic ones, so take the accuracy
+    as a forecast. With --json: {"n", "classes", "features", "neighbours", "plans": [{"epsilon", "delta",
+    "accuracy", "spread", "signal_to_noise", "signal_to_noise_second", "k", "q", "level", "share_sums",
+    "reasons", ...}]}.
+    """
+    from adlm import progress
+    from adlm.errors import UserError
+    from adlm.public import datasets
+    from adlm.public.domain import Domain
+    from adlm.public.features import for_domain
+    from adlm.rehearsal import rehearse
+
+    output = Output(as_json, quiet)
+    if (data is None) == (domain is None):
+        raise UserError("give either --data NAME, or --domain FILE with --size N")
+    if data is not None:
+        known = datasets.domain(data)
+        n = size or next(d["train"] for d in datasets.describe() if d["name"] == data)
+    else:
+        assert domain is not None
+        if size is None or size < 1:
+            raise UserError("--domain needs --size, the number of records, public or guessed")
+        known, n = Domain.load(domain), size
+    features = for_domain(known)
+    relation = neighbours or known.neighbours
+    budgets = epsilon.split(",")
+    plans = []
+    with progress.bar(len(budgets), "rehearsals") as advance:
+        for budget in budgets:
+            plans.append(rehearse(features, n, len(known.classes), budget, delta, relation))
+            advance(1)
+    rows = [
+        [f"{p.epsilon:g}", str(p.plan.k), str(p.plan.q or "-"), p.plan.noise,
+         f"{float(p.plan.share_sums):.2f}" if p.plan.q else "1", f"{p.signal_to_noise:.2f}",
+         f"{p.signal_to_noise_second:.2f}" if p.signal_to_noise_second is not None else "-",
+         f"{100 * p.accuracy:.1f} ± {100 * p.spread:.1f}"]
+        for p in plans
+    ]  # fmt: skip
+    output.table(
+        ["epsilon", "k", "second", "noise", "share", "signal/noise", "second's", "forecast, %"], rows,
+        title=f"{n} records, {len(known.classes)} classes, {relation}, delta {delta}; nothing is spent",
+    )  # fmt: skip
+    for p in plans:
+        for reason in p.plan.reasons:
+            output.say(f"epsilon {p.epsilon:g}: {reason}")
+    if picture is not None:
+        from adlm.report.plots import accuracy_over_epsilon
+
+        accuracy_over_epsilon(picture, [(p.epsilon, p.accuracy, p.spread) for p in plans], "forecast")
+    output.result(
+        {
+            "n": n, "classes": len(known.classes), "features": features.spec(), "neighbours": relation,
+            "plans": [p.to_dict() for p in plans],
+        }
+    )  # fmt: skip

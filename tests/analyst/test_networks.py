@@ -17,10 +17,26 @@ def test_local_response_normalisation_is_its_formula_neuron_by_neuron() -> None:
     torch.manual_seed(0)
     h = torch.relu(torch.randn(2, 9, 3, 4, dtype=torch.double)) * 30
     found = LocalResponseNorm(q=2, l=5, alpha=1e-2, beta=0.75)(h)
+    assert bool((found == 1).any() and (found < 0.9).any())
     for n, k, i, j in torch.cartesian_prod(*(torch.arange(s) for s in h.shape)).tolist():
         around = sum(float(h[n, m, i, j]) ** 2 for m in range(max(0, k - 2), min(8, k + 2) + 1))
         expected = float(h[n, k, i, j]) / max(float(h[n, k, i, j]), (2 + 1e-2 * around) ** 0.75)
         assert float(found[n, k, i, j]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("beta", [0.75, 0.5])
+@pytest.mark.parametrize("shape", [(2, 7, 3, 3), (2, 4, 5)])
+def test_the_derivative_by_hand_is_that_of_the_formula(beta: float, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    layer = LocalResponseNorm(alpha=0.1, beta=beta)
+    h = (torch.randn(shape, dtype=torch.double) * 3).requires_grad_()
+    weight = torch.randn(shape, dtype=torch.double)
+    slow, fast = layer.eval()(h), layer.train()(h)
+    torch.testing.assert_close(slow, fast)
+    assert bool((fast == 1).any())
+    (expected,) = torch.autograd.grad((slow * weight).sum(), h)
+    (found,) = torch.autograd.grad((fast * weight).sum(), h)
+    torch.testing.assert_close(found, expected)
 
 
 def test_normalised_neurons_stay_in_the_unit_interval_however_large_they_were() -> None:

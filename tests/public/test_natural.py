@@ -11,6 +11,8 @@ from safetensors.torch import save_file
 from adlm.errors import UserError
 from adlm.public.features.base import PriorStatistics
 from adlm.public.features.natural import (
+    SHIPPED,
+    SHIPPED_FOLDER,
     NaturalImages,
     compress,
     expand,
@@ -132,6 +134,26 @@ def test_principal_directions_are_those_of_the_covariance() -> None:
     exact, vectors = torch.linalg.eigh(rows.T @ rows / 500)
     assert torch.allclose(values, exact.flip(0)[:5], rtol=1e-3)
     assert torch.allclose((directions * vectors.flip(1)[:, :5]).sum(0).abs(), torch.ones(5), atol=1e-2)
+
+
+def test_the_shipped_features_tell_scenes_apart_that_they_never_saw() -> None:
+    features = NaturalImages(100)
+    images, labels = scenes.draw(20, 8, torch.Generator().manual_seed(12345))
+    z = features(images).reshape(20, 8, -1)
+    means, rest = z[:, :5].mean(1), z[:, 5:].reshape(60, -1)
+    guess = torch.cdist(rest, means).argmin(1)
+    # Guessing finds 5 in 100.
+    assert float((guess == labels.reshape(20, 8)[:, 5:].reshape(60)).float().mean()) > 0.7
+
+
+def test_the_shipped_prior_is_a_prior_of_unit_vectors() -> None:
+    features = NaturalImages(300)
+    prior = features.prior
+    assert prior is not None
+    length = float((prior.within.diagonal() + prior.weight + prior.mean.square()).sum())
+    assert length == pytest.approx(1.0, abs=0.05)
+    assert float(torch.linalg.eigvalsh(prior.within).min()) > -1e-5
+    assert (SHIPPED_FOLDER / f"{SHIPPED}.safetensors").stat().st_size < 12e6
 
 
 def test_mistakes_are_told_in_a_sentence(small: str, tmp_path: Path) -> None:

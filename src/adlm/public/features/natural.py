@@ -24,7 +24,7 @@ from adlm.public.features.patches import Patches
 
 SIZE = 32
 SHIPPED = "natural-32"
-_SHIPPED_FOLDER = Path(__file__).parent / "weights"
+SHIPPED_FOLDER = Path(__file__).parent / "weights"
 
 
 class Blocks(nn.Module):
@@ -108,7 +108,7 @@ def restore_prior(weights: Mapping[str, Tensor]) -> PriorStatistics:
 
 def read_weights(name: str) -> dict[str, Tensor]:
     """Read weights by the name they are shipped under, or from the path of a .safetensors file."""
-    path = _SHIPPED_FOLDER / f"{name}.safetensors" if name == SHIPPED else Path(name)
+    path = SHIPPED_FOLDER / f"{name}.safetensors" if name == SHIPPED else Path(name)
     if not path.is_file():
         raise UserError(
             f"there are no weights of natural-image features at {path}; "
@@ -128,6 +128,7 @@ class NaturalImages(Features):
     """
 
     projection: Tensor
+    mean: Tensor
     offset: Tensor
 
     def __init__(self, width: int | None = None, weights: str = SHIPPED) -> None:
@@ -142,7 +143,9 @@ class NaturalImages(Features):
         self.weights = weights
         self.blocks = Blocks(stored["fine"].float(), stored["coarse"].float())
         self.register_buffer("projection", projection[:, : self.width].contiguous())
-        self.register_buffer("offset", stored["mean"].float() @ self.projection)
+        self.register_buffer("mean", stored["mean"].float())
+        # Not in the fingerprint: a product's last bits depend on the machine, what it is made of does not.
+        self.register_buffer("offset", self.mean @ self.projection, persistent=False)
         self.prior = narrow(restore_prior(stored), self.width)
 
     def forward(self, x: Tensor) -> Tensor:

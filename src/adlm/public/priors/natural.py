@@ -1,6 +1,10 @@
 """Learn the features of natural colour images from procedural scenes: no photograph, no label, one seed.
 
 `python -m adlm.public.priors.natural FILE --seed 0` writes the weights that the package ships.
+
+The numbers that are choices (`SHARES`, `POWER`, `FLOOR`) were compared on a split of CIFAR-10's training
+images, the last 5,000 of them counted as public; accuracy there moved by less than a point between
+neighbouring choices. The patches' side, threshold and ridge were not tuned.
 """
 
 from __future__ import annotations
@@ -58,10 +62,10 @@ def prior_statistics(z: Tensor, labels: Tensor) -> PriorStatistics:
 
 def build_natural(
     seed: int = 0,
-    classes: int = 1500,
-    per_class: int = 14,
+    classes: int = 1000,
+    per_class: int = 12,
     atoms: int = 200,
-    width: int = 1200,
+    width: int = 1000,
     samples: int = 40_000,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
@@ -118,7 +122,7 @@ def build_natural(
 
 
 def write_natural(path: Path, seed: int = 0, progress: Progress | None = None) -> None:
-    """Build the weights and put them at a path whole, or not at all."""
+    """Build the weights and put them at a path, whole or not at all."""
     weights = build_natural(seed, progress=progress)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")

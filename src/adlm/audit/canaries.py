@@ -138,4 +138,4 @@ def one_run(
 
 def canary_design(k: int, epsilon: Fraction = Fraction(1)) -> Design:
     """Return the release that canaries are planted in: class sums and counts, pure epsilon."""
-    return Design(epsilon, Fraction(0), k, 1.0, constant=0.0)
+    return Design(epsilon, Fraction(0), k, 1.0, constant=0.05)

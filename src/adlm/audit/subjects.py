@@ -190,6 +190,7 @@ def designs() -> dict[str, tuple[Design, tuple[int | None, ...], int | None]]:
         "second moments in the span of means, Laplace": (
             replace(pure, second=Second(3, "means")), (0, 1, 1), 1),
         "class sums and second moments, Laplace": (replace(pure, second=Second(3)), (0, 1, 1), None),
+        "one class sum, radial": (replace(pure, k=1, constant=0.0, pure="radial"), (0,), None),
         "class sums, radial": (replace(pure, pure="radial"), (0,), None),
         "class sums, Gaussian": (gaussian, (0,), None),
         "second moments, Gaussian": (replace(gaussian, second=Second(3, level=0.5)), (0, 1, 1), 1),

@@ -1,0 +1,215 @@
+"""Membership inference on trained models: does training longer give more away?
+
+Shadow models in the manner of LiRA (Carlini and others 2022): the whole pipeline, release and training, is
+repeated on random halves of a small pool; for each record the attacker learns the law of the model's
+confidence when it was in and when it was out from some shadows, and guesses by the likelihood ratio on
+others. The same is done for training on the records themselves, which shows that the attack works, and the
+accountant says what DP-SGD would have spent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from adlm import progress
+from adlm.analyst.examples import Examples
+from adlm.analyst.sampling import class_laws
+from adlm.analyst.training import Plan, train
+from adlm.curator.ledger import Ledger
+from adlm.curator.moments import Design, release_moments
+from adlm.curator.noise import Source
+from adlm.public.domain import Domain
+from adlm.public.features.identity import Identity
+
+Reals = npt.NDArray[np.float64]
+EPOCHS = (1, 100)
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Records that shadows are drawn from: (n, d) in [0, 1] and (n,) codes."""
+
+    x: npt.NDArray[np.float32]
+    codes: npt.NDArray[np.int64]
+    classes: int
+
+
+def synthetic_pool(n: int = 200, d: int = 40, classes: int = 4, seed: int = 0) -> Pool:
+    """Draw records around class centres, with labels of which one in five is wrong: things to memorise."""
+    rng = np.random.default_rng(seed)
+    codes = rng.integers(0, classes, n)
+    centres = rng.random((classes, d))
+    x = np.clip(0.5 * centres[codes] + 0.5 * rng.random((n, d)), 0, 1).astype(np.float32)
+    wrong = rng.random(n) < 0.2
+    return Pool(x, np.where(wrong, rng.integers(0, classes, n), codes), classes)
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """How much better than a coin the attack is: true less false positive rate.
+
+    Attributes
+    ----------
+    epochs : of training.
+    value : mean over shadows.
+    margin : half width of its 95% confidence interval, over the shadows attacked.
+    """
+
+    epochs: int
+    value: float
+    margin: float
+
+
+def confidences(head: nn.Module, z: Tensor, codes: Tensor) -> Reals:
+    """Return log(p / (1 - p)) of each record's own class: LiRA's score, close to normal."""
+    with torch.no_grad():
+        logits = head(z).double()
+    own = logits.gather(1, codes[:, None])[:, 0]
+    others = logits.scatter(1, codes[:, None], -math.inf).logsumexp(1)
+    return np.asarray((own - others).numpy())
+
+
+def likelihood_ratio_advantage(scores: Reals, members: npt.NDArray[np.bool_], epochs: int) -> Advantage:
+    """Return the attack's advantage from (shadows, n) scores and who was in.
+
+    The laws of a record's score come from the first half of the shadows; the second half is attacked, so that
+    its shadows are independent of each other given those laws.
+    """
+    half = len(scores) // 2
+    known, inside, outside = scores[:half], members[:half], ~members[:half]
+    mean_in = (known * inside).sum(0) / np.maximum(inside.sum(0), 1)
+    mean_out = (known * outside).sum(0) / np.maximum(outside.sum(0), 1)
+    usable = (inside.sum(0) > 0) & (outside.sum(0) > 0)
+    spread = ((known - np.where(inside, mean_in, mean_out)) ** 2).mean(0) + 1e-12
+    ratio = ((scores[half:] - mean_out) ** 2 - (scores[half:] - mean_in) ** 2) / (2 * spread)
+    guess = ratio > 0
+    truth = members[half:]
+    per_shadow = [
+        guess[s][truth[s] & usable].mean() - guess[s][~truth[s] & usable].mean() for s in range(len(truth))
+    ]
+    value = float(np.mean(per_shadow))
+    margin = 1.96 * float(np.std(per_shadow, ddof=1)) / math.sqrt(len(per_shadow))
+    return Advantage(epochs, value, margin)
+
+
+def _private_examples(pool: Pool, rows: npt.NDArray[np.intp], epsilon: Fraction, source: Source) -> Examples:
+    """Make a release of some records and draw what to train on from it."""
+    d = pool.x.shape[1]
+    domain = Domain((d,), 0.0, 1.0, tuple(map(str, range(pool.classes))))
+    features = Identity((d,))
+    z = features(torch.from_numpy(pool.x[rows])).numpy()
+    release = release_moments(
+        lambda: [(z, pool.codes[rows])],
+        domain=domain,
+        features=features,
+        design=Design(epsilon, Fraction(0), d, 1.0),
+        ledger=Ledger(),
+        source=source,
+    )
+    return Examples(*class_laws(release.moments(), None).sample(1000))
+
+
+def shadows(
+    pool: Pool, count: int, source: Source, *, epsilon: Fraction | None, seed: int = 0
+) -> tuple[dict[int, Reals], npt.NDArray[np.bool_]]:
+    """Train `count` models on random halves; None for epsilon trains on the records themselves.
+
+    Returns
+    -------
+    (count, n) scores by number of epochs, and (count, n) who was in.
+    """
+    rng = np.random.default_rng(seed)
+    n = len(pool.x)
+    z = Identity((pool.x.shape[1],))(torch.from_numpy(pool.x))
+    codes = torch.from_numpy(pool.codes)
+    found: dict[int, list[Reals]] = {epochs: [] for epochs in EPOCHS}
+    members = np.zeros((count, n), dtype=np.bool_)
+    with progress.bar(count, "shadow models") as advance:
+        for shadow in range(count):
+            rows = np.sort(rng.permutation(n)[: n // 2])
+            members[shadow, rows] = True
+            examples = (
+                Examples(z[rows], codes[rows])
+                if epsilon is None
+                else _private_examples(pool, rows, epsilon, source)
+            )
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(shadow)
+                head = nn.Sequential(nn.Linear(z.shape[1], 64), nn.ReLU(), nn.Linear(64, pool.classes))
+
+            def keep(epoch: int, network: nn.Module) -> None:
+                if epoch in found:
+                    found[epoch].append(confidences(network, z, codes))
+
+            plan = Plan(epochs=max(EPOCHS), batch_size=100, learning_rate=1e-2, seed=shadow)
+            train(head, examples, plan, device="cpu", after_epoch=keep)
+            advance(1)
+    return {epochs: np.stack(rows) for epochs, rows in found.items()}, members
+
+
+def attack(
+    pool: Pool, count: int, source: Source, *, epsilon: Fraction | None, seed: int = 0
+) -> tuple[Advantage, ...]:
+    """Return the advantage after 1 and after 100 epochs, of the same shadow models."""
+    scores, members = shadows(pool, count, source, epsilon=epsilon, seed=seed)
+    return tuple(likelihood_ratio_advantage(scores[epochs], members, epochs) for epochs in EPOCHS)
+
+
+def grows(advantages: Sequence[Advantage]) -> bool:
+    """Whether the last advantage exceeds the first by more than chance, at four standard errors."""
+    first, last = advantages[0], advantages[-1]
+    return last.value - first.value > 4 / 1.96 * math.hypot(first.margin, last.margin)
+
+
+def dp_sgd_epsilon(epochs: int, *, first: float = 1.0, delta: float = 1e-5, rate: float = 0.01) -> float:
+    """Return what DP-SGD has spent after some epochs, with the noise that spends `first` in one epoch.
+
+    Poisson sampling at `rate`, add-remove neighbours, Google's privacy loss distributions.
+    """
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, calibrate_dp_mechanism
+    from dp_accounting.pld import PLDAccountant
+
+    steps = round(1 / rate)
+
+    def event(sigma: float, epochs: int) -> Any:
+        from dp_accounting import SelfComposedDpEvent
+
+        return SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(sigma)), steps * epochs)
+
+    sigma = calibrate_dp_mechanism(
+        lambda: PLDAccountant(value_discretization_interval=1e-3),
+        lambda candidate: event(candidate, 1),
+        first,
+        delta,
+    )
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    accountant.compose(event(sigma, epochs))
+    return float(accountant.get_epsilon(delta))
+
+
+def summary(count: int, source: Source, *, epsilon: Fraction = Fraction(1), seed: int = 0) -> dict[str, Any]:
+    """Return the figures of the picture: advantages with and without privacy, epsilons beside them."""
+    pool = synthetic_pool(seed=seed)
+    private = attack(pool, count, source, epsilon=epsilon, seed=seed)
+    plain = attack(pool, count, source, epsilon=None, seed=seed)
+    bound = (math.exp(epsilon) - 1) / (math.exp(epsilon) + 1)
+    return {
+        "shadows": count,
+        "epsilon": float(epsilon),
+        "advantage_allowed": bound,
+        "epochs": list(EPOCHS),
+        "adlm": [{"advantage": a.value, "margin": a.margin} for a in private],
+        "adlm_grows": grows(private),
+        "no_privacy": [{"advantage": a.value, "margin": a.margin} for a in plain],
+        "epsilon_adlm": [float(epsilon)] * len(EPOCHS),
+        "epsilon_dp_sgd": [dp_sgd_epsilon(epochs, first=float(epsilon)) for epochs in EPOCHS],
+    }

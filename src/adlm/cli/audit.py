@@ -1,0 +1,95 @@
+"""`adlm audit`: attack the mechanisms, and print what the attacks prove from below."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adlm.cli.console import AsJson, Output, Quiet
+
+
+def audit(
+    release: Annotated[
+        Path | None, typer.Option(help="Check this release folder instead of the product.", metavar="DIR")
+    ] = None,
+    controls: Annotated[
+        bool, typer.Option("--controls", help="Attack mechanisms that are wrong on purpose too.")
+    ] = False,
+    runs: Annotated[
+        int | None, typer.Option(min=100, max=10**8, help="Runs of each mechanism in each of two worlds.")
+    ] = None,
+    long: Annotated[
+        bool, typer.Option("--long", help="Try harder: more runs, membership inference. Minutes.")
+    ] = False,
+    picture: Annotated[
+        Path | None, typer.Option(help="Draw ROC curves and what is proved to this PNG or SVG.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Attack every mechanism and compare what is proved from below with what is claimed and proved.
+
+    Each mechanism is run on neighbouring data sets; a lower bound above the proved epsilon is a violation.
+    A sound product is called violated at most once in a thousand commands. Exit code 1 on a violation of the
+    product, or when a control, which must be violated, is not caught. With --json: {"findings": [{"rung",
+    "mechanism", "neighbours", "epsilon_claimed", "epsilon_proved", "delta", "epsilon_lower", "confidence",
+    "runs", "verdict", "control", "note", "curve"}], "violations", "controls_missed", "false_alarm_rate",
+    "membership", "seconds", "sound"}.
+    """
+    from adlm.audit.finding import HEADINGS
+    from adlm.audit.picture import draw
+    from adlm.audit.runner import LONG, Depth, run
+    from adlm.errors import UserError
+
+    if picture is not None and picture.suffix not in (".png", ".svg"):
+        raise UserError(f"a picture is a .png or an .svg file, got {picture.name!r}")
+    output = Output(as_json, quiet)
+    depth = LONG if long else Depth()
+    if runs is not None:
+        depth = replace(depth, runs=runs)
+    found = run(depth, with_controls=controls, release=release)
+    output.table(HEADINGS, [finding.row() for finding in found.findings if not finding.control])
+    if controls:
+        output.say("\nControls, wrong on purpose: each must be violated")
+        output.table(HEADINGS, [finding.row() for finding in found.findings if finding.control])
+    if found.membership is not None:
+        output.say(_membership(found.membership))
+    if picture is not None:
+        draw(found, picture)
+        output.say(f"picture: {picture}")
+    output.result(found.to_dict(), _sentence(found.findings, found.sound, found.seconds))
+    if not found.sound:
+        raise typer.Exit(1)
+
+
+def _sentence(findings: object, sound: bool, seconds: float) -> str:
+    from adlm.audit.finding import Finding
+
+    assert isinstance(findings, tuple)
+    lines: list[Finding] = list(findings)
+    own = [f for f in lines if not f.control]
+    wrong = [f for f in lines if f.control]
+    held = sum(f.as_it_should_be for f in own)
+    caught = sum(f.as_it_should_be for f in wrong)
+    text = f"{held} of {len(own)} attacks stay below what is proved"
+    if wrong:
+        text += f"; {caught} of {len(wrong)} controls caught"
+    return f"{text}; {'sound' if sound else 'NOT SOUND'} ({seconds:.0f} s)"
+
+
+def _membership(figures: dict[str, object]) -> str:
+    def pair(key: str) -> str:
+        entries = figures[key]
+        assert isinstance(entries, list)
+        return " and ".join(f"{e['advantage']:+.3f} ± {e['margin']:.3f}" for e in entries)
+
+    spent = figures["epsilon_dp_sgd"]
+    assert isinstance(spent, list)
+    return (
+        f"membership inference after 1 and 100 epochs, {figures['shadows']} shadow models: advantage "
+        f"{pair('adlm')} on a release of epsilon {figures['epsilon']:g}, {pair('no_privacy')} without "
+        f"privacy; DP-SGD's epsilon {spent[0]:.2f} and {spent[1]:.2f}"
+    )

@@ -137,6 +137,30 @@ def test_an_overspent_ledger_stops_the_release_before_noise_is_drawn() -> None:
     assert ledger.charges == ()
 
 
+class OverTheBatch(nn.Module):
+    """Min-max over the batch: harmless on a release, fatal on records."""
+
+    lrp_pass_through = True
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return (h - h.amin(0)) / (h.amax(0) - h.amin(0) + 1e-6)
+
+
+def test_a_network_that_couples_records_is_refused_before_anything_is_charged() -> None:
+    coupled, ledger = nn.Sequential(nn.Flatten(), OverTheBatch(), nn.Linear(D, 2)), Ledger()
+    with pytest.raises(UserError, match="depends on the other records"):
+        private_relevance(
+            coupled,
+            records(4),
+            DOMAIN,
+            provenance="public",
+            epsilon=Fraction(1),
+            ledger=ledger,
+            source=Source.system(),
+        )
+    assert ledger.charges == ()
+
+
 def test_mistakes_are_told() -> None:
     with pytest.raises(UserError, match="between 1 and 4 records"):
         released(records(4), rows=5)

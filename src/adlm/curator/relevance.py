@@ -123,6 +123,7 @@ def private_relevance(
     if not 1 <= used <= len(records):
         raise UserError(f"relevance needs between 1 and {len(records)} records (got rows = {rows}).")
     carried, unproved, named = _provenance(provenance)
+    _check_separate(network, domain.shape)
     step = Charge(
         what=f"average relevance of {domain.size} features over {used} records",
         mechanism="laplace",
@@ -144,6 +145,22 @@ def private_relevance(
         "mu": mu,
     }
     return PrivateRelevance(noisy / (used * STEPS), (*carried, step), settings)
+
+
+def _check_separate(network: nn.Module, shape: tuple[int, ...]) -> None:
+    """Refuse a network whose answer for a record depends on its company; tried on noise, never on records."""
+    probe = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+    probe = probe.to(next(network.parameters()).device)
+    was_training = network.training
+    with torch.no_grad():
+        network.eval()
+        alone, together = network(probe[:1]), network(probe)[:1]
+        network.train(was_training)
+    if not torch.allclose(alone, together, rtol=1e-3, atol=1e-4):
+        raise UserError(
+            "the relevance network's answer for a record depends on the other records of its batch, so Lemma 1 "
+            "does not hold for it; use layers without batch statistics in evaluation mode."
+        )
 
 
 def _provenance(provenance: Provenance) -> tuple[tuple[Charge, ...], str, str]:

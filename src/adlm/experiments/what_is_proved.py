@@ -1,0 +1,203 @@
+"""What the paper's Algorithm 1 claims, what can be proved of it, and what it learns: over settings, on MNIST.
+
+    python -m adlm.experiments.what_is_proved run --out results/what-is-proved.jsonl
+    python -m adlm.experiments.what_is_proved table results/what-is-proved.jsonl
+
+Every setting here was fixed before any was run, and none was chosen by its accuracy. A finished line is not
+run again. The accuracy is on the public test split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adlm.algorithm1 import Budgets, Explained, learn, make_release
+from adlm.analyst.anatomy import Anatomy, anatomy
+from adlm.analyst.networks import build
+from adlm.analyst.training import Plan, accuracy
+from adlm.certificate import show
+from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Source
+from adlm.curator.records import Settings, prepare
+from adlm.public import datasets
+from adlm.public.domain import Domain
+from adlm.relevance_network import make_public
+
+NETWORK = "small-cnn"  # what is trained; the sizes in the sensitivities are those of the paper's network
+RECORDS, EPOCHS, BATCH, RATE = 30_000, 3, 200, 3e-3
+CLAIMED = ("0.5", "2", "8", "128", "2048")
+BATCH_SIZES = (1, 60, 600, 1800)
+L = 1800
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One run: method, total claimed epsilon, and how Delta_h0 is found."""
+
+    method: str
+    epsilon: str
+    rule: str
+
+    @property
+    def key(self) -> str:
+        """What a finished line is known by."""
+        return f"{self.method} {self.epsilon} {self.rule}"
+
+
+def settings() -> Iterator[Setting]:
+    """All runs, the quickest to tell something first."""
+    for epsilon in CLAIMED:
+        for rule in ("per-patch", "counted"):
+            for method in ("adlm", "ilm"):
+                yield Setting(method, epsilon, rule)
+
+
+def sizes(domain: Domain) -> Anatomy:
+    """Sizes of the paper's network for MNIST."""
+    return anatomy(build("paper-mnist", domain.shape, len(domain.classes)), domain.shape)
+
+
+def run(out: Path, only: str | None, threads: int) -> None:
+    """Run what is not in the file yet and append it."""
+    torch.set_num_threads(threads)
+    train, test = datasets.load("mnist", "train"), datasets.load("mnist", "test")
+    paper = sizes(train.domain)
+    done = {json.loads(line)["key"] for line in out.read_text().splitlines()} if out.exists() else set()
+    wanted = [s for s in settings() if s.key not in done and (only is None or only in s.key)]
+    relevance = make_public(train.domain.shape, name=NETWORK) if wanted else None
+    x = torch.from_numpy(test.domain.scale(test.x))
+    for setting in wanted:
+        assert relevance is not None
+        began = time.monotonic()
+        budgets = Budgets.split(setting.epsilon, method=setting.method)
+        release = make_release(
+            train.x[:RECORDS],
+            train.y[:RECORDS],
+            train.domain,
+            build(NETWORK, train.domain.shape, 10),
+            budgets,
+            explained=Explained(relevance.network, relevance.provenance) if budgets.epsilon1 else None,
+            L=L,
+            delta_h0=paper.per_patch if setting.rule == "per-patch" else paper.counted,
+            ledger=Ledger(),
+            source=Source.system(),
+        )
+        assert release is not None
+        torch.manual_seed(0)
+        network = build(NETWORK, train.domain.shape, 10)
+        plan = Plan(epochs=EPOCHS, batch_size=BATCH, learning_rate=RATE)
+        history = learn(release, network, plan, device="cpu")
+        totals = release.certificate.totals
+        line = {
+            "key": setting.key,
+            "method": setting.method,
+            "delta_h0_rule": setting.rule,
+            "delta_h0": release.certificate.settings["delta_h0"],
+            "batch_size": L,
+            "epsilon_claimed": float(totals.epsilon_claimed),
+            "epsilon_proved": float(totals.epsilon_proved),
+            "charges": {c.what: float(c.epsilon_proved) for c in release.certificate.charges},
+            "accuracy": accuracy(network, x, torch.from_numpy(test.y), device="cpu"),
+            "stopped": history.stopped,
+            "losses": list(history.losses),
+            "network": NETWORK,
+            "records": RECORDS,
+            "epochs": EPOCHS,
+            "training_batch": BATCH,
+            "learning_rate": RATE,
+            "seconds": round(time.monotonic() - began, 1),
+        }
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        print(
+            setting.key,
+            f"proved {show(totals.epsilon_proved)}",
+            f"accuracy {line['accuracy']:.4f}",
+            flush=True,
+        )
+
+
+def proved_table() -> list[dict[str, Any]]:
+    """Claimed and proved epsilon of features and labels for the paper's MNIST network; no data is needed."""
+    domain = Domain(shape=(28, 28), lower=0.0, upper=255.0, classes=tuple("0123456789"))
+    paper = sizes(domain)
+    rows = []
+    for batch_size in BATCH_SIZES:
+        rules = {"counted": paper.counted, "per-patch": paper.per_patch, "given": batch_size * paper.features}
+        for rule, delta_h0 in rules.items():
+            made = Settings(
+                epsilon2=Fraction(1),
+                epsilon3=Fraction(1),
+                batch_size=batch_size,
+                delta_h0=Fraction(delta_h0),
+                delta_h0_rule=rule,
+                hidden=paper.hidden,
+                allocation="identical",
+            )
+            features, labels = prepare(made, domain, None).charges
+            rows.append(
+                {
+                    "batch_size": batch_size,
+                    "rule": rule,
+                    "delta_h0": delta_h0,
+                    "scale": delta_h0 / batch_size,
+                    "epsilon_x": float(features.epsilon_proved),
+                    "epsilon_y": float(labels.epsilon_proved),
+                }
+            )
+    return rows
+
+
+def table(path: Path) -> str:
+    """Both tables in Markdown."""
+    lines = [
+        "| \\|L\\| | Delta_h0 | value | noise scale, eps2 = 1 | proved eps_x / eps2 | proved eps_y / eps3 |"
+    ]
+    lines.append("| --- | --- | --- | --- | --- | --- |")
+    for row in proved_table():
+        lines.append(
+            f"| {row['batch_size']:,} | {row['rule']} | {row['delta_h0']:,} | {row['scale']:,.4g} "
+            f"| {row['epsilon_x']:.4g} | {row['epsilon_y']:.4g} |"
+        )
+    lines += ["", "| method | Delta_h0 | epsilon claimed | epsilon proved | test accuracy |"]
+    lines.append("| --- | --- | --- | --- | --- |")
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in sorted(found, key=lambda r: (r["delta_h0_rule"], r["epsilon_claimed"], r["method"])):
+        lines.append(
+            f"| {row['method']} | {row['delta_h0_rule']} | {row['epsilon_claimed']:g} "
+            f"| {row['epsilon_proved']:,.4g} | {100 * row['accuracy']:.1f} % |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    runner = commands.add_parser("run")
+    runner.add_argument("--out", type=Path, default=Path("results/what-is-proved.jsonl"))
+    runner.add_argument("--only", help="run settings whose key contains this text")
+    runner.add_argument("--threads", type=int, default=1)
+    printer = commands.add_parser("table")
+    printer.add_argument("path", type=Path)
+    given = parser.parse_args()
+    if given.command == "run":
+        run(given.out, given.only, given.threads)
+    else:
+        print(table(given.path))
+
+
+if __name__ == "__main__":
+    main()

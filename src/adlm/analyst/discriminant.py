@@ -1,0 +1,145 @@
+"""Linear discriminants from released moments: the model in closed form.
+
+Everything here is post-processing of a release. Class means are divided by shrunk counts; where second
+moments were released, the covariance within classes comes from them, without its noise as far as that can be
+told; elsewhere records are taken to spread evenly, as public features were made to.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from adlm.errors import UserError
+from adlm.moments import Moments
+from adlm.public.features.base import PriorStatistics
+
+IMBALANCE = 0.1  # how much class sizes differ when counts are too noisy to tell, relative to n / M
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """Class scores that are linear in the features.
+
+    Attributes
+    ----------
+    weight : (M, k).
+    bias : (M,).
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def logits(self, z: Tensor) -> Tensor:
+        """Scores of features (n, k or more): (n, M)."""
+        k = self.weight.shape[1]
+        return z[:, :k].to(self.weight.dtype) @ self.weight.T + self.bias
+
+    def probabilities(self, z: Tensor) -> Tensor:
+        """Class probabilities (n, M) under the fitted class laws."""
+        return torch.softmax(self.logits(z), dim=1)
+
+
+def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
+    """Fit linear discriminants to released moments; a public prior of the features helps to calibrate.
+
+    With W the covariance within classes, N that of the noise on a class mean m_c, and A = W + N + N^2 / 2W,
+    scores are z'A^-1 m_c - (m_c'A^-1 m_c - tr A^-1 N_c) / 2 + log share_c. The trace takes away what noise adds
+    to the length of m_c. A new record lies around the *noisy* mean with covariance W + N; the last term of A
+    pays for the noise on that length, so that coordinates drowned in noise are left out.
+    """
+    if moments.n <= 0:
+        raise UserError(f"a model needs records: the release has n = {moments.n:g}; raise epsilon")
+    counts = shrunk_counts(moments)
+    means = moments.sums / counts[:, None]
+    centre = (moments.sums.sum(0) / moments.n)[None]
+    between = means - centre
+    noise = (moments.sd_sums[None] / counts[:, None]).square()  # (M, k) variance of the noise on a mean
+    share = counts / counts.sum()
+    spread, basis, within = _within(moments, share, means, noise)
+    pooled = noise.mean(0)
+    outside = _with_noise(spread, pooled)
+    precise = between / outside
+    traces = (noise / outside).sum(1)
+    if within is not None:
+        # Inside the basis, the covariance is known; outside it, records spread evenly.
+        values, vectors = torch.linalg.eigh(within)
+        inner = basis @ vectors  # (k, q)
+        values = _with_noise(values.clamp_min(_floor(moments, len(values))), pooled @ inner.square())
+        coordinates = between @ inner
+        rest = between - coordinates @ inner.T
+        rest = rest / outside
+        rest = rest - (rest @ inner) @ inner.T
+        precise = rest + (coordinates / values) @ inner.T
+        traces = (noise @ inner.square() / values).sum(1)
+        traces = traces + (noise / outside * (1 - inner.square().sum(1)).clamp_min(0)).sum(1)
+    length = (between * precise).sum(1) - traces
+    bias = -(precise @ centre[0]) - length / 2
+    temperature = _temperature(precise, prior, moments) if within is None else 1.0
+    return LinearHead(precise / temperature, bias / temperature + share.log())
+
+
+def _with_noise(variance: Tensor, noise: Tensor) -> Tensor:
+    """What a coordinate is to be divided by, when class means along it carry noise of the given variance."""
+    return variance + noise + noise.square() / (2 * variance)
+
+
+def shrunk_counts(moments: Moments) -> Tensor:
+    """Class counts, pulled towards n / M as far as their noise is larger than their differences: (M,).
+
+    Differences count as real only where they clearly exceed what noise alone would show over M classes; a
+    mild imbalance is always allowed for.
+    """
+    M, even = len(moments.counts), moments.n / len(moments.counts)
+    seen = float((moments.counts - even).square().mean())
+    variance = moments.sd_counts**2
+    clear = variance * (1 + 2 * math.sqrt(2 / max(M - 1, 1)))
+    signal = max(seen - clear, 0.0) + (IMBALANCE * even) ** 2
+    counts = even + (signal / (signal + variance)) * (moments.counts - even)
+    counts = counts.clamp_min(0.02 * even)
+    return counts * (moments.n / counts.sum())
+
+
+def _floor(moments: Moments, q: int) -> float:
+    """Smallest eigenvalue that noisy second moments can tell: half the edge of their noise's spectrum."""
+    assert moments.sd_second is not None
+    off = moments.sd_second[~torch.eye(q, dtype=torch.bool)] if q > 1 else moments.sd_second.flatten()
+    return max(float(off.square().mean().sqrt()) / moments.n * math.sqrt(q), 1e-9)
+
+
+def _within(
+    moments: Moments, share: Tensor, means: Tensor, noise: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Variance of a record along a coordinate (), the basis (k, q), and the covariance in it or None.
+
+    A record has norm at most 1, so what the means leave of that is what it varies by.
+    """
+    k = means.shape[1]
+    energy = (share[:, None] * (means.square() - noise)).sum().clamp(0.0, 0.95)
+    if moments.second is None:
+        return (1 - energy) / k, torch.zeros(k, 0, dtype=means.dtype), None
+    q = len(moments.second)
+    basis = torch.eye(k, q, dtype=means.dtype) if moments.basis is None else moments.basis
+    inside = means @ basis
+    lifted = (share[:, None] * noise).sum(0)  # what noise adds to the scatter of means, per coordinate
+    scatter = (inside.T * share) @ inside - basis.T @ (lifted[:, None] * basis)
+    within = moments.second / moments.n - scatter
+    left = (1 - energy - within.trace().clamp_min(0)).clamp_min(0.02 * float(1 - energy))
+    return left / max(k - q, 1), basis, (within + within.T) / 2
+
+
+def _temperature(precise: Tensor, prior: PriorStatistics | None, moments: Moments) -> float:
+    """How much wider scores spread than an even covariance says, by the prior's within-class covariance."""
+    k = precise.shape[1]
+    if prior is None or len(prior.mean) < k:
+        return 1.0
+    public = prior.within[:k, :k].to(precise)
+    even = public.diagonal().mean().clamp_min(1e-12)
+    differences = precise - precise.mean(0)
+    ratio = ((differences @ public) * differences).sum() / (even * differences.square().sum()).clamp_min(
+        1e-300
+    )
+    return float(ratio.clamp(1.0, 50.0))

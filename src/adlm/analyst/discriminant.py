@@ -47,9 +47,9 @@ def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
     """Fit linear discriminants to released moments; a public prior of the features helps to calibrate.
 
     With W the covariance within classes, N that of the noise on a class mean m_c, and A = W + N + N^2 / 2W,
-    scores are z'A^-1 m_c - (m_c'A^-1 m_c - tr A^-1 N_c) / 2 + log share_c. The trace takes away what noise adds
-    to the length of m_c. A new record lies around the *noisy* mean with covariance W + N; the last term of A
-    pays for the noise on that length, so that coordinates drowned in noise are left out.
+    scores are z'A^-1 m_c - (m_c'A^-1 m_c - tr A^-1 N_c) / 2 + log share_c. The trace takes away what noise
+    adds to the length of m_c. A new record lies around the *noisy* mean with covariance W + N; the last term
+    of A pays for the noise on that length, so that coordinates drowned in noise are left out.
     """
     if moments.n <= 0:
         raise UserError(f"a model needs records: the release has n = {moments.n:g}; raise epsilon")

@@ -1,0 +1,122 @@
+"""Scattering, projected on directions that a random process found useful: images to a few hundred numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from adlm.errors import UserError
+from adlm.public.features.base import Features, PriorStatistics, unit_norm
+from adlm.public.features.scattering import Scattering
+
+SIZE = 28  # images of other sizes are resized to this
+WEIGHTS = Path(__file__).parent / "weights"
+FAMILIES = ("drawn", "garments")
+BATCH = 1024
+
+
+class NormedScattering(nn.Module):
+    """Square root of scattering, each order centred and scaled to unit norm per record: (n, H, W) to (n, p).
+
+    The square root evens out strong and weak responses; centring and scaling take away brightness and
+    contrast. An order that is constant over an image becomes zero.
+    """
+
+    orders: Tensor
+
+    def __init__(self, shape: tuple[int, int], J: int = 2, L: int = 8) -> None:
+        super().__init__()
+        self.scattering = Scattering(shape, J, L)
+        self.register_buffer("orders", self.scattering.orders, persistent=False)
+        self.width = self.scattering.channels * math.prod(self.scattering.output)
+
+    def forward(self, x: Tensor) -> Tensor:
+        roots = self.scattering(x).clamp_min(0).sqrt()
+        blocks = []
+        for order in range(3):
+            block = roots[:, self.orders == order].flatten(1)
+            blocks.append(unit_norm(block - block.mean(1, keepdim=True)))
+        return torch.cat(blocks, 1)
+
+
+class PriorProjection(Features):
+    """Normed scattering, less the mean of synthetic classes, on their Fisher directions; unit L2 norm.
+
+    Parameters
+    ----------
+    family : which random process the directions come from: ``drawn`` (random strokes, for anything
+        written or drawn with a pen) or ``garments`` (random silhouettes, for pictures of single things on an
+        empty background). It is a public choice made by whoever knows what kind of pictures they have.
+    shape : of one record: (H, W), (1, H, W), or (H * W,) of a square image. Bright ink on a dark ground.
+    """
+
+    centre: Tensor
+    projection: Tensor
+
+    def __init__(self, family: str = "drawn", shape: tuple[int, ...] = (SIZE, SIZE)) -> None:
+        super().__init__()
+        if family not in FAMILIES:
+            raise UserError(f"family must be one of {', '.join(FAMILIES)} (got {family!r})")
+        self.family, self.shape = family, tuple(int(s) for s in shape)
+        self.image = _image_shape(self.shape)
+        self.transform = NormedScattering((SIZE, SIZE))
+        stored = load_file(WEIGHTS / f"{family}.safetensors")
+        self.register_buffer("centre", stored["centre"].float())
+        self.register_buffer("projection", stored["projection"].float())
+        self.width = self.projection.shape[1]
+        self.prior = PriorStatistics(
+            typical=stored["typical"].float(),
+            weight=stored["weight"].float(),
+            within=stored["within"].float() / self.width,  # stored times width, to suit 16 bits
+            mean=stored["mean"].float(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, *shape) in [0, 1] to (n, width), rows of unit L2 norm."""
+        if tuple(x.shape[1:]) != self.shape:
+            raise UserError(
+                f"the feature map was built for records of shape {self.shape} (got {tuple(x.shape[1:])})"
+            )
+        images = x.reshape(-1, *self.image)
+        out = images.new_empty(len(images), self.width, dtype=torch.float32)
+        for start in range(0, len(images), BATCH):
+            features = self.transform(self._frame(images[start : start + BATCH]))
+            out[start : start + BATCH] = unit_norm((features - self.centre) @ self.projection)
+        return out
+
+    def _frame(self, images: Tensor) -> Tensor:
+        """Bring images to 28 x 28 pixels, as the random process drew them."""
+        if self.image == (SIZE, SIZE):
+            return images
+        # A written character of another size fills its frame; the synthetic ones keep a margin of 4 pixels.
+        margin = 4 if self.family == "drawn" else 0
+        inner = SIZE - 2 * margin
+        resized = nn.functional.interpolate(images[:, None], (inner, inner), mode="bilinear", antialias=True)
+        return nn.functional.pad(resized, [margin] * 4)[:, 0]
+
+    def spec(self) -> dict[str, Any]:
+        """Describe the map: {"name": "prior-projection", "family": ..., "shape": [...]}."""
+        return {"name": "prior-projection", "family": self.family, "shape": list(self.shape)}
+
+    @classmethod
+    def from_spec(cls, spec: dict[str, Any]) -> PriorProjection:
+        """Build the map that `spec` describes."""
+        return cls(spec["family"], tuple(spec["shape"]))
+
+
+def _image_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    if len(shape) == 3 and shape[0] == 1:
+        shape = shape[1:]
+    if len(shape) == 1 and math.isqrt(shape[0]) ** 2 == shape[0]:
+        shape = (math.isqrt(shape[0]),) * 2
+    if len(shape) != 2 or min(shape) < 4:
+        raise UserError(
+            f"the prior projection takes grey images of shape (H, W), (1, H, W) or (H * W,) for square ones, "
+            f"at least 4 pixels a side (got records of shape {shape})"
+        )
+    return (shape[0], shape[1])

@@ -16,7 +16,7 @@ from adlm.algorithm1 import Budgets, Explained, adaptive_laplace_mechanism, lear
 from adlm.analyst.networks import build
 from adlm.analyst.training import Plan, accuracy
 from adlm.certificate import compose
-from adlm.curator.ledger import Ledger
+from adlm.curator.ledger import Budget, Ledger
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.public.domain import Domain
@@ -134,6 +134,26 @@ def test_the_analyst_needs_nothing_but_the_folder(tmp_path: Path) -> None:
     assert network(torch.rand(2, 12)).shape == (2, 3)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"allocation": "quadratic"}, "allocation must be one of"),
+        ({"mode": "both"}, "mode must be one of"),
+        ({"delta_h0": "given"}, "counted, per-patch or a number"),
+        ({"loss": "hinge"}, "loss must be one of"),
+        ({"folder": Path()}, "exists already"),
+        ({"ledger": Ledger(budget=Budget(Fraction(28, 100)))}, "would be overspent"),
+        ({"y": ["0"]}, "one label for each"),
+        ({"y": ["0", "9"] * 15}, "9"),
+    ],
+)
+def test_a_mistake_is_found_before_the_relevances_are_charged(changes: dict[str, Any], message: str) -> None:
+    ledger = changes.get("ledger", Ledger())
+    with pytest.raises(UserError, match=message):
+        _release(**({"ledger": ledger} | changes))
+    assert ledger.charges == ()
+
+
 def test_the_split_of_ilm_gives_the_relevances_share_to_the_other_two() -> None:
     assert Budgets.split(2) == Budgets(Fraction(1, 2), Fraction(1), Fraction(1, 2))
     assert Budgets.split(3, ("0.25", "0.5", "0.25"), "ilm") == Budgets(None, Fraction(2), Fraction(1))
@@ -159,7 +179,9 @@ def test_mistakes_are_told(call, message: str) -> None:  # type: ignore[no-untyp
 def _release(**changes: Any) -> Release | None:
     given: dict[str, Any] = {"explained": explained(), "L": 10, "ledger": Ledger()}
     given |= {"source": Source.system()} | changes
-    return make_release(*blobs(30), DOMAIN, build("mlp", (12,), 3), Budgets.split(2), **given)
+    x, y = blobs(30)
+    y = given.pop("y", y)
+    return make_release(x, y, DOMAIN, build("mlp", (12,), 3), Budgets.split(2), **given)
 
 
 def test_pre_training_learns_synthetic_classes_and_repeats_itself() -> None:

@@ -6,65 +6,25 @@ numbers are the paper's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from fractions import Fraction
+from dataclasses import replace
 from pathlib import Path
 
 import numpy.typing as npt
 from torch import nn
 
-from adlm.analyst.anatomy import anatomy, perturb_bias
+from adlm.analyst.anatomy import perturb_bias
 from adlm.analyst.examples import from_records
 from adlm.analyst.training import History, Plan, train
 from adlm.certificate import parse_epsilon
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.curator.record_release import release_records, write_records
-from adlm.curator.records import Settings
-from adlm.curator.relevance import Provenance, private_relevance
-from adlm.errors import UserError
-from adlm.polynomial import by_name
+from adlm.curator.relevance import private_relevance
 from adlm.public.domain import Domain
+from adlm.record_plan import Budgets, Explained, check_first, settings_for
 from adlm.release import Release
 
-METHODS = ("adlm", "ilm")
-
-
-@dataclass(frozen=True)
-class Budgets:
-    """eps1 for the relevances (None for ILM, which has none), eps2 for the features, eps3 for the labels."""
-
-    epsilon1: Fraction | None
-    epsilon2: Fraction
-    epsilon3: Fraction
-
-    @classmethod
-    def split(
-        cls, epsilon: object, shares: tuple[object, ...] = ("0.25", "0.5", "0.25"), method: str = "adlm"
-    ) -> Budgets:
-        """Share a total out; ILM shares what AdLM would give to the relevances between the other two."""
-        total, parts = (
-            parse_epsilon(epsilon),
-            [parse_epsilon(share, "a share of the split") for share in shares],
-        )
-        if method not in METHODS:
-            raise UserError(f"method must be one of {', '.join(METHODS)} (got {method!r}).")
-        if len(parts) != 3:
-            raise UserError(
-                f"the split must have three shares, for relevances, features and labels (got {len(parts)})."
-            )
-        if method == "ilm":
-            parts[0] = Fraction(0)
-        first, second, third = (total * part / sum(parts) for part in parts)
-        return cls(first or None, second, third)
-
-
-@dataclass(frozen=True)
-class Explained:
-    """The network that relevances are taken from; its provenance is `public`, `private` or a certificate."""
-
-    network: nn.Module
-    provenance: Provenance
+__all__ = ["Budgets", "Explained", "adaptive_laplace_mechanism", "learn", "make_release"]
 
 
 def make_release(
@@ -97,10 +57,11 @@ def make_release(
     rows : records to average relevances over; all of them when not given.
     folder : stream the release there and return None; in memory when not given.
     """
+    # Line 9: Delta_h0 = 2 sum over h0 of d; line 17: Delta_F = M (|h| + |h|^2 / 4)
+    settings = settings_for(domain, network, budgets, L, delta_h0, allocation, loss, mode)
+    check_first(D, y, domain, settings, budgets, explained, rows, ledger, folder)
     relevance = None
-    if budgets.epsilon1 is not None:
-        if explained is None:
-            raise UserError("AdLM needs a relevance network and its provenance; ILM needs neither.")
+    if budgets.epsilon1 is not None and explained is not None:
         # Lines 1-7: average relevance of each feature, with Lap(Delta_R / eps1)
         relevance = private_relevance(
             explained.network,
@@ -112,23 +73,6 @@ def make_release(
             source=source,
             rows=rows,
         )
-    # Line 9: Delta_h0 = 2 sum over h0 of d. Line 17 takes |h_(k)| from the same count.
-    sizes = anatomy(network, domain.shape)
-    rule = delta_h0 if isinstance(delta_h0, str) else "given"
-    counts = {"counted": sizes.counted, "per-patch": sizes.per_patch, "given": delta_h0}
-    if rule not in counts:
-        raise UserError(f"delta_h0 must be counted, per-patch or a number (got {delta_h0!r}).")
-    settings = Settings(
-        epsilon2=budgets.epsilon2,
-        epsilon3=budgets.epsilon3,
-        batch_size=L,
-        delta_h0=Fraction(counts[rule]),
-        delta_h0_rule=rule,
-        hidden=sizes.hidden,
-        allocation="identical" if relevance is None else allocation,
-        loss=by_name(loss),
-        mode=mode,
-    )
     # Lines 10-14: eps_j = beta_j eps2; x_ij + (1/|L|) Lap(Delta_h0 / eps_j); b + (1/|L|) Lap(Delta_h0 / eps2)
     # Lines 16-19: phi_l + (1/|L|) Lap(Delta_F / eps3)
     if folder is None:

@@ -78,6 +78,22 @@ def relevance_sum(
     return total
 
 
+def relevance_charge(
+    domain: Domain, records: int, epsilon: Fraction, sensitivity: str = "paper", unproved: str = ""
+) -> Charge:
+    """What the average relevance over so many records costs."""
+    return Charge(
+        what=f"average relevance of {domain.size} features over {records} records",
+        mechanism="laplace",
+        neighbours=domain.neighbours,
+        sensitivity=Fraction(domain.size * STEPS),
+        scale=(2 if sensitivity == "paper" else 1) * domain.size * STEPS / epsilon,
+        proof="Lemma 1 with relevances in [0, 1]: a record moves each of the d sums by one range at most",
+        epsilon_claimed=epsilon,
+        unproved=unproved,
+    )
+
+
 def private_relevance(
     network: nn.Module,
     x: npt.ArrayLike,
@@ -124,16 +140,7 @@ def private_relevance(
         raise UserError(f"relevance needs between 1 and {len(records)} records (got rows = {rows}).")
     carried, unproved, named = _provenance(provenance)
     _check_separate(network, domain.shape)
-    step = Charge(
-        what=f"average relevance of {domain.size} features over {used} records",
-        mechanism="laplace",
-        neighbours=domain.neighbours,
-        sensitivity=Fraction(domain.size * STEPS),
-        scale=(2 if sensitivity == "paper" else 1) * domain.size * STEPS / epsilon,
-        proof="Lemma 1 with relevances in [0, 1]: a record moves each of the d sums by one range at most",
-        epsilon_claimed=epsilon,
-        unproved=unproved,
-    )
+    step = relevance_charge(domain, used, epsilon, sensitivity, unproved)
     ledger.charge(step)
     total = relevance_sum(network, records[:used], domain, mu=mu)
     noisy = total + laplace(domain.size, step.scale, source)
@@ -158,8 +165,8 @@ def _check_separate(network: nn.Module, shape: tuple[int, ...]) -> None:
         network.train(was_training)
     if not torch.allclose(alone, together, rtol=1e-3, atol=1e-4):
         raise UserError(
-            "the relevance network's answer for a record depends on the other records of its batch, so Lemma 1 "
-            "does not hold for it; use layers without batch statistics in evaluation mode."
+            "the relevance network's answer for a record depends on the other records of its batch, so "
+            "Lemma 1 does not hold for it; use layers without batch statistics in evaluation mode."
         )
 
 

@@ -32,8 +32,8 @@ from adlm.public import datasets
 from adlm.public.domain import Domain
 from adlm.relevance_network import make_public
 
-NETWORK = "small-cnn"  # what is trained; the sizes in the sensitivities are those of the paper's network
-RECORDS, EPOCHS, BATCH, RATE = 30_000, 3, 200, 3e-3
+NETWORK = "mlp"  # what is trained; the sizes in the sensitivities are those of the paper's network
+RECORDS, EPOCHS, BATCH, RATE = 60_000, 5, 200, 1e-3
 CLAIMED = ("0.5", "2", "8", "128", "2048")
 BATCH_SIZES = (1, 60, 600, 1800)
 L = 1800

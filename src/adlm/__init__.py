@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from adlm.curator.ledger import Budget, Ledger
     from adlm.errors import UserError
     from adlm.estimator import AdLMClassifier
-    from adlm.privatise import privatise
+    from adlm.curation import privatise
     from adlm.public.domain import Domain
     from adlm.release import Certificate, Release
 
@@ -32,7 +32,7 @@ _PLACES = {
     "Release": "adlm.release",
     "UserError": "adlm.errors",
     "fit": "adlm.analyst.fit",
-    "privatise": "adlm.privatise",
+    "privatise": "adlm.curation",
 }
 
 __all__ = [

@@ -19,7 +19,7 @@ from adlm.certificate import parse_delta, parse_epsilon
 from adlm.curator.clipping import Clip
 from adlm.curator.moments import Design, calibrate
 from adlm.moments import Moments
-from adlm.privatise import design
+from adlm.curation import design
 from adlm.public.features import Features, Narrowed, PriorStatistics
 from adlm.public.rule import Plan, choose
 

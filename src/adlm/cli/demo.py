@@ -28,7 +28,7 @@ def demo(
     from adlm.artefact import canonical, write_file
     from adlm.audit.runner import quick_audit
     from adlm.errors import UserError
-    from adlm.privatise import privatise
+    from adlm.curation import privatise
     from adlm.public import datasets
     from adlm.release import CERTIFICATE, Release
     from adlm.report import write_report

@@ -149,7 +149,7 @@ def _moments_maker(
     out: Path,
 ) -> Callable[[], Release]:
     from adlm.errors import UserError
-    from adlm.privatise import privatise, privatise_table
+    from adlm.curation import privatise, privatise_table
 
     def make() -> Release:
         if data is not None:

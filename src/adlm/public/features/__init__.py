@@ -26,6 +26,10 @@ def build(spec: Mapping[str, Any]) -> Features:
             return TabularFeatures.from_spec(spec)
         case "narrowed":
             return Narrowed(build(spec["of"]), int(spec["width"]))
+        case "prior-projection":
+            from adlm.public.features.prior import PriorProjection
+
+            return PriorProjection.from_spec(dict(spec))
         case "natural":
             from adlm.public.features.natural import NaturalImages
 
@@ -38,4 +42,6 @@ def for_domain(domain: Domain) -> Features:
     """Return the public features that suit the declared family and shape of the records."""
     if domain.family == "natural" and domain.shape == (3, 32, 32):
         return build({"name": "natural", "width": 1200, "weights": "natural-32"})
+    if domain.family in ("drawn", "garments"):
+        return build({"name": "prior-projection", "family": domain.family, "shape": list(domain.shape)})
     return build({"name": "identity", "shape": list(domain.shape)})

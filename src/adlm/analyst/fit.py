@@ -36,13 +36,15 @@ def fit(
     ----------
     network : None for the linear classifier of a moment release in closed form; else a network by name, or
         any module that takes the features (moment release) or scaled records (record release).
-    plan : how to train a network; 12 epochs when not given.
+    plan : how to train a network; 12 epochs of noisy records, or 30 of drawn examples, when not given.
     draws : how many labelled vectors to draw from released moments for a network.
     """
     if release.certificate.kind == "moments":
         if network is None:
             return _closed_form(release)
-        return _on_draws(release, network, plan or Plan(epochs=12), draws, device, checkpoints, resume)
+        return _on_draws(
+            release, network, plan or Plan(epochs=30, batch_size=500), draws, device, checkpoints, resume
+        )
     if network is None:
         network = str(release.certificate.settings.get("network", "paper-mnist"))
     return _on_records(release, network, plan or Plan(epochs=12), device, checkpoints, resume)

@@ -149,7 +149,8 @@ def _moments_maker(
     out: Path,
 ) -> Callable[[], Release]:
     from adlm.errors import UserError
-    from adlm.curation import privatise, privatise_table
+    from adlm.curation import privatise
+    from adlm.privatise_table import privatise_table
 
     def make() -> Release:
         if data is not None:

@@ -59,4 +59,5 @@ class Features(nn.Module, ABC):
 
 def unit_norm(z: Tensor, floor: float = 1e-6) -> Tensor:
     """Scale rows to L2 norm 1; a row shorter than the public floor stays short, so zero stays zero."""
-    return z / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(floor)
+    unit: Tensor = z / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(floor)
+    return unit

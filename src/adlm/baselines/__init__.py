@@ -1,0 +1,1 @@
+"""What `adlm` is compared with: differentially private stochastic gradient descent."""

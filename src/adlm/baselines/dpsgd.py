@@ -1,0 +1,234 @@
+"""DP-SGD on Opacus: the paper's competitor pSGD, as it was set then and as one would set it now.
+
+`ABADI` holds what Abadi et al. 2016 recommend, which the paper used, on the paper's own networks. `TANH` is
+the bounded-activation network of Papernot et al. 2021 with large batches, and `LINEAR` a linear head on
+the same public features that our release sums.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from adlm import progress
+from adlm.baselines.accounting import epsilon_spent, noise_multiplier, require_opacus
+from adlm.certificate import Totals, parse_delta, parse_epsilon
+from adlm.errors import UserError
+
+NEIGHBOURS = "add-remove"
+NOTE = (
+    "holds for Poisson sampling, which is used here, and for Gaussian noise in real numbers; the noise is "
+    "drawn in floating point; add-remove is the weaker relation, a replaced record counts about twice"
+)
+_NO_INPUT_GRADIENT = "Full backward hook is firing when gradients are computed"
+OnEpoch = Callable[[int, nn.Module], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How DP-SGD is run.
+
+    Attributes
+    ----------
+    name : what the curve is called.
+    batch : expected batch size |L|; each record is drawn with probability |L|/n.
+    epochs : passes over the data, counted in expectation.
+    clip : norm C that the gradient of each record is clipped to.
+    rate, rate_end : learning rate at the start and from `decay` epochs on, linear in between.
+    momentum : of SGD.
+    chunk : records whose gradients are held in memory at once.
+    source : where the settings come from.
+    """
+
+    name: str
+    batch: int
+    epochs: float
+    clip: float
+    rate: float
+    rate_end: float | None = None
+    decay: float = 10.0
+    momentum: float = 0.0
+    chunk: int = 2048
+    source: str = ""
+
+    def steps(self, n: int) -> int:
+        """Steps that make up the epochs on n records."""
+        return max(1, round(self.epochs * n / min(self.batch, n)))
+
+    def learning_rate(self, epoch: float) -> float:
+        """Learning rate after so many epochs."""
+        if self.rate_end is None:
+            return self.rate
+        return self.rate + (self.rate_end - self.rate) * min(1.0, epoch / self.decay)
+
+
+ABADI = Settings(
+    "pSGD (Abadi et al.)", 600, 10, 4.0, 0.1, 0.052, source="Abadi et al. 2016, section 5.2: MNIST"
+)
+ABADI_CIFAR = replace(
+    ABADI, batch=2000, clip=3.0, rate=0.1, rate_end=None, source="Abadi et al. 2016, section 5.3: CIFAR-10"
+)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a DP-SGD run cost, in the words of a release's certificate."""
+
+    epsilon: Fraction
+    delta: Fraction
+    rate: float
+    steps: int
+    noise_multiplier: float
+    clip: float
+    accountant: str = "PRV (Opacus)"
+    note: str = NOTE
+
+    @property
+    def totals(self) -> Totals:
+        """Claimed and proved epsilon: the accountant's for both."""
+        return Totals(self.epsilon, self.epsilon, self.delta, NEIGHBOURS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values with the keys that every report uses."""
+        settings = {key: v for key, v in asdict(self).items() if key not in ("epsilon", "delta")}
+        return self.totals.to_dict() | settings
+
+    def sentence(self) -> str:
+        """Say what was spent, as a release's certificate says it."""
+        return (
+            f"{self.totals.sentence()}; {self.steps} steps, sampling rate {self.rate:.4g}, noise multiplier "
+            f"{self.noise_multiplier:.4g}, gradients clipped to {self.clip:g}; {self.accountant}; {self.note}"
+        )
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network that DP-SGD trained, and its cost."""
+
+    network: nn.Module
+    certificate: Certificate
+    settings: Settings
+
+    def accuracy(self, x: Tensor, labels: npt.NDArray[np.int64]) -> float:
+        """Share of records (n, *shape), scaled as in training, whose class is found."""
+        return accuracy(self.network, x, labels)
+
+
+def certify(settings: Settings, n: int, epsilon: object, delta: object = "1e-5") -> Certificate:
+    """Choose the noise that spends at most `epsilon` over all steps, and at least 99% of it."""
+    target, slack = parse_epsilon(epsilon), parse_delta(delta)
+    if slack == 0:
+        raise UserError("DP-SGD has no pure epsilon: give a delta such as 1e-5")
+    rate, steps = min(settings.batch, n) / n, settings.steps(n)
+    sigma = noise_multiplier(float(target), rate, steps, float(slack))
+    spent = epsilon_spent(sigma, rate, steps, float(slack), float(target))
+    return Certificate(Fraction(spent), slack, rate, steps, sigma, settings.clip)
+
+
+def train(
+    network: nn.Module,
+    x: Tensor,
+    labels: npt.NDArray[np.int64],
+    settings: Settings,
+    *,
+    epsilon: object,
+    delta: object = "1e-5",
+    seed: int = 0,
+    device: str = "cpu",
+    on_epoch: OnEpoch | None = None,
+) -> Trained:
+    """Train a network on private records by DP-SGD.
+
+    Parameters
+    ----------
+    network : freshly initialised, without layers that mix records; it is trained in place.
+    x, labels : (n, *shape) records as the network takes them, and their n class codes.
+    on_epoch : called after each whole epoch with its number and the network in evaluation mode.
+
+    Formal guarantees
+    -----------------
+    Relation: add-remove. Sensitivity: the clip norm, per record, of a sum over a Poisson sample. Guarantee:
+    `Certificate`, by Opacus's PRV accountant. The seed fixes the sample and the noise: a seeded run
+    repeats itself and protects nobody, which is what an experiment needs.
+    """
+    require_opacus()
+    certificate = certify(settings, len(x), epsilon, delta)
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.from_numpy(labels).to(device)
+    x = x.to(device)
+    with _opacus_run(network.to(device), settings, certificate, len(x), generator) as (wrapped, optimiser):
+        done = 0
+        with progress.bar(certificate.steps, settings.name, "steps") as advance:
+            for step in range(certificate.steps):
+                rows = torch.nonzero(torch.rand(len(x), generator=generator) < certificate.rate)[:, 0]
+                for group in optimiser.param_groups:
+                    group["lr"] = settings.learning_rate(step * certificate.rate)
+                _step(wrapped, optimiser, x, y, rows.to(device), settings.chunk)
+                advance(1)
+                epoch = math.floor((step + 1) * certificate.rate + 1e-9)
+                if on_epoch is not None and epoch > done:
+                    done = epoch
+                    on_epoch(epoch, network.eval())
+                    network.train()
+    return Trained(network.eval(), certificate, settings)
+
+
+@contextmanager
+def _opacus_run(
+    network: nn.Module, settings: Settings, certificate: Certificate, n: int, generator: torch.Generator
+) -> Iterator[tuple[Any, Any]]:
+    """Wrap a network and its optimiser for per-record gradients; the network is bare again afterwards."""
+    from opacus.grad_sample import GradSampleModule
+    from opacus.optimizers import DPOptimizer
+
+    noise = torch.Generator(next(network.parameters()).device).manual_seed(
+        int(torch.randint(2**62, (1,), generator=generator))
+    )
+    wrapped = GradSampleModule(network.train(), loss_reduction="mean", strict=True)
+    optimiser = DPOptimizer(
+        torch.optim.SGD(wrapped.parameters(), lr=settings.rate, momentum=settings.momentum),
+        noise_multiplier=certificate.noise_multiplier,
+        max_grad_norm=settings.clip,
+        expected_batch_size=round(certificate.rate * n),
+        generator=noise,
+    )
+    try:
+        yield wrapped, optimiser
+    finally:
+        wrapped.cleanup()
+
+
+def _step(wrapped: Any, optimiser: Any, x: Tensor, y: Tensor, rows: Tensor, chunk: int) -> None:
+    """One noisy step on a Poisson sample, its gradients taken a chunk at a time."""
+    parts = torch.split(rows, chunk) if len(rows) else (rows,)  # an empty sample still gets its noise
+    for index, part in enumerate(parts):
+        optimiser.zero_grad(set_to_none=True)
+        with warnings.catch_warnings():
+            # the input of the first layer needs no gradient, and the hook there does not use one
+            warnings.filterwarnings("ignore", _NO_INPUT_GRADIENT, UserWarning)
+            functional.cross_entropy(wrapped(x[part]), y[part]).backward()  # type: ignore[no-untyped-call]
+        optimiser.signal_skip_step(do_skip=index + 1 < len(parts))
+        optimiser.step()
+    optimiser.zero_grad(set_to_none=True)
+
+
+@torch.inference_mode()
+def accuracy(network: nn.Module, x: Tensor, labels: npt.NDArray[np.int64], chunk: int = 2000) -> float:
+    """Share of records whose class has the largest logit."""
+    y = torch.from_numpy(labels)
+    right = 0
+    for start in range(0, len(x), chunk):
+        found = network(x[start : start + chunk].to(next(network.parameters()).device)).argmax(1).cpu()
+        right += int((found == y[start : start + chunk]).sum())
+    return right / len(x)

@@ -1,0 +1,126 @@
+"""The baseline is fair and honest: its noise, its accounting and its certificate."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from adlm.baselines import dpsgd, networks
+from adlm.baselines.accounting import epsilon_spent, noise_multiplier, quick_epsilon
+from adlm.errors import UserError
+from adlm.public import datasets
+
+pytest.importorskip("opacus", reason="the baseline needs Opacus")
+
+QUICK = dpsgd.Settings("quick", batch=256, epochs=6, clip=0.5, rate=2.0, momentum=0.5)
+
+
+def digits(split: str) -> tuple[torch.Tensor, np.ndarray]:
+    records = datasets.load("digits", split)
+    return torch.from_numpy(records.domain.scale(records.x)), records.y
+
+
+@pytest.mark.parametrize("epsilon", ["0.05", "0.5", "3"])
+def test_the_target_is_hit_within_one_per_cent_from_below(epsilon: str) -> None:
+    settings = dpsgd.Settings("any", batch=2048, epochs=3, clip=0.1, rate=1.0)
+    certificate = dpsgd.certify(settings, 60_000, epsilon)
+    assert 0.99 * float(epsilon) <= float(certificate.epsilon) <= float(epsilon)
+    independent = quick_epsilon(
+        certificate.noise_multiplier, certificate.rate, certificate.steps, 1e-5, float(epsilon)
+    )
+    assert independent == pytest.approx(float(certificate.epsilon), rel=0.01)
+
+
+def test_more_epochs_cost_more_at_the_same_noise_and_need_more_noise_at_the_same_cost() -> None:
+    sigma = noise_multiplier(1.0, 0.03, 100, 1e-5)
+    assert epsilon_spent(sigma, 0.03, 1000, 1e-5) > 2 * epsilon_spent(sigma, 0.03, 100, 1e-5)
+    assert noise_multiplier(1.0, 0.03, 1000, 1e-5) > 1.5 * sigma
+
+
+def test_the_certificate_speaks_like_that_of_a_release() -> None:
+    certificate = dpsgd.certify(QUICK, 1437, "2")
+    assert certificate.sentence().startswith("epsilon claimed 1.9")
+    assert "delta 1e-05, neighbours add-remove" in certificate.sentence()
+    assert "Poisson sampling" in certificate.sentence()
+    raw = certificate.to_dict()
+    assert raw["epsilon_claimed"] == raw["epsilon_proved"] <= 2
+    assert (raw["delta"], raw["neighbours"]) == (1e-5, "add-remove")
+
+
+def test_pure_epsilon_is_refused_in_a_sentence() -> None:
+    with pytest.raises(UserError, match="no pure epsilon"):
+        dpsgd.certify(QUICK, 1437, "2", "0")
+
+
+def test_a_step_adds_the_stated_noise() -> None:
+    # gradients are clipped to almost nothing, so that the step is noise: lr sigma C / |L| per weight
+    settings = dpsgd.Settings("noise", batch=100, epochs=0.1, clip=1e-3, rate=1e4)
+    x, y = torch.rand(1000, 8, 8), np.zeros(1000, dtype=np.int64)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 10))
+    before = torch.cat([p.detach().flatten().clone() for p in network.parameters()])
+    trained = dpsgd.train(network, x, y, settings, epsilon="0.1")
+    moved = torch.cat([p.detach().flatten() for p in trained.network.parameters()]) - before
+    assert trained.certificate.steps == 1
+    expected = 1e4 * trained.certificate.noise_multiplier * 1e-3 / 100
+    # 38,410 normal draws: their standard deviation is off by 2% once in 10^7 runs
+    assert float(moved.std()) == pytest.approx(expected, rel=0.02)
+
+
+def test_records_do_not_touch_each_other_s_gradient() -> None:
+    network = networks.paper((8, 8), 10).train()
+    x = torch.rand(4, 8, 8)
+    alone = network(x[:1])
+    together = network(torch.cat([x[:1], 100 * x[1:]]))[:1]
+    torch.testing.assert_close(alone, together)
+
+
+def test_batch_normalisation_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match=r"'1' \(BatchNorm1d\)"):
+        networks.uncoupled(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+
+
+@pytest.mark.parametrize("shape", [(28, 28), (3, 32, 32)])
+def test_the_tanh_network_has_the_published_size(shape: tuple[int, ...]) -> None:
+    network = networks.tanh(shape, 10)
+    published = {(28, 28): 26_010, (3, 32, 32): 550_570}  # Papernot et al. 2021, Tables 1 and 2
+    assert sum(p.numel() for p in network.parameters()) == published[shape]
+
+
+def test_it_learns_at_a_large_budget_and_not_at_a_tiny_one_and_repeats_itself() -> None:
+    (x, y), (x_test, y_test) = digits("train"), digits("test")
+
+    def run(epsilon: str, seed: int) -> float:
+        head = nn.Sequential(nn.Flatten(), networks.linear(64, 10))
+        return dpsgd.train(head, x, y, QUICK, epsilon=epsilon, seed=seed).accuracy(x_test, y_test)
+
+    assert run("8", 1) > 0.75
+    assert run("8", 1) == run("8", 1)
+    assert run("0.01", 1) < 0.5
+
+
+def test_gradients_in_small_chunks_make_the_same_step() -> None:
+    x, y = digits("train")
+
+    def run(chunk: int) -> torch.Tensor:
+        head = nn.Sequential(nn.Flatten(), networks.linear(64, 10))
+        dpsgd.train(head, x, y, replace(QUICK, chunk=chunk, epochs=0.5), epsilon="8", seed=3)
+        return torch.cat([p.detach().flatten() for p in head.parameters()])
+
+    torch.testing.assert_close(run(50), run(2048), rtol=1e-4, atol=1e-5)
+
+
+def test_a_missing_opacus_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opacus", None)
+    with pytest.raises(UserError, match=r"pip install adlm\[baseline\]"):
+        dpsgd.train(nn.Linear(2, 2), torch.rand(9, 2), np.zeros(9, dtype=np.int64), QUICK, epsilon="1")
+
+
+def test_opacus_is_not_imported_before_it_is_used() -> None:
+    code = "import sys, adlm.baselines.dpsgd; sys.exit('opacus' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

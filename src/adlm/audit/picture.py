@@ -5,14 +5,17 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
 from adlm.artefact import write_file
 from adlm.audit.finding import Finding
 from adlm.audit.runner import Audit
+from adlm.certificate import gaussian_mu
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,9 +26,16 @@ ALLOWED, ATTACK, CLAIM = "#c9dcef", "#1f4e79", "#b3261e"
 
 
 def allowed(epsilon: float, delta: float, fpr: np.ndarray[Any, np.dtype[np.float64]]) -> Any:
-    """Return the largest true positive rate that (epsilon, delta) allows at each false positive rate."""
-    direct = math.exp(epsilon) * fpr + delta
-    mirrored = 1 - math.exp(-epsilon) * (1 - delta - fpr)
+    """Return the largest true positive rate that is allowed at each false positive rate.
+
+    For delta = 0 by epsilon; else by the trade-off curve of the Gaussian mechanism of that epsilon and delta,
+    which is what the certificate of Gaussian noise amounts to.
+    """
+    if delta:
+        mu = float(gaussian_mu(Fraction(epsilon).limit_denominator(10**6), Fraction(str(delta))))
+        return ndtr(ndtri(fpr) + mu)
+    direct = math.exp(epsilon) * fpr
+    mirrored = 1 - math.exp(-epsilon) * (1 - fpr)
     return np.clip(np.minimum(direct, mirrored), 0, 1)
 
 
@@ -88,9 +98,9 @@ def _membership(panel: Axes, figures: dict[str, Any]) -> None:
         value = [entry["advantage"] for entry in figures[key]]
         margin = [entry["margin"] for entry in figures[key]]
         panel.errorbar(epochs, value, yerr=margin, color=colour, marker="o", capsize=3, label=label)
-    panel.axhline(
-        figures["advantage_allowed"], color=ATTACK, lw=0.8, ls=":", label="most that epsilon 1 allows"
-    )
+    most, label = figures["advantage_allowed"], f"most that epsilon {figures['epsilon']:g} allows"
+    panel.axhline(most, color=ATTACK, lw=0.8, ls=":", label=label)
+    panel.set_ylim(-0.1, max(0.7, most + 0.1))
     panel.set(xscale="log", xlabel="epochs", ylabel="advantage of membership inference")
     spent = ", ".join(f"{e:.3g}" for e in figures["epsilon_dp_sgd"])
     panel.set_title(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,10 @@ import numpy as np
 from adlm import progress
 from adlm.audit.artefact import audit_release
 from adlm.audit.canaries import canary_design, model_scores, one_run, plant, release_scores
-from adlm.audit.controls import controls
+from adlm.audit.controls import SINGLE, Control, half_sensitivity
 from adlm.audit.finding import COMMAND_ALPHA, MOST_TESTS, Finding
 from adlm.audit.membership import EPOCHS, summary
+from adlm.audit.separability import identity_separability
 from adlm.audit.subjects import Subject, subjects
 from adlm.audit.support import exact_laplace, support
 from adlm.audit.two_worlds import two_worlds, whole_releases
@@ -39,13 +42,15 @@ class Depth:
 
     runs: int = 100_000
     evaluations: int = 40
-    whole: int = 1000
+    whole: int = 2000
     support: int = 1_000_000
     canaries: int = 300
     shadows: int = 0
 
 
 LONG = Depth(runs=300_000, evaluations=300, whole=20_000, canaries=600, shadows=80)
+Step = Callable[[], list[Finding]]
+WHOLE = ("one class sum, Laplace",)  # mechanisms whose every run is also made as a whole release
 SLOW = {"radial": 20}  # a draw of this noise costs so many times that of the others
 
 
@@ -93,25 +98,15 @@ class Audit:
         }
 
 
-@dataclass
-class _Log:
-    findings: list[Finding] = field(default_factory=list)
-
-    def add(self, *found: Finding) -> None:
-        for finding in found:
-            self.findings.append(finding)
-            progress.say(
-                f"{finding.rung}: {finding.mechanism}, {finding.neighbours}: lower bound {finding.row()[5]} "
-                f"of {finding.row()[4]}, {finding.verdict}"
-            )
-
-
-def audit_mechanism(subject: Subject, depth: Depth, source: Source) -> tuple[Finding, Finding]:
+def audit_mechanism(subject: Subject, depth: Depth, source: Source) -> list[Finding]:
     """Search for a mechanism's worst neighbours, then tell the two worlds apart."""
     worst = worst_neighbours(subject, source, evaluations=depth.evaluations)
     slow = next((factor for kind, factor in SLOW.items() if kind in subject.name), 1)
-    found = two_worlds(subject, worst, max(100, depth.runs // slow), source)
-    return report(subject, worst, depth.evaluations), found
+    found = [report(subject, worst, depth.evaluations)]
+    found.append(two_worlds(subject, worst, max(100, depth.runs // slow), source))
+    if subject.name in WHOLE:
+        found.append(whole_releases(subject, worst, depth.whole, source))
+    return found
 
 
 def run(
@@ -132,32 +127,42 @@ def run(
     """
     start = time.monotonic()
     source = source or Source.system()
-    log = _Log()
-    membership = None
+    steps: list[Step] = []
     if release is not None:
-        log.add(*audit_release(release, depth.runs, source))
+        steps.append(lambda: audit_release(release, depth.runs, source))
     else:
-        _product(log, depth, source, np.random.default_rng(seed))
-        if depth.shadows:
-            progress.say("membership inference: shadow models after 1 and after 100 epochs")
-            membership = summary(depth.shadows, source)
-    if sum(f.confidence < 1 for f in log.findings) > MOST_TESTS:
-        raise AssertionError("more tests than the stated false-alarm rate allows for")
+        steps.extend(_product(depth, source, np.random.default_rng(seed)))
     if with_controls:
-        log.add(*controls(depth.runs, source))
-    return Audit(tuple(log.findings), membership, time.monotonic() - start)
+        steps.extend(partial(_control, control, depth.runs, source) for control in SINGLE)
+        steps.append(lambda: half_sensitivity(source))
+    findings: list[Finding] = []
+    with progress.bar(len(steps), "audit") as advance:
+        for step in steps:
+            findings.extend(step())
+            advance(1)
+    if sum(f.confidence < 1 for f in findings if not f.control) > MOST_TESTS:
+        raise AssertionError("more tests than the stated false-alarm rate allows for")
+    membership = summary(depth.shadows, source) if depth.shadows and release is None else None
+    return Audit(tuple(findings), membership, time.monotonic() - start)
 
 
-def _product(log: _Log, depth: Depth, source: Source, rng: np.random.Generator) -> None:
-    for subject in subjects():
-        log.add(*audit_mechanism(subject, depth, source))
-        if subject.name == "one class sum, Laplace":
-            worst = worst_neighbours(subject, source, evaluations=depth.evaluations)
-            log.add(whole_releases(subject, worst, depth.whole, source))
-    log.add(support(exact_laplace(4.0, source), "exact Laplace noise", depth.support))
-    for neighbours in NEIGHBOURS:
-        planted = plant(canary_design(depth.canaries), neighbours, 10, rng, source)
-        log.add(one_run(planted, release_scores(planted, neighbours), "canaries in a whole release"))
-        for epochs in EPOCHS:
-            name = f"canaries, model after {epochs} epoch{'s' * (epochs > 1)}"
-            log.add(one_run(planted, model_scores(planted, epochs), name))
+def _product(depth: Depth, source: Source, rng: np.random.Generator) -> list[Step]:
+    """List the attacks on the product's own mechanisms."""
+    steps: list[Step] = [partial(audit_mechanism, subject, depth, source) for subject in subjects()]
+    steps.append(identity_separability)
+    steps.append(lambda: [support(exact_laplace(4.0, source), "exact Laplace noise", depth.support)])
+    steps.extend(partial(_canaries, relation, depth, rng, source) for relation in NEIGHBOURS)
+    return steps
+
+
+def _control(control: Control, runs: int, source: Source) -> list[Finding]:
+    return [control(runs, source)]
+
+
+def _canaries(neighbours: str, depth: Depth, rng: np.random.Generator, source: Source) -> list[Finding]:
+    planted = plant(canary_design(depth.canaries), neighbours, 10, rng, source)
+    found = [one_run(planted, release_scores(planted, neighbours), "canaries in a whole release")]
+    for epochs in EPOCHS:
+        name = f"canaries, model after {epochs} epoch{'s' * (epochs > 1)}"
+        found.append(one_run(planted, model_scores(planted, epochs), name))
+    return found

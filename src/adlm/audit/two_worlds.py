@@ -7,13 +7,12 @@ block of runs in one call, or through the whole release again for each run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
-from adlm import progress
 from adlm.audit.finding import ALPHA, Finding, Point
 from adlm.audit.replay import Comparison, record
 from adlm.audit.statistics import two_worlds_bound
@@ -67,9 +66,7 @@ def _moved(call: Call, other: Call) -> list[tuple[Reals, Reals]]:
     return [(one[differ], two[differ])] if differ.any() else []
 
 
-def whole_scores(
-    subject: Subject, neighbours: Neighbours, runs: int, source: Source, advance: Callable[[int], None]
-) -> tuple[Reals, Reals]:
+def whole_scores(subject: Subject, neighbours: Neighbours, runs: int, source: Source) -> tuple[Reals, Reals]:
     """Return log likelihood ratios where every run is a whole release, made anew."""
     pairs = neighbours.comparison.pairs
 
@@ -83,7 +80,6 @@ def whole_scores(
     worlds = (np.empty(runs), np.empty(runs))
     for run in range(runs):
         worlds[0][run], worlds[1][run] = score(neighbours.data), score(neighbours.neighbour)
-        advance(1)
     return worlds
 
 
@@ -101,13 +97,22 @@ def chosen_pairs(subject: Subject, comparison: Comparison) -> tuple[Pair, ...]:
 
 
 def curve(worlds: tuple[Reals, Reals], points: int = 60) -> tuple[Point, ...]:
-    """Return the ROC curve of the scores at thresholds that matter on log axes."""
+    """Return the ROC curve of the scores at thresholds that matter on log axes.
+
+    Rates below one in the number of runs are drawn as that; between a threshold's point and the origin lies
+    the test that accepts by an extra coin.
+    """
     one, two = np.sort(worlds[0]), np.sort(worlds[1])
-    rates = np.geomspace(1 / len(two), 1.0, points)
+    least = 1 / len(two)
+    rates = np.geomspace(least, 1.0, points)
     thresholds = two[np.minimum(len(two) - 1, ((1 - rates) * len(two)).astype(int))]
+    above = np.nextafter(two[-1], np.inf)
+    thresholds = np.unique(np.append(thresholds, above if one[-1] >= above else thresholds[0]))
     tpr = 1 - np.searchsorted(one, thresholds, side="left") / len(one)
-    fpr = 1 - np.searchsorted(two, thresholds, side="left") / len(two)
-    return tuple(Point(float(f), float(t)) for f, t in sorted(set(zip(fpr, tpr, strict=True))) if f > 0)
+    fpr = np.maximum(1 - np.searchsorted(two, thresholds, side="left") / len(two), least)
+    f, t = float(fpr.min()), float(tpr[fpr.argmin()])
+    coin = [(f * share, t * share) for share in np.geomspace(least, 1, 10)[:-1] if f > least]
+    return tuple(Point(float(x), float(y)) for x, y in sorted({*coin, *zip(fpr, tpr, strict=True)}))
 
 
 def judge(
@@ -166,6 +171,5 @@ def whole_releases(
 
     Only for releases without stages: the inputs of a later stage would differ from run to run.
     """
-    with progress.bar(runs, f"whole releases: {subject.label}", "pairs") as advance:
-        worlds = whole_scores(subject, neighbours, runs, source, advance)
+    worlds = whole_scores(subject, neighbours, runs, source)
     return judge(subject, neighbours.comparison, worlds, rung="two worlds, whole release", alpha=alpha)

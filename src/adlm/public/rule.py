@@ -11,8 +11,18 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal
 
+from scipy.optimize import brentq
+from scipy.special import ndtr
+
 from adlm.errors import UserError
-from adlm.public.features import Features
+from adlm.public.features import Features, PriorStatistics
+
+# Fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public for that.
+PER_COORDINATE = 10  # pure: records of a class, times epsilon, that a coordinate needs
+FEWEST = 10  # coordinates, however small the budget
+WIDE = 200  # coordinates that are always worth having once noise is small
+BESIDE = 32  # directions beside the class means, in second moments with pure epsilon
+LEAST = 4  # directions beside the class means for which second moments are worth a part of the budget
 
 
 @dataclass(frozen=True)
@@ -56,20 +66,70 @@ def choose(n: int, classes: int, epsilon: float, delta: float, neighbours: str, 
     """Choose settings for n records of some classes under a budget."""
     if n < 1 or classes < 2:
         raise UserError(f"a plan needs at least one record and two classes, got {n} and {classes}")
-    factor = 2.0 if neighbours == "add-remove" else 1.0  # add-remove costs half
-    budget = factor * epsilon
+    if not (math.isfinite(epsilon) and epsilon > 0 and 0 <= delta < 1):
+        raise UserError(f"a budget needs epsilon > 0 and 0 <= delta < 1, got {epsilon} and {delta}")
+    # A record that is added or removed moves one class, one that is replaced may move two.
+    factor = 2.0 if neighbours == "add-remove" else 1.0
     if delta:
-        return _gaussian(n, classes, budget, delta, features.width)
-    k = max(min(features.width, math.floor(budget * n / (8 * classes))), min(features.width, 20))
-    reason = f"k = {k}: one coordinate for each 8 M / (epsilon n), within 20 and {features.width}"
-    return Plan(k, "radial", 1.0, 0.1, reasons=(reason,))
+        return _gaussian(n, classes, factor * gaussian_mu(epsilon, delta), features.width)
+    return _pure(n, classes, factor * epsilon, features)
 
 
-def _gaussian(n: int, classes: int, budget: float, delta: float, width: int) -> Plan:
-    sigma = 2 * math.sqrt(2 * math.log(1.25 / delta)) / budget
-    k = min(width, math.floor((1.3 * n / sigma) ** (2 / 3)))
-    if k >= min(130, width):
-        why = f"k = {k}: second moments of (1.3 n / sigma)^(2/3) coordinates are worth their noise"
-        return Plan(k, "gaussian", 1.0, 0.2, q=k, reasons=(why,))
-    k = max(min(width, math.floor(0.05 * (n / classes) ** 2 / sigma**2)), min(width, 20))
-    return Plan(k, "gaussian", 1.0, 0.2, reasons=(f"k = {k}: second moments are not worth their noise",))
+def _pure(n: int, classes: int, budget: float, features: Features) -> Plan:
+    """Radial noise: a coordinate of a class mean has standard deviation 2 sqrt(k) M / (epsilon n)."""
+    width = features.width
+    wide = min(width, WIDE)
+    q = min(classes - 1 + BESIDE, math.floor((0.55 * budget * n / wide) ** (2 / 3)))
+    share = Fraction(7, 10)
+    k = min(wide, math.floor(float(share) * budget * n / (PER_COORDINATE * classes)))
+    if q >= classes + LEAST and k >= 2 * q:
+        level = second_level(features.prior, k, q)
+        return Plan(
+            k, "radial", 1.0, 0.1, q=q, basis="means", second_level=level, share_sums=share,
+            reasons=(
+                f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, at most {wide}",
+                f"q = {q}: second moments around the released means are worth their noise from "
+                f"{classes + LEAST} directions, (0.55 epsilon n / {wide})^(2/3)",
+                f"clip level {level:.3g}: what the prior expects of the length of a record in {q} directions",
+            ),
+        )  # fmt: skip
+    most = min(width, max(WIDE // 2, width // 4))
+    k = max(min(most, math.floor(budget * n / (PER_COORDINATE * classes))), min(width, FEWEST))
+    why = f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, within {FEWEST} and {most}"
+    return Plan(k, "radial", 1.0, 0.1, reasons=(why, "no second moments: they are not worth their noise"))
+
+
+def _gaussian(n: int, classes: int, mu: float, width: int) -> Plan:
+    """Gaussian noise: eigenvalues 1/k of second moments against noise of spectral size sqrt(k) / (n mu)."""
+    tellable = (n * mu) ** (2 / 3)
+    least = min(width, max(WIDE // 2, min(width // 4, 150)))
+    k = min(width, max(least, math.floor(min(width, 600) / 800 * tellable)))
+    if tellable >= min(least, 110):
+        why = f"k = {k}: second moments tell about (n mu)^(2/3) = {tellable:.0f} directions"
+        return Plan(k, "gaussian", 1.0, 0.2, q=k, share_sums=Fraction(1, 2), reasons=(why,))
+    k = max(min(least, math.floor(0.065 * (n * mu / (2 * classes)) ** 2)), min(width, FEWEST))
+    why = f"k = {k}: noise on a class mean stays below a tenth of what records vary by"
+    return Plan(k, "gaussian", 1.0, 0.2, reasons=(why, "no second moments: they are not worth their noise"))
+
+
+def second_level(prior: PriorStatistics | None, k: int, q: int) -> float:
+    """Clip level of q directions of a unit vector in k: the L1 norm to expect, and a tenth more.
+
+    A direction of energy share s adds sqrt(2 s / (pi q)) a coordinate. Directions between class means carry
+    more than an even share; the prior tells how much the leading ones do.
+    """
+    share = q / k
+    if prior is not None and len(prior.mean) >= k:
+        size = prior.within.diagonal() + prior.weight + prior.mean.square()
+        share = float(size[:q].sum() / size[:k].sum().clamp_min(1e-12))
+    return 1.1 * math.sqrt(2 / math.pi * q * min(1.0, max(share, 0.3)))
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Sensitivity, in standard deviations, that costs (epsilon, delta): for planning, not for a proof."""
+
+    def excess(mu: float) -> float:
+        tail = math.exp(min(epsilon, 700.0)) * float(ndtr(-epsilon / mu - mu / 2))
+        return float(ndtr(-epsilon / mu + mu / 2)) - tail - delta
+
+    return float(brentq(excess, 1e-9, 100.0))

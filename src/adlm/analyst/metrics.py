@@ -70,7 +70,7 @@ def _auc(p: npt.NDArray[np.float64], y: npt.NDArray[np.int64]) -> float | None:
 
 
 def _area(score: npt.NDArray[np.float64], positive: npt.NDArray[np.bool_]) -> float:
-    """Return the share of (positive, negative) pairs in the right order, ties counting half (Mann-Whitney)."""
+    """Return the share of (positive, negative) pairs in the right order; a tie counts half."""
     ones, zeros = int(positive.sum()), int((~positive).sum())
     return float((rankdata(score)[positive].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 

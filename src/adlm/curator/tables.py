@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import hashlib
 import io
-import sqlite3
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -24,6 +21,7 @@ from numpy.typing import NDArray
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
+from adlm.curator.persons import Persons
 from adlm.errors import UserError
 from adlm.public.encoding import CellError, encode_column, encode_labels
 from adlm.public.tables import TableDomain
@@ -32,7 +30,6 @@ ROWS = 8192
 DELIMITERS = (",", ";", "\t", "|")
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 PARQUET = (".parquet", ".pq")
-_IN_MEMORY = 1 << 20  # persons; about 100 MB
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +72,7 @@ def read_batches(
         wanted.append(person.name)
     first = 1
     with contextlib.ExitStack() as stack:
-        seen = stack.enter_context(Persons(person.records)) if person is not None else None
+        seen = stack.enter_context(Persons(person.name, person.records)) if person is not None else None
         for batch in raw_batches(path, table, wanted, rows):
             with told(path, first):
                 if seen is not None and person is not None:
@@ -168,9 +165,7 @@ def _csv(path: Path, table: TableDomain, wanted: Sequence[str], rows: int) -> It
             for block in reader:
                 for start in range(0, block.num_rows, rows):
                     part = block.slice(start, rows)
-                    yield {
-                        name: _utf8(path, name, part.column(at[name]), first + start) for name in wanted
-                    }
+                    yield {name: _utf8(path, name, part.column(at[name]), first + start) for name in wanted}
                 first += block.num_rows
     except (pa.ArrowException, OSError, EOFError, zipfile.BadZipFile) as error:
         raise UserError(f"{path}: {ragged[0] if ragged else _explain(error)}") from None
@@ -237,7 +232,7 @@ def first_line(path: Path, comment: str | None) -> str:
     """Return the first line that is neither empty nor a comment."""
     try:
         with opened(path, comment) as stream:
-            text = io.BufferedReader(_Raw(stream)) if not isinstance(stream, io.BufferedIOBase) else stream
+            text = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(_Raw(stream))
             start = text.readline(1 << 20)
             while start and not start.strip():
                 start = text.readline(1 << 20)
@@ -308,61 +303,20 @@ class _Uncommented(io.RawIOBase):
         return len(data)
 
 
-class Persons:
-    """Counts records of persons, by a 128-bit digest, to keep the first few of each.
+def read_labelled(path: Path | str, spec: Mapping[str, Any]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Read a whole file of labelled records for the features that a certificate describes.
 
-    Whether a record is kept depends on that person's earlier records alone. Counts move from memory to a
-    temporary database, readable by its owner alone and removed at the end, once there are many persons.
+    Every record is read, whoever's it is: this is for evaluation, which is not private.
     """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._counts: dict[bytes, int] = {}
-        self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._base: sqlite3.Connection | None = None
-
-    def __enter__(self) -> Persons:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._base is not None:
-            self._base.close()
-        if self._folder is not None:
-            self._folder.cleanup()
-
-    def keep(self, names: Any) -> NDArray[np.bool_]:
-        """Say which of the records are among the first `most` of their person."""
-        texts = ["" if name is None else str(name).strip() for name in names.to_pylist()]
-        if "" in texts:
-            raise CellError("person", texts.index(""), "the person is not named; every record needs one")
-        if len(self._counts) > _IN_MEMORY:
-            self._spill()
-        add = self._add_stored if self._base is not None else self._add
-        return np.array([add(hashlib.blake2b(t.encode(), digest_size=16).digest()) for t in texts], bool)
-
-    def _add(self, digest: bytes) -> bool:
-        count = self._counts.get(digest, 0)
-        if count < self.most:
-            self._counts[digest] = count + 1
-        return count < self.most
-
-    def _add_stored(self, digest: bytes) -> bool:
-        assert self._base is not None
-        found = self._base.execute("SELECT seen FROM persons WHERE digest = ?", (digest,)).fetchone()
-        count = found[0] if found else 0
-        if count < self.most:
-            self._base.execute("INSERT OR REPLACE INTO persons VALUES (?, ?)", (digest, count + 1))
-        return bool(count < self.most)
-
-    def _spill(self) -> None:
-        if self._base is None:
-            self._folder = tempfile.TemporaryDirectory(prefix="adlm-persons-")  # made with mode 0700
-            self._base = sqlite3.connect(Path(self._folder.name) / "persons.db")
-            self._base.execute("CREATE TABLE persons (digest BLOB PRIMARY KEY, seen INTEGER) WITHOUT ROWID")
-        self._base.executemany("INSERT INTO persons VALUES (?, ?)", self._counts.items())
-        self._counts = {}
+    table = table_of(spec)
+    batches = list(read_batches(path, table, bounded=False))
+    if not batches:
+        raise UserError(f"{path} holds no records; give at least one")
+    return np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches])
 
 
-def passes(path: Path | str, table: TableDomain) -> Callable[[], Iterator[Encoded]]:
-    """Return what reads the file again from its start each time it is called."""
-    return lambda: read_batches(path, table)
+def table_of(spec: Mapping[str, Any]) -> TableDomain:
+    """Return the declared table inside the description of a model's features."""
+    if spec.get("name") != "tabular":
+        raise UserError("this model was not made from a table; it cannot read a CSV or Parquet file")
+    return TableDomain.from_dict(spec["table"])

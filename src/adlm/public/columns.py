@@ -212,10 +212,8 @@ class Column:
                 value = [[name, list(members)] for name, members in value]
             elif key == "aliases":
                 value = dict(value)
-            elif isinstance(value, datetime.date):
-                value = value.isoformat()
             elif isinstance(value, tuple):
-                value = [v.isoformat() if isinstance(v, datetime.date) else v for v in value]
+                value = list(value)
             out[key] = value
         return out
 
@@ -232,6 +230,9 @@ class Column:
             if key not in _ALLOWED[kind]:
                 allowed = ", ".join(sorted(_ALLOWED[kind])) or "no settings"
                 raise UserError(f"column {name!r}: a {kind} column has no setting {key!r}; it has {allowed}")
+        for key in ("lower", "upper", "missing"):
+            if key in given:
+                given[key] = _iso(given[key])
         for key in ("values", "classes", "cuts"):
             if key in given:
                 given[key] = _listed(name, key, given[key], texts=key != "cuts")
@@ -251,7 +252,12 @@ class Column:
 def _listed(name: str, key: str, value: Any, *, texts: bool) -> tuple[Any, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise UserError(f"column {name!r}: {key} must be a list with at least one entry (got {value!r})")
-    return tuple(str(v) if texts else v for v in value)
+    return tuple(str(v) if texts else _iso(v) for v in value)
+
+
+def _iso(value: Any) -> Any:
+    """A TOML date as its text, so that a domain is the same in TOML, in JSON and in memory."""
+    return value.isoformat() if isinstance(value, datetime.date) else value
 
 
 def _mapping(name: str, key: str, value: Any) -> list[tuple[Any, Any]]:

@@ -51,7 +51,7 @@ def encode_labels(column: Column, values: Any) -> NDArray[np.int64]:
 
     def read(text: str) -> float:
         if text not in known:
-            raise _Refused(f"unknown label {text!r}; the classes are {_some(column.classes)}")
+            raise _RefusedError(f"unknown label {text!r}; the classes are {_some(column.classes)}")
         return known[text]
 
     codes = _codes(column, values, (), read)
@@ -73,7 +73,7 @@ def encode_frame(table: TableDomain, frame: Any) -> NDArray[np.float32]:
     return np.hstack(parts)
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     pass
 
 
@@ -99,7 +99,7 @@ def _codes(column: Column, values: Any, missing: tuple[str, ...], read: Callable
             continue
         try:
             lookup[code] = read(text)
-        except _Refused as refused:
+        except _RefusedError as refused:
             rows = np.flatnonzero(indices == code)
             if rows.size:
                 raise CellError(column.name, int(rows[0]), str(refused)) from None
@@ -156,14 +156,16 @@ def _reader(column: Column) -> Callable[[str], float]:
         case "categorical":
             return _category(column)
         case _:
-            known = column.truth() if column.kind == "boolean" else {v: i for i, v in enumerate(column.levels)}
+            known = (
+                column.truth() if column.kind == "boolean" else {v: i for i, v in enumerate(column.levels)}
+            )
             top = max(known.values())
             folded = column.kind == "boolean" and not column.values
 
             def read(text: str) -> float:
                 key = text.lower() if folded else text
                 if key not in known:
-                    raise _Refused(f"unknown value {text!r}; the column has {_some(tuple(known))}")
+                    raise _RefusedError(f"unknown value {text!r}; the column has {_some(tuple(known))}")
                 return known[key] / top
 
             return read
@@ -173,9 +175,9 @@ def _number(column: Column, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        raise _Refused(f"{text!r} is not a number") from None
+        raise _RefusedError(f"{text!r} is not a number") from None
     if not math.isfinite(value):
-        raise _Refused(f"{text!r} is not a finite number")
+        raise _RefusedError(f"{text!r} is not a finite number")
     return column.position(value)
 
 
@@ -186,7 +188,7 @@ def _date(column: Column, text: str) -> float:
         else:
             day = datetime.date.fromisoformat(text[:10]).toordinal()
     except ValueError:
-        raise _Refused(f"{text!r} is not a date written like {column.format or '2024-05-31'}") from None
+        raise _RefusedError(f"{text!r} is not a date written like {column.format or '2024-05-31'}") from None
     return column.position(day)
 
 
@@ -205,9 +207,9 @@ def _category(column: Column) -> Callable[[str], float]:
         if code is None:
             code = rest
         if code is None:
-            raise _Refused(
+            raise _RefusedError(
                 f"unknown category {text!r}; the column has {_some(column.categories)} "
-                "(other = \"NAME\" in the domain would take in the rest)"
+                '(other = "NAME" in the domain would take in the rest)'
             )
         return float(code)
 

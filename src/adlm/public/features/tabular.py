@@ -75,6 +75,12 @@ class TabularFeatures(Features):
         return tuple(zip(self.edges[:-1], self.edges[1:], strict=True))
 
     @property
+    def ordered(self) -> tuple[bool, ...]:
+        """Whether the cells of each block stand in an order."""
+        kinds = [c.kind in ("numeric", "ordinal", "date") for c in self.table.features]
+        return (*kinds, *(False for _ in self.table.crosses))
+
+    @property
     def unit(self) -> float:
         """What a cell that is fully on is worth in a feature vector."""
         return self._share / math.sqrt(len(self.block_names))
@@ -153,7 +159,9 @@ def cell_names(column: Column, detail: int) -> list[str]:
     elif column.kind == "ordinal" and _knots(column, detail) == len(column.levels):
         names = [f"{column.name}={level}" for level in column.levels]
     else:
-        names = [f"{column.name}~{i / (_knots(column, detail) - 1):.2f}" for i in range(_knots(column, detail))]
+        names = [
+            f"{column.name}~{i / (_knots(column, detail) - 1):.2f}" for i in range(_knots(column, detail))
+        ]
     return names + ([f"{column.name}={MISSING}"] if column.missing is not None else [])
 
 

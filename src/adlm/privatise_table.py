@@ -1,0 +1,116 @@
+"""Privatise a table once: from a private CSV or Parquet file, or a DataFrame, to a release."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adlm.certificate import parse_delta, parse_epsilon
+from adlm.curator.additive import release_additive
+from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Source
+from adlm.curator.tables import read_batches
+from adlm.errors import UserError
+from adlm.public.features.tabular import TabularFeatures
+from adlm.public.table_rule import TablePlan, choose
+from adlm.public.tables import TableDomain
+from adlm.release import PEEKED, Release
+
+Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
+
+
+def privatise_table(
+    file: Path | str,
+    domain: TableDomain | Path | str,
+    *,
+    epsilon: object,
+    delta: object = 0,
+    neighbours: str | None = None,
+    ledger: Ledger | None = None,
+    source: Source | None = None,
+    seed: int | None = None,
+    size: int | None = None,
+    plan: TablePlan | None = None,
+) -> Release:
+    """Read a private table and release what an additive model needs.
+
+    Parameters
+    ----------
+    file : CSV (compressed or not) or Parquet. It is read in batches, once for each stage and once to count.
+    domain : the declared table, or its domain file.
+    size : a public guess of the number of records for the rule to work with, where the number is private:
+        under add-remove, or when a person may have several records.
+    """
+    table = domain if isinstance(domain, TableDomain) else TableDomain.load(domain)
+    if neighbours is not None:
+        table = replace(table, neighbours=neighbours)
+
+    def passes() -> Iterable[Encoded]:
+        return ((batch.x, batch.y) for batch in read_batches(file, table))
+
+    return privatise_encoded(
+        passes,
+        table,
+        epsilon=epsilon,
+        delta=delta,
+        ledger=ledger,
+        source=source,
+        seed=seed,
+        size=size,
+        plan=plan,
+    )
+
+
+def privatise_encoded(
+    passes: Callable[[], Iterable[Encoded]],
+    table: TableDomain,
+    *,
+    epsilon: object,
+    delta: object = 0,
+    ledger: Ledger | None = None,
+    source: Source | None = None,
+    seed: int | None = None,
+    size: int | None = None,
+    plan: TablePlan | None = None,
+) -> Release:
+    """Release from batches of encoded records, (n, width) in [0, 1], with their class codes."""
+    budget, slack = parse_epsilon(epsilon), parse_delta(delta)
+    if plan is None:
+        plan = choose(table, _public_size(passes, table, size), budget, slack)
+    features = TabularFeatures(table, detail=plan.detail)
+
+    def batches() -> Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+        with torch.inference_mode():
+            for x, y in passes():
+                yield features(torch.from_numpy(x)).numpy(), y
+
+    return release_additive(
+        batches,
+        domain=table.domain,
+        features=features,
+        plan=plan,
+        epsilon=budget,
+        delta=slack,
+        ledger=ledger or Ledger(),
+        source=source or (Source.system() if seed is None else Source.seeded_with(seed)),
+        contributions=table.contributions,
+        stamps=(PEEKED,) if table.bounds_learnt_from_data else (),
+    )
+
+
+def _public_size(passes: Callable[[], Iterable[Encoded]], table: TableDomain, size: int | None) -> int:
+    """Return the number of records that the rule may use: public under replace-one, one record a person."""
+    if size is not None:
+        return size
+    if table.neighbours == "replace-one" and table.contributions == 1:
+        n = sum(len(y) for _, y in passes())
+        if n == 0:
+            raise UserError("there are no records to release; give at least one")
+        return n
+    why = "under add-remove" if table.neighbours == "add-remove" else "when a person may have several records"
+    raise UserError(f"{why} the number of records is private; give a public guess of it (size=..., --size)")

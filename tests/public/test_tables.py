@@ -1,0 +1,204 @@
+"""Statements about the declared table, its encoding and its features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from adlm.errors import UserError
+from adlm.public.columns import Column
+from adlm.public.encoding import encode_column, encode_frame, encode_labels
+from adlm.public.features import build
+from adlm.public.features.tabular import TabularFeatures
+from adlm.public.tables import TableDomain
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TEXT = """
+missing = ["?", ""]
+crosses = [["sex", "stage"]]
+[columns.id]
+kind = "person"
+records = 2
+[columns.age]
+kind = "numeric"
+lower = 0
+upper = 100
+missing = 50
+[columns.sex]
+kind = "boolean"
+values = ["F", "M"]
+[columns.stage]
+kind = "ordinal"
+values = ["I", "II", "III"]
+missing = "category"
+[columns.code]
+kind = "categorical"
+other = "rest"
+[columns.code.groups]
+heart = ["390..459", "785..785"]
+lung = ["460..519", "V1"]
+[columns.seen]
+kind = "date"
+lower = 2020-01-01
+upper = 2020-12-31
+[columns.note]
+kind = "ignored"
+[columns.ill]
+kind = "label"
+classes = ["no", "yes"]
+[columns.ill.aliases]
+"1" = "yes"
+"""
+
+
+@pytest.fixture
+def table() -> TableDomain:
+    return TableDomain.from_toml(TEXT)
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "age": [0, 100, None, 250],
+            "sex": ["F", "M", "M", "F"],
+            "stage": ["I", "II", "?", "III"],
+            "code": ["401.1", "785", "V1", "E9"],
+            "seen": ["2020-01-01", "2020-12-31", "2020-07-01", "2019-01-01"],
+        }
+    )
+
+
+def test_a_domain_file_survives_a_round_trip(table: TableDomain) -> None:
+    assert TableDomain.from_toml(table.to_toml()) == table
+    assert TableDomain.from_dict(table.to_dict()) == table
+
+
+@pytest.mark.parametrize("name", ["adult", "diabetes130"])
+def test_the_committed_domain_files_are_sound(name: str) -> None:
+    table = TableDomain.load(EXAMPLES / f"{name}.toml")
+    assert TableDomain.from_toml(table.to_toml()) == table
+    assert len(table.label.classes) == 2
+
+
+def test_cells_are_encoded_as_declared(table: TableDomain, frame: pd.DataFrame) -> None:
+    x = encode_frame(table, frame)
+    assert x.shape == (4, table.domain.size)
+    by_name = dict(zip(table.domain.features or (), x.T, strict=True))
+    assert by_name["age"].tolist() == [0, 1, 0.5, 1]  # clipped, and the constant for the missing one
+    assert by_name["age=(missing)"].tolist() == [0, 0, 1, 0]
+    assert by_name["sex"].tolist() == [0, 1, 1, 0]
+    assert by_name["stage"].tolist() == [0, 0.5, 0, 1]
+    assert by_name["code=heart"].tolist() == [1, 1, 0, 0]
+    assert by_name["code=lung"].tolist() == [0, 0, 1, 0]
+    assert by_name["code=rest"].tolist() == [0, 0, 0, 1]
+    assert by_name["seen"][[0, 1, 3]].tolist() == [0, 1, 0]
+    assert encode_labels(table.label, ["no", "1", "yes"]).tolist() == [0, 1, 1]
+
+
+def test_an_encoded_record_depends_on_its_own_cells_alone(table: TableDomain, frame: pd.DataFrame) -> None:
+    whole = encode_frame(table, frame)
+    for row in range(len(frame)):
+        assert np.array_equal(encode_frame(table, frame.iloc[[row]]), whole[[row]])
+
+
+def test_cells_of_each_column_sum_to_one_and_records_are_no_longer_than_one(
+    table: TableDomain, frame: pd.DataFrame
+) -> None:
+    features = TabularFeatures(table, detail=5)
+    z = features(torch.from_numpy(encode_frame(table, frame)))
+    assert z.shape == (4, features.width) == (4, len(features.cell_names))
+    for start, stop in features.blocks:
+        assert torch.allclose(z[:, start:stop].sum(1) / features.unit, torch.ones(4))
+    assert (torch.linalg.vector_norm(z, dim=1) <= 1 + 1e-6).all()
+    assert (z >= 0).all()
+
+
+def test_features_are_built_again_from_their_description(table: TableDomain, frame: pd.DataFrame) -> None:
+    x = torch.from_numpy(encode_frame(table, frame))
+    for features in (TabularFeatures(table, detail=7), TabularFeatures(table, fourier=10)):
+        again = build(features.spec())
+        assert again.fingerprint() == features.fingerprint()
+        assert torch.equal(again(x), features(x))
+        assert (torch.linalg.vector_norm(features(x), dim=1) <= 1 + 1e-6).all()
+    assert TabularFeatures(table, detail=6).fingerprint() != TabularFeatures(table, detail=7).fingerprint()
+
+
+def test_a_value_at_a_cut_belongs_to_the_cell_above() -> None:
+    column = Column("x", "numeric", 0, 99999, scale="log", cuts=(1, 2000, 5000))
+    table = TableDomain((column, Column("y", "label", classes=("a", "b"))))
+    x = encode_frame(table, pd.DataFrame({"x": [0, 0.9, 1, 1999, 2000, 5000, 1e9]}))
+    z = TabularFeatures(table)(torch.from_numpy(x))
+    assert z.argmax(1).tolist() == [0, 0, 1, 1, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"upper": -1}, "column 'age': upper must exceed lower"),
+        ({"kind": "number"}, "column 'age': kind must be one of numeric"),
+        ({"bins": 3}, "column 'age': a numeric column has no setting 'bins'"),
+        ({"cuts": [5, 3]}, "column 'age': cuts must rise"),
+        ({"lower": "x"}, "column 'age': bounds, cuts and constants must be finite numbers"),
+        ({"lower": -1, "scale": "log"}, "a log scale needs a lower bound of at least 0"),
+    ],
+)
+def test_a_mistake_in_a_column_is_one_sentence(change: dict[str, object], message: str) -> None:
+    settings = {"kind": "numeric", "lower": 0, "upper": 100} | change
+    with pytest.raises(UserError, match=message):
+        Column.from_dict("age", settings)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('kind = "label"\nclasses', 'kind = "categorical"\nvalues', "has no setting 'aliases'"),
+        ('["sex", "stage"]', '["sex", "weight"]', "a cross names two different feature columns"),
+        ("missing = 50", 'missing = "often"', "finite numbers"),
+        ("[columns.id]", "columns = 3\n[columns.id]", "valid TOML"),
+        ('classes = ["no", "yes"]', 'classes = ["no"]', "at least two classes"),
+        ('"1" = "yes"', '"1" = "maybe"', "not one of the classes"),
+        ("records = 2", "records = 0", "records must be at least 1"),
+        ("lower = 2020-01-01", 'lower = "soon"', "dates are written like"),
+    ],
+)
+def test_a_mistake_in_a_domain_file_is_one_sentence(old: str, new: str, message: str) -> None:
+    assert old in TEXT
+    with pytest.raises(UserError, match=message):
+        TableDomain.from_toml(TEXT.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("age", "old", "row 2, column 'age': 'old' is not a number"),
+        ("sex", "X", "row 2, column 'sex': unknown value 'X'"),
+        ("sex", None, "row 2, column 'sex': the cell is missing"),
+        ("seen", "31/12/2020", "row 2, column 'seen': '31/12/2020' is not a date"),
+        ("stage", "IV", "row 2, column 'stage': unknown value 'IV'"),
+    ],
+)
+def test_a_wrong_cell_is_named(
+    table: TableDomain, frame: pd.DataFrame, name: str, value: object, message: str
+) -> None:
+    frame[name] = frame[name].astype(object)
+    frame.loc[1, name] = value
+    with pytest.raises(UserError, match=message):
+        encode_frame(table, frame)
+
+
+def test_an_unknown_category_without_an_other_is_refused() -> None:
+    column = Column("c", "categorical", values=("a", "b"))
+    with pytest.raises(UserError, match="unknown category 'z'; the column has a, b"):
+        encode_column(column, ["a", "z"], ())
+
+
+def test_numbers_and_texts_of_the_same_value_are_encoded_alike() -> None:
+    column = Column("c", "categorical", values=("1", "2"))
+    assert np.array_equal(encode_column(column, [1.0, 2.0], ()), encode_column(column, ["1", " 2 "], ()))
+    age = Column("a", "numeric", 0, 10, scale="log")
+    assert np.allclose(encode_column(age, [0, 3, 12], ()), encode_column(age, ["0", "3", "12"], ()))

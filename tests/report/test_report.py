@@ -203,3 +203,12 @@ def test_bars_and_cells_are_as_long_and_as_dark_as_their_values() -> None:
     assert widths[1] == pytest.approx(4 * widths[0])
     shades = re.findall(r'fill-opacity="([\d.]+)"', heat(np.array([[0.0, 1.0, 2.0]]), label=""))
     assert [float(s) for s in shades] == [0, 0.5, 1]
+
+
+def test_a_model_finds_the_release_beside_it_and_no_other(tmp_path: Path) -> None:
+    release, other = artefacts.moments(), artefacts.moments()
+    other.save(tmp_path / "a-other")
+    artefacts.model(release).save(tmp_path / "m")
+    assert "allocation" not in read(write_report(tmp_path / "m", tmp_path / "1.html")).ids
+    release.save(tmp_path / "r")
+    assert "allocation" in read(write_report(tmp_path / "m", tmp_path / "2.html")).ids

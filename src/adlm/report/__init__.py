@@ -1,0 +1,58 @@
+"""One HTML file about a release and the models trained on it, for people who were not there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from adlm.artefact import write_file
+from adlm.report import provenance, sections
+from adlm.report.accuracy import accuracy
+from adlm.report.allocation import allocation, relevance_maps
+from adlm.report.audit import audit as audit_section
+from adlm.report.html import join
+from adlm.report.page import page
+from adlm.report.subject import Subject, find
+
+__all__ = ["render", "write_report"]
+
+
+def write_report(
+    folder: Path,
+    out: Path,
+    *,
+    evaluation: Mapping[str, Any] | None = None,
+    audit: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write the report of a release, a model, or a folder that holds both; return where it is.
+
+    Parameters
+    ----------
+    folder : a release or model folder, or one that holds artefacts of one release.
+    evaluation : figures of the one model, as `adlm evaluate --save` keeps them; else `evaluation.json` in
+        the model's folder or beside it.
+    audit : what `adlm audit --json` prints; else `audit.json` beside the artefacts.
+    """
+    subject = find(Path(folder), evaluation=evaluation, audit=audit)
+    write_file(Path(out), render(subject).encode(), what="report")
+    return Path(out)
+
+
+def render(subject: Subject) -> str:
+    """Return the whole page. It holds what the artefacts hold, and nothing of the records."""
+    certificate = subject.certificate
+    parts = [
+        sections.plain_words(certificate),
+        sections.claimed_and_proved(certificate),
+        relevance_maps(subject),
+        allocation(subject),
+        accuracy(subject.models, certificate.domain.classes),
+        audit_section(subject.audit),
+        provenance.rerun(certificate, str(subject.folder)),
+    ]
+    top = join([sections.stamps(certificate), sections.summary(subject)])
+    lead = (
+        f"Privatised once, by adlm {certificate.software.get('adlm', '')}; {certificate.totals.sentence()}."
+    )
+    return page(f"Privacy report: {subject.folder.name}", lead, top, [s for s in parts if s is not None])

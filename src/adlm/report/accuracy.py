@@ -1,0 +1,59 @@
+"""How well models do: figures and confusion, as somebody measured them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from adlm.report import drawing
+from adlm.report.html import Markup, figure, join, paragraph, table
+from adlm.report.page import Section
+from adlm.report.subject import Trained
+
+MOST_CLASSES = 40
+
+
+def accuracy(models: Sequence[Trained], classes: Sequence[str]) -> Section | None:
+    """Show what each model was trained for and how well it does."""
+    if not models:
+        return None
+    rows = [
+        (m.name, m.training.get("network", "?"), m.training.get("epochs", "?"), *_measures(m)) for m in models
+    ]
+    parts = [
+        table(("model", "network", "epochs", "accuracy", "balanced", "AUC", "log loss", "measured on"), rows),
+        paragraph("All models carry the same certificate: epochs cost nothing. Figures measured on private "
+                  "records are "
+                  "not themselves private, and a model must not be chosen by them."),
+    ]  # fmt: skip
+    for model in models:
+        parts += _confusion(model, classes)
+    return Section("accuracy", "Accuracy and confusion", join(parts))
+
+
+def _measures(model: Trained) -> tuple[str, ...]:
+    found = model.evaluation
+    if found is None:
+        return ("not measured", "", "", "", "")
+    keys = ("accuracy", "balanced_accuracy", "auc", "log_loss")
+    numbers = [f"{found[key]:.4f}" if isinstance(found.get(key), int | float) else "" for key in keys]
+    split = f", {found['split']}" if found.get("split") else ""
+    n = f" ({found['n']} records)" if found.get("n") else ""
+    return (*numbers, f"{found.get('of', '')}{split}{n}")
+
+
+def _confusion(model: Trained, classes: Sequence[str]) -> list[Markup]:
+    raw = (model.evaluation or {}).get("confusion")
+    if raw is None or len(classes) > MOST_CLASSES:
+        return []
+    matrix = np.asarray(raw, dtype=np.float64)
+    if matrix.shape != (len(classes), len(classes)):
+        return []
+    right = np.diag(matrix) / np.maximum(matrix.sum(1), 1)
+    worst = int(right.argmin())
+    picture = drawing.heat(
+        matrix, label=f"Confusion of {model.name}", rows=classes, columns=classes, counts=True
+    )
+    words = f"Confusion of {model.name}: rows are true classes, columns predictions. Hardest class: "
+    return [figure(picture, f"{words}{classes[worst]}, {right[worst]:.1%} right.")]

@@ -1,0 +1,106 @@
+"""Where the noise of a release is: relevance maps, allocation over features, signal against noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from adlm.moments import Moments
+from adlm.release import Certificate
+from adlm.report import drawing
+from adlm.report.html import Markup, figure, join
+from adlm.report.page import Section
+from adlm.report.relevance import as_picture
+from adlm.report.subject import Subject
+
+MOST_CLASSES = 40
+
+
+def relevance_maps(subject: Subject) -> Section | None:
+    """Show the private relevance of each feature, and the budget ratios that follow from it."""
+    if subject.release is None:
+        return None
+    shape = subject.certificate.domain.shape
+    shown = {
+        "relevance": ("Private average relevance of each feature (the paper's Fig. 3)",
+                      "Darker features matter more to the output. The values carry their own noise."),
+        "budget_ratios": ("Budget ratio of each feature (beta, Eq. 15)",
+                          "Darker features have a larger share of the budget, and so less noise."),
+    }  # fmt: skip
+    parts = []
+    for name, (label, caption) in shown.items():
+        values = subject.release.tensors.get(name)
+        if values is not None and len(shape) <= 3 and values.numel() == math.prod(shape):
+            parts.append(
+                figure(drawing.heat(as_picture(values.numpy(), shape), label=label), f"{label}. {caption}")
+            )
+    return Section("relevance", "Relevance maps", join(parts)) if parts else None
+
+
+def allocation(subject: Subject) -> Section | None:
+    """Show how much noise there is, and where, against what it hides."""
+    if subject.release is None:
+        return None
+    if subject.certificate.kind == "moments":
+        return _moment_noise(subject.release.moments(), subject.certificate)
+    ratios = subject.release.tensors.get("budget_ratios")
+    return None if ratios is None else _record_noise(np.sort(ratios.numpy())[::-1], subject.certificate)
+
+
+def _moment_noise(moments: Moments, certificate: Certificate) -> Section:
+    sums, sd = moments.sums.numpy(), moments.sd_sums.numpy()
+    places = list(range(1, len(sd) + 1))
+    spread = sums.var(axis=0, ddof=1) if len(sums) > 1 else np.zeros_like(sd)
+    signal = np.sqrt(np.maximum(spread - sd**2, 0.0))
+    top = float(max(signal.max(), sd.max()) * 1.05)
+    x, y = (
+        drawing.horizontal(1, max(2, len(sd)), "coordinate"),
+        drawing.vertical(0, top, "size in a class sum"),
+    )
+    marks = drawing.curve(x, y, places, signal.tolist(), "a"), drawing.curve(x, y, places, sd.tolist(), "b")
+    clear = int((signal > sd).sum())
+    first = figure(
+        join([drawing.plot(x, y, *marks, label="Signal and noise of each released coordinate"),
+              drawing.legend(("a", "what differs between classes"), ("b", "sd of the noise"))]),
+        f"Class sums of {len(sd)} coordinates: how far classes differ (with the noise's own share taken off) "
+        f"against the noise. In {clear} of them the classes stand out; a classifier shrinks the others.",
+    )  # fmt: skip
+    kind = certificate.settings.get("allocation", "identical")
+    y2 = drawing.vertical(0, float(sd.max() * 1.15), "noise")
+    second = figure(
+        drawing.plot(x, y2, drawing.curve(x, y2, places, sd.tolist(), "b"), label="Allocation of noise"),
+        f"Allocation of noise over the coordinates: {kind}. "
+        + ("Every coordinate has the same noise." if kind == "identical" else "More where it harms less."),
+    )
+    parts = [first, second]
+    if len(certificate.domain.classes) <= MOST_CLASSES:
+        parts.append(_counts(moments, certificate))
+    return Section("allocation", "Where the noise is", join(parts))
+
+
+def _counts(moments: Moments, certificate: Certificate) -> Markup:
+    spread = [2 * moments.sd_counts] * len(certificate.domain.classes)
+    picture = drawing.bars(certificate.domain.classes, moments.counts.tolist(), spread=spread,
+                           label="Noisy class counts")  # fmt: skip
+    return figure(picture, f"Released class counts with two standard deviations of their noise "
+                  f"({moments.sd_counts:.3g} each). The true counts are not known here.")  # fmt: skip
+
+
+def _record_noise(ratios: Any, certificate: Certificate) -> Section:
+    s = certificate.settings
+    x = drawing.horizontal(1, max(2, len(ratios)), "feature, by its share of the budget")
+    y = drawing.vertical(0, float(ratios.max()) * 1.1, "budget ratio")
+    places = list(range(1, len(ratios) + 1))
+    marks = (drawing.curve(x, y, places, [1.0] * len(ratios), "quiet"),
+             drawing.curve(x, y, places, ratios.tolist(), "a"))  # fmt: skip
+    withheld = int((ratios == 0).sum())
+    caption = (
+        f"Allocation over {len(ratios)} features: {s.get('allocation')}; {withheld} are withheld. On the "
+        f"dashed line all would be alike (ILM). Noise on a feature has scale Delta_h0 / (|L| beta eps2), "
+        f"with Delta_h0 = {s.get('delta_h0')} ({s.get('delta_h0_rule')}), |L| = {s.get('batch_size')}, "
+        f"eps2 = {s.get('epsilon2')}."
+    )
+    picture = drawing.plot(x, y, *marks, label="Budget ratios of the features, largest first")
+    return Section("allocation", "Where the noise is", figure(picture, caption))

@@ -1,0 +1,214 @@
+"""Plots as SVG: lines, bars and heat maps, in colours that follow the page's light or dark."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from adlm.report.html import Markup, join, tag
+
+WIDTH, HEIGHT = 560, 300
+LEFT, RIGHT, TOP, BOTTOM = 64, 14, 14, 46
+MOST_POINTS = 400  # longer curves are thinned to this many points
+MOST_CELLS = 4096
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range of values over a range of pixels, with its name and ticks."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+    name: str = ""
+    ticks: tuple[float, ...] = field(default=())
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """Return where a value is drawn; values outside the range are drawn at its end."""
+        low, high, value = (
+            (math.log(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
+        )
+        share = (value - low) / (high - low) if high > low else 0.5
+        return round(self.start + min(1.0, max(0.0, share)) * (self.stop - self.start), 2)
+
+
+def horizontal(low: float, high: float, name: str, ticks: Sequence[float] | None = None) -> Axis:
+    """Make the x axis of a plot."""
+    return Axis(low, high, LEFT, WIDTH - RIGHT, name, tuple(ticks or nice(low, high)))
+
+
+def logarithmic(low: float, high: float, name: str, ticks: Sequence[float]) -> Axis:
+    """Make an x axis on which equal factors are equally far apart."""
+    return Axis(low, high, LEFT, WIDTH - RIGHT, name, tuple(ticks), log=True)
+
+
+def vertical(low: float, high: float, name: str, ticks: Sequence[float] | None = None) -> Axis:
+    """Make the y axis of a plot."""
+    return Axis(low, high, HEIGHT - BOTTOM, TOP, name, tuple(ticks or nice(low, high)))
+
+
+def nice(low: float, high: float, about: int = 5) -> tuple[float, ...]:
+    """Return round numbers in a range, about so many."""
+    if not high > low:
+        return (low,)
+    raw = (high - low) / about
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = unit * next(m for m in (1, 2, 5, 10) if m * unit >= raw)
+    first = math.ceil(low / step - 1e-9)
+    return tuple(i * step for i in range(first, math.floor(high / step + 1e-9) + 1))
+
+
+def number(value: float) -> str:
+    """Print a tick without noise in its last digits."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def plot(x: Axis, y: Axis, *marks: Markup, label: str) -> Markup:
+    """Put marks on axes; `label` says in words what a person who cannot see it would miss."""
+    grid = [tag("line", class_="grid", x1=x.start, x2=x.stop, y1=y.at(t), y2=y.at(t)) for t in y.ticks]
+    numbers = [
+        tag("text", number(t), x=x.start - 8, y=y.at(t) + 4, text_anchor="end", class_="tick")
+        for t in y.ticks
+    ]
+    numbers += [
+        tag("text", number(t), x=x.at(t), y=y.start + 18, text_anchor="middle", class_="tick")
+        for t in x.ticks
+    ]
+    names = [
+        tag("text", x.name, x=(x.start + x.stop) / 2, y=HEIGHT - 8, text_anchor="middle"),
+        tag("text", y.name, x=14, y=(y.start + y.stop) / 2, text_anchor="middle",
+            transform=f"rotate(-90 14 {(y.start + y.stop) / 2:g})"),
+    ]  # fmt: skip
+    base = tag("line", class_="axis", x1=x.start, x2=x.stop, y1=y.start, y2=y.start)
+    return canvas(WIDTH, HEIGHT, label, *grid, *marks, base, *numbers, *names)
+
+
+def canvas(width: float, height: float, label: str, *children: Markup) -> Markup:
+    """Make a drawing that shrinks with the page."""
+    return tag(
+        "svg", tag("title", label), *children, viewBox=f"0 0 {width:g} {height:g}", width=float(width),
+        height=float(height), role="img", aria_label=label,
+    )  # fmt: skip
+
+
+def curve(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float], style: str) -> Markup:
+    """Draw a line through points."""
+    step = max(1, math.ceil(len(xs) / MOST_POINTS))
+    points = " ".join(f"{x.at(a):g},{y.at(b):g}" for a, b in list(zip(xs, ys, strict=True))[::step])
+    return tag("polyline", points=points, class_=f"line {style}")
+
+
+def area(
+    x: Axis, y: Axis, xs: Sequence[float], low: Sequence[float], high: Sequence[float], style: str
+) -> Markup:
+    """Fill what lies between two curves."""
+    there = [f"{x.at(a):g},{y.at(b):g}" for a, b in zip(xs, high, strict=True)]
+    back = [f"{x.at(a):g},{y.at(b):g}" for a, b in zip(xs, low, strict=True)]
+    return tag("polygon", points=" ".join(there + back[::-1]), class_=f"area {style}")
+
+
+def dot(x: Axis, y: Axis, a: float, b: float, style: str) -> Markup:
+    """Draw a point."""
+    return tag("circle", cx=x.at(a), cy=y.at(b), r=3.5, class_=f"dot {style}")
+
+
+def legend(*entries: tuple[str, str]) -> Markup:
+    """Name the styles of a plot, under it."""
+    return tag(
+        "p", *(tag("span", tag("i", "", class_=style), name) for style, name in entries), class_="legend"
+    )
+
+
+def whisker(x: Axis, y: Axis, a: float, low: float, high: float) -> Markup:
+    """Draw an upright line from one value to another."""
+    return tag("line", x1=x.at(a), x2=x.at(a), y1=y.at(low), y2=y.at(high), class_="whisker")
+
+
+def bars(
+    names: Sequence[str],
+    values: Sequence[float],
+    *,
+    label: str,
+    spread: Sequence[float] | None = None,
+    unit: str = "",
+    styles: Sequence[str] | None = None,
+    shown: Sequence[str] | None = None,
+) -> Markup:
+    """Draw bars from the left, one a row, with whiskers of length `spread` either way."""
+    row, left, room = 26, 168, 300
+    reach = [abs(v) + (spread[i] if spread else 0.0) for i, v in enumerate(values)]
+    top = max([*reach, 1e-12])
+    drawn: list[Markup] = []
+    for i, (name, value) in enumerate(zip(names, values, strict=True)):
+        middle, width = i * row + row / 2, max(0.0, value) / top * room
+        drawn.append(tag("text", _short(name, 24), x=left - 8, y=middle + 4, text_anchor="end"))
+        style = styles[i] if styles else "a"
+        drawn.append(
+            tag("rect", x=left, y=middle - 8, width=round(width, 2), height=16, class_=f"bar {style}")
+        )
+        end = width
+        if spread:
+            low, high = max(0.0, value - spread[i]) / top * room, max(0.0, value + spread[i]) / top * room
+            drawn.append(tag("line", x1=left + low, x2=left + high, y1=middle, y2=middle, class_="whisker"))
+            end = max(width, high)
+        said = shown[i] if shown else f"{number(value)}{unit}"
+        drawn.append(tag("text", said, x=left + end + 6, y=middle + 4, class_="tick"))
+    return canvas(WIDTH, row * len(names), label, *drawn)
+
+
+def heat(
+    values: npt.NDArray[np.float64],
+    *,
+    label: str,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    counts: bool = False,
+) -> Markup:
+    """Draw a matrix as squares, darker where a value is larger; `counts` writes the numbers too."""
+    values = thinned(values)
+    high, low = float(values.max()), float(min(values.min(), 0.0))
+    left, top = (110.0 if rows else 2.0), (26.0 if columns else 2.0)
+    size = min(34.0 if counts else 18.0, (WIDTH - left - 4) / values.shape[1])
+    cells: list[Markup] = []
+    for i, j in np.ndindex(*values.shape):
+        share = (float(values[i, j]) - low) / (high - low) if high > low else 0.0
+        x, y = left + j * size, top + i * size
+        cells.append(
+            tag("rect", x=x, y=y, width=size, height=size, class_="cell", fill_opacity=round(share, 3))
+        )
+        if counts and size >= 20:
+            style = "cell-text strong" if share > 0.5 else "cell-text"
+            cells.append(tag("text", number(float(values[i, j])), x=x + size / 2, y=y + size / 2 + 4,
+                             text_anchor="middle", class_=style))  # fmt: skip
+    edge = tag(
+        "rect", x=left, y=top, width=size * values.shape[1], height=size * values.shape[0], class_="edge"
+    )
+    for i, name in enumerate(rows or ()):
+        cells.append(
+            tag("text", _short(name, 15), x=left - 6, y=top + (i + 0.5) * size + 4, text_anchor="end")
+        )
+    for j, name in enumerate(columns or ()):
+        cells.append(tag("text", _short(name, max(2, int(size / 7))), x=left + (j + 0.5) * size, y=top - 8,
+                         text_anchor="middle", class_="tick"))  # fmt: skip
+    width = left + size * values.shape[1] + 4
+    return canvas(max(width, 120.0), top + size * values.shape[0] + 4, label, join(cells), edge)
+
+
+def thinned(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Average blocks of a large matrix, so that a page stays small."""
+    while values.size > MOST_CELLS:
+        axis = int(values.shape[1] >= values.shape[0])
+        even = np.take(values, range(values.shape[axis] // 2 * 2), axis=axis)
+        halves = np.split(even, even.shape[axis] // 2, axis=axis)
+        values = np.concatenate([half.mean(axis, keepdims=True) for half in halves], axis)
+    return values
+
+
+def _short(name: str, most: int) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"

@@ -1,0 +1,65 @@
+"""How to cite a release, how to check it, how to make one like it."""
+
+from __future__ import annotations
+
+import json
+
+from adlm.certificate import show
+from adlm.release import Certificate
+from adlm.report.html import join, paragraph, table, tag
+from adlm.report.page import Section
+
+BIBTEX = """@inproceedings{phan2017adaptive,
+  title     = {Adaptive {L}aplace Mechanism: Differential Privacy Preservation in Deep Learning},
+  author    = {Phan, NhatHai and Wu, Xintao and Hu, Han and Dou, Dejing},
+  booktitle = {IEEE International Conference on Data Mining (ICDM)},
+  year      = {2017},
+  note      = {arXiv:1709.05750}
+}"""
+
+
+def rerun(certificate: Certificate, folder: str) -> Section:
+    """Give the commands, the versions and the digests."""
+    totals = certificate.totals
+    digest = str(certificate.to_dict()["digest"])
+    spent = totals.epsilon_proved if certificate.kind == "moments" else totals.epsilon_claimed
+    commands = "\n".join([
+        f"adlm verify {_quoted(folder)}",
+        f"adlm release --data DATA --kind {certificate.kind} --epsilon {show(spent)} "
+        f"--delta {float(totals.delta):g} --neighbours {totals.neighbours} --out again",
+    ])  # fmt: skip
+    facts = [
+        ("certificate digest", tag("code", digest)),
+        ("features", _features(certificate)),
+        *((f"{name} version", version) for name, version in sorted(certificate.software.items())),
+        *((name, _value(value)) for name, value in sorted(certificate.settings.items()) if value is not None),
+    ]
+    body = join([
+        paragraph("Check this release, or make another one with the same settings. A new release draws new "
+                  "noise and spends again: its tensors will differ, its certificate only in their hashes."),
+        tag("pre", commands),
+        paragraph("Quote the digest when you cite this release; it covers the charges and every tensor."),
+        table(("fact", "value"), facts),
+        tag("h3", "Paper"),
+        tag("pre", BIBTEX),
+    ])  # fmt: skip
+    return Section("cite", "Cite, check and rerun", body)
+
+
+def _features(certificate: Certificate) -> object:
+    spec = certificate.features.get("spec")
+    if not isinstance(spec, dict):
+        return "the records themselves"
+    fingerprint = str(certificate.features.get("fingerprint", ""))
+    return join([f"{spec.get('name', '?')}, fingerprint ", tag("code", fingerprint[:16])])
+
+
+def _value(value: object) -> str:
+    written = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return written if len(written) <= 300 else written[:300] + "…"
+
+
+def _quoted(folder: str) -> str:
+    import shlex
+
+    return shlex.quote(folder)

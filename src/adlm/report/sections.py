@@ -1,0 +1,125 @@
+"""The guarantee in a report: stamps, figures, plain words, claimed against proved."""
+
+from __future__ import annotations
+
+import math
+
+from adlm.certificate import Charge, show
+from adlm.release import PEEKED, SEEDED, Certificate
+from adlm.report import attacker, drawing
+from adlm.report.html import Markup, figure, join, paragraph, table, tag
+from adlm.report.page import Section, stamp, tile
+from adlm.report.subject import Subject
+
+MEANINGS = {
+    SEEDED: "The noise was drawn from a fixed seed, so whoever knows the seed can take it off again. "
+    "Use this release for tests alone.",
+    PEEKED: "Bounds of the domain were found by looking at the records, which no epsilon here accounts for.",
+}
+KINDS = {"moments": "moment", "records": "record"}
+RELATIONS = {
+    "replace-one": "two data sets are neighbours when one record is replaced by another; how many records "
+    "there are is public",
+    "add-remove": "two data sets are neighbours when one has a record more; how many records there are is "
+    "protected too",
+}
+
+
+def stamps(certificate: Certificate) -> Markup:
+    """Show every warning that travels with the release."""
+    other = "This warning was put on the release when it was made."
+    return join(stamp(words, MEANINGS.get(words, other)) for words in certificate.stamps)
+
+
+def summary(subject: Subject) -> Markup:
+    """Show the figures that a person looks for first."""
+    totals = subject.certificate.totals
+    tiles = [
+        tile(show(totals.epsilon_proved), "epsilon proved"),
+        tile(show(totals.epsilon_claimed), "epsilon claimed"),
+        tile(f"{float(totals.delta):g}", "delta"),
+        tile(totals.neighbours, "neighbours"),
+    ]
+    measured = [m for m in subject.models if m.evaluation and _share(m.evaluation.get("accuracy"))]
+    for model in measured[:2]:
+        assert model.evaluation is not None
+        name = "accuracy" if len(measured) == 1 else f"accuracy, {model.name}"
+        tiles.append(tile(f"{float(model.evaluation['accuracy']):.1%}", name))
+    return tag("div", *tiles, class_="tiles")
+
+
+def plain_words(certificate: Certificate) -> Section:
+    """Say what the certificate promises."""
+    totals = certificate.totals
+    domain, n = certificate.domain, certificate.settings.get("n")
+    many = f"{n:,} records" if isinstance(n, int) else "records whose number is protected"
+    intro = paragraph(
+        f"This {KINDS.get(certificate.kind, certificate.kind)} release was made from {many} of {domain.size} "
+        f"values each, in {len(domain.classes)} classes. The records were read to make it; everything "
+        f"trained on it since, for however long, has read the release alone, and costs no further privacy."
+    )
+    relation = paragraph(
+        f"The guarantee is for one record ({totals.neighbours}): {RELATIONS[totals.neighbours]}. ",
+        f"A person with several records is protected {_people(certificate)}.",
+    )
+    if not certificate.private:
+        seeded = "None of this holds for noise from a known seed. Below is what it would promise without one."
+        relation = join([relation, tag("p", seeded, class_="bad")])
+    if math.isinf(totals.epsilon_proved):
+        verdict = tag("p", f"No epsilon is proved for this release: {'; '.join(totals.unproved)}. Nothing ",
+                      "below should be read as protection.", class_="bad")  # fmt: skip
+    else:
+        verdict = attacker.explanation(float(totals.epsilon_proved), float(totals.delta), totals.neighbours)
+    return Section("plain-words", "What this certificate promises", join([intro, relation, verdict]))
+
+
+def _people(certificate: Certificate) -> str:
+    most = certificate.settings.get("contributions", 1)
+    if isinstance(most, int) and most > 1:
+        return f"as long as they have at most {most} records, which was declared and charged"
+    return "less: epsilon grows with the number of records they have"
+
+
+def claimed_and_proved(certificate: Certificate) -> Section:
+    """Set what is claimed of each step beside what is proved."""
+    rows = [
+        (c.what, str(c.mechanism), show(c.claimed), show(c.epsilon_proved), f"{float(c.delta):g}", _proof(c))
+        for c in certificate.charges
+    ]
+    totals = certificate.totals
+    rows.append(("together", "", show(totals.epsilon_claimed), show(totals.epsilon_proved),
+                 f"{float(totals.delta):g}", "composition of the above"))  # fmt: skip
+    heading = (
+        "what was released",
+        "noise",
+        "claimed epsilon",
+        "proved epsilon",
+        "delta",
+        "where it is proved",
+    )
+    pair = {"claimed": totals.epsilon_claimed, "proved": totals.epsilon_proved}
+    known = [float(v) for v in pair.values() if not math.isinf(v)]
+    picture = drawing.bars(
+        [f"epsilon {name}" for name in pair],
+        [float(v) if not math.isinf(v) else 1.3 * max(known, default=1.0) for v in pair.values()],
+        label="Claimed and proved epsilon of the whole release",
+        styles=["b", "bad" if math.isinf(totals.epsilon_proved) else "a"],
+        shown=[show(v) for v in pair.values()],
+    )
+    words = paragraph(
+        "A claimed epsilon is what a method's authors say of it. A proved one follows from the sensitivity "
+        "and the noise scale that stand in the certificate, by the proof named; ",
+        tag("code", "adlm verify"),
+        " computes it again.",
+    )
+    caption = "Smaller is more private. Where proved is larger than claimed, believe proved."
+    return Section("claimed-and-proved", "Claimed against proved", join([words, table(heading, rows),
+                   figure(picture, caption)]))  # fmt: skip
+
+
+def _proof(charge: Charge) -> str:
+    return f"not proved: {charge.unproved}" if charge.unproved else charge.proof
+
+
+def _share(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value <= 1

@@ -1,0 +1,116 @@
+"""What a report is about: a release, the models trained on it, their evaluations, an audit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from adlm.analyst.model import DESCRIPTION, WEIGHTS
+from adlm.artefact import canonical, read_json, sha256
+from adlm.errors import UserError
+from adlm.release import CERTIFICATE, TENSORS, Certificate, Release, read_tensors
+
+EVALUATION, AUDIT = "evaluation.json", "audit.json"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A model by name: how it was trained, and how it did where somebody measured it."""
+
+    name: str
+    training: Mapping[str, Any]
+    architecture: Mapping[str, Any]
+    evaluation: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One certificate and all that was found with it.
+
+    Attributes
+    ----------
+    folder : what the report was asked for.
+    certificate : of the release; every model here carries the same one.
+    release : the release itself, when it is at hand.
+    models : in order of their names.
+    audit : what `adlm audit` found, when it was kept.
+    """
+
+    folder: Path
+    certificate: Certificate
+    release: Release | None
+    models: tuple[Trained, ...] = ()
+    audit: Mapping[str, Any] | None = field(default=None)
+
+
+def find(
+    folder: Path,
+    *,
+    evaluation: Mapping[str, Any] | None = None,
+    audit: Mapping[str, Any] | None = None,
+) -> Subject:
+    """Read a release, a model, or a folder that holds some with one certificate; check all of it."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a folder; give a release, a model, or a folder that holds them")
+    places = [folder] if (folder / CERTIFICATE).exists() else _inside(folder)
+    if not places:
+        raise UserError(f"{folder} holds no release and no model: there is no {CERTIFICATE} in it")
+    certificates = {str(c.to_dict()["digest"]): c for c in map(_certificate, places)}
+    if len(certificates) > 1:
+        named = ", ".join(place.name for place in places)
+        raise UserError(f"{folder} holds artefacts of different releases ({named}); give one of them")
+    made = [place for place in places if (place / DESCRIPTION).exists()]
+    released = [place for place in places if (place / TENSORS).exists()]
+    if not made and not released:
+        raise UserError(f"{places[0]} holds a certificate but neither {TENSORS} nor {DESCRIPTION}")
+    alone = evaluation if len(made) == 1 else None
+    if evaluation is not None and alone is None:
+        raise UserError(f"an evaluation was given, but {folder} holds {len(made)} models; give one of them")
+    return Subject(
+        folder,
+        next(iter(certificates.values())),
+        _release(released, folder, next(iter(certificates))),
+        tuple(_model(place, alone, single=len(made) == 1) for place in made),
+        audit if audit is not None else _first(folder / AUDIT, places[0].parent / AUDIT),
+    )
+
+
+def _release(released: list[Path], folder: Path, digest: str) -> Release | None:
+    """Read the release that is there, or the one beside a model that has the model's certificate."""
+    for place in released or _inside(folder.resolve().parent):
+        if (place / TENSORS).exists() and str(_certificate(place).to_dict()["digest"]) == digest:
+            return Release.load(place)
+    return None
+
+
+def _inside(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and (p / CERTIFICATE).exists())
+
+
+def _certificate(place: Path) -> Certificate:
+    return Certificate.from_dict(read_json(place / CERTIFICATE, what="certificate"))
+
+
+def _model(place: Path, given: Mapping[str, Any] | None, *, single: bool) -> Trained:
+    raw = read_json(place / DESCRIPTION, what="model description")
+    body = {key: value for key, value in raw.items() if key != "digest"}
+    if raw.get("digest") != sha256(canonical(body)):
+        raise UserError(f"the model description {place / DESCRIPTION} was altered")
+    read_tensors(place / WEIGHTS, raw["weights"])
+    beside = [place / EVALUATION, place.parent / f"{place.name}.{EVALUATION}"]
+    beside += [place.parent / EVALUATION] if single else []
+    found = given if given is not None else _first(*beside)
+    return Trained(place.name, raw["training"], raw["architecture"], found)
+
+
+def _first(*paths: Path) -> Mapping[str, Any] | None:
+    for path in paths:
+        if path.exists():
+            found = read_json(path, what="figures file")
+            if not isinstance(found, dict):
+                raise UserError(f"{path} must hold one JSON object, got {type(found).__name__}")
+            return found
+    return None

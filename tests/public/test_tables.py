@@ -183,7 +183,7 @@ def test_a_mistake_in_a_domain_file_is_one_sentence(old: str, new: str, message:
     ],
 )
 def test_a_wrong_cell_is_named(
-    table: TableDomain, frame: pd.DataFrame, name: str, value: object, message: str
+    table: TableDomain, frame: pd.DataFrame, name: str, value: str | None, message: str
 ) -> None:
     frame[name] = frame[name].astype(object)
     frame.loc[1, name] = value

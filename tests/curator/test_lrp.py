@@ -159,6 +159,69 @@ def test_without_biases_and_stabiliser_the_features_carry_the_whole_outcome() ->
     torch.testing.assert_close(found.features.sum(1), found.outcome)
 
 
+class Written(nn.Module):
+    """The network `cnn` written with functions and methods instead of layers."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__()
+        self.first, self.second, self.out = layers[0], layers[3], layers[7]
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = F.max_pool2d(F.relu(self.first(x)), 2)
+        h = F.avg_pool2d(torch.sigmoid(self.second(h)), kernel_size=2)
+        return self.out(F.dropout(h, 0.5, self.training).view(h.size(0), -1))  # type: ignore[no-any-return]
+
+
+def test_functions_and_methods_are_followed_like_layers() -> None:
+    x = torch.rand(3, 1, 6, 6, dtype=torch.double)
+    torch.testing.assert_close(relevance(Written(cnn()), x).features, relevance(cnn(), x).features)
+
+
+class Branched(nn.Module):
+    """Two branches over rearranged input, joined, averaged over places, with constants added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.left, self.right = nn.Conv2d(2, 3, 1), nn.Conv2d(2, 2, 1)
+        self.shift = nn.Parameter(torch.rand(5))
+        self.out = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = x.permute(0, 3, 1, 2)
+        joined = torch.cat([torch.relu(self.left(maps)), self.right(maps).tanh()], dim=1)
+        return self.out(joined.mean((2, 3)) + self.shift + 0.5)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("mu", [1e-6, 0.05])
+def test_branches_joins_averages_and_constants_agree_with_the_equations(mu: float) -> None:
+    network = Branched().double().eval()
+    x = torch.rand(2, 3, 3, 2, dtype=torch.double)
+    found = relevance(network, x, mu=mu)
+    torch.testing.assert_close(
+        found.features.flatten(1).sum(1) + found.bias + found.stabiliser, found.outcome
+    )
+    for record, expected in zip(x, found.features, strict=True):
+        maps = record.permute(2, 0, 1)[None]
+        left, right = network.left(maps).detach().relu(), network.right(maps).detach().tanh()
+        joined = torch.cat([left, right], dim=1)
+        mean = joined.mean((2, 3))[0]
+        shifted = mean + network.shift.detach()
+        hidden = shifted + 0.5
+        scores = network.out(hidden).detach()
+        above = torch.zeros(3, dtype=torch.double)
+        above[scores.argmax()] = scores.max()
+        above = share(hidden, network.out.weight.detach(), network.out.bias.detach(), above, mu)
+        above = share(shifted, torch.eye(5).double(), torch.full((5,), 0.5).double(), above, mu)
+        above = share(mean, torch.eye(5).double(), network.shift.detach(), above, mu)
+        average = torch.eye(5).double().repeat_interleave(9, dim=1) / 9
+        above = share(joined.flatten(), average, torch.zeros(5).double(), above, mu)
+        below = torch.zeros(18, dtype=torch.double)
+        for layer, part in ((network.left, above[:27]), (network.right, above[27:])):
+            below += share(maps.flatten(), *as_matrix(layer, (2, 3, 3)), part, mu)
+        torch.testing.assert_close(expected, below.view(2, 3, 3).permute(1, 2, 0), rtol=1e-6, atol=1e-9)
+
+
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -11,9 +11,9 @@ from mkdocs.structure.files import File, Files
 PAGE = "commands.md"
 INTRO = """# Commands
 
-Written from the code when this page was built. Every command takes `--help`. Commands that report figures take
-`--json` (one object on standard output, nothing else there) and `--quiet`. A mistake ends in one sentence on standard
-error and exit code 2.
+Written from the code when this page was built. Every command takes `--help`. Commands that report figures
+take `--json` (one object on standard output, nothing else there) and `--quiet`. A mistake ends in one sentence on
+standard error and exit code 2.
 """
 
 
@@ -33,8 +33,14 @@ def render() -> str:
 
 def _commands(command: Any, path: str, level: int) -> list[str]:
     if hasattr(command, "commands"):
-        inner = [line for name, c in command.commands.items() for line in _commands(c, f"{path} {name}", level)]
-        return inner if path == "adlm" else [f"{'#' * level} {path}\n", f"{_plain(command.help)}\n", *_deeper(inner)]
+        inner = [
+            line for name, c in command.commands.items() for line in _commands(c, f"{path} {name}", level)
+        ]
+        return (
+            inner
+            if path == "adlm"
+            else [f"{'#' * level} {path}\n", f"{_plain(command.help)}\n", *_deeper(inner)]
+        )
     lines = [f"{'#' * level} {path}\n", f"{_plain(command.help)}\n"]
     if command.epilog:
         lines.append(f"```sh\n{_plain(command.epilog).removeprefix('Example: ')}\n```\n")

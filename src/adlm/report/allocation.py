@@ -26,7 +26,7 @@ def relevance_maps(subject: Subject) -> Section | None:
     shown = {
         "relevance": ("Private average relevance of each feature (the paper's Fig. 3)",
                       "Darker features matter more to the output. The values carry their own noise."),
-        "budget_ratios": ("Budget ratio of each feature (beta, Eq. 15)",
+        "budget_ratios": ("Budget ratio of each feature (beta, Eq. 16)",
                           "Darker features have a larger share of the budget, and so less noise."),
     }  # fmt: skip
     parts = []

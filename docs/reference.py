@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
 import typer
 from mkdocs.structure.files import File, Files
 
@@ -12,8 +11,8 @@ PAGE = "commands.md"
 INTRO = """# Commands
 
 Written from the code when this page was built. Every command takes `--help`. Commands that report figures
-take `--json` (one object on standard output, nothing else there) and `--quiet`. A mistake ends in one sentence on
-standard error and exit code 2.
+take `--json` (one object on standard output, nothing else there) and `--quiet`. A mistake ends in one
+sentence on standard error and exit code 2.
 """
 
 
@@ -25,22 +24,20 @@ def on_files(files: Files, config: Any) -> Files:
 
 def render() -> str:
     """Return the page: every command in the order a person uses them."""
-    from adlm.cli.app import app
+    from adlm.cli.app import COMMANDS, app
 
-    root = typer.main.get_command(app)
-    return "\n".join([INTRO, *_commands(root, "adlm", 2)])
+    root: Any = typer.main.get_command(app)
+    names = [name for name, *_ in COMMANDS]
+    parts = [line for name in names for line in _commands(root.commands[name], f"adlm {name}", 2)]
+    return "\n".join([INTRO, *parts])
 
 
 def _commands(command: Any, path: str, level: int) -> list[str]:
     if hasattr(command, "commands"):
         inner = [
-            line for name, c in command.commands.items() for line in _commands(c, f"{path} {name}", level)
+            line for name, c in command.commands.items() for line in _commands(c, f"{path} {name}", level + 1)
         ]
-        return (
-            inner
-            if path == "adlm"
-            else [f"{'#' * level} {path}\n", f"{_plain(command.help)}\n", *_deeper(inner)]
-        )
+        return [f"{'#' * level} {path}\n", f"{_plain(command.help)}\n", *inner]
     lines = [f"{'#' * level} {path}\n", f"{_plain(command.help)}\n"]
     if command.epilog:
         lines.append(f"```sh\n{_plain(command.epilog).removeprefix('Example: ')}\n```\n")
@@ -52,13 +49,9 @@ def _commands(command: Any, path: str, level: int) -> list[str]:
     return lines
 
 
-def _deeper(lines: list[str]) -> list[str]:
-    return [f"#{line}" if line.startswith("#") else line for line in lines]
-
-
 def _name(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
-        return f"`{parameter.make_metavar(click.Context(click.Command('adlm')))}`"
+        return f"`{(parameter.metavar or parameter.name).upper()}`"
     return ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
 
 

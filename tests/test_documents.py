@@ -1,0 +1,169 @@
+"""Documents hold: code and commands run, tests that proofs name exist, links lead somewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+BLOCK = re.compile(
+    r"(?:<!-- (?P<mark>[a-z ]+): (?P<reason>[^>]*?) -->\n)?```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.M | re.S
+)
+RUN = ("python", "console")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: what kind it is, what it holds, and what stands above it in a comment."""
+
+    kind: str
+    body: str
+    line: int
+    mark: str
+    reason: str
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    return [
+        Block(
+            m["kind"], m["body"], text[: m.start("body")].count("\n") + 1, m["mark"] or "", m["reason"] or ""
+        )
+        for m in BLOCK.finditer(text)
+    ]
+
+
+def runnable(page: Path) -> list[Block]:
+    return [b for b in blocks(page) if b.kind in RUN and b.mark != "not run"]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if runnable(p)], ids=lambda p: p.name)
+def test_every_block_of_a_page_runs_in_order(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python blocks of a page share one namespace; commands share one folder, cache and ledger."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ADLM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    names: dict[str, Any] = {"__name__": page.stem}
+    for block in runnable(page):
+        where = f"{page.name}, line {block.line}"
+        if block.kind == "python":
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile("\n" * block.line + block.body, str(page), "exec"), names)
+            continue
+        for line in filter(None, map(str.strip, block.body.splitlines())):
+            code, said = command(line)
+            if block.mark == "fails":
+                assert code == 2, f"{where}: {line} should fail and did not"
+                assert len(said.strip().splitlines()) == 1
+            else:
+                assert code == 0, f"{where}: {line} ended with {code}: {said}"
+
+
+def command(line: str) -> tuple[int, str]:
+    """Run a command of the product in this process, as a person's shell would."""
+    from adlm.cli import main
+
+    words = shlex.split(line.removeprefix("$ "))
+    assert words[0] == "adlm", f"only adlm commands are run, got {line!r}"
+    said = io.StringIO()
+    before = sys.argv
+    sys.argv = words
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said):
+            main()
+    except SystemExit as end:
+        return int(end.code or 0), said.getvalue()
+    finally:
+        sys.argv = before
+    return 0, said.getvalue()
+
+
+def test_blocks_that_do_not_run_say_why_and_are_few() -> None:
+    skipped = [b for page in PAGES for b in blocks(page) if b.mark == "not run"]
+    assert all(len(b.reason) > 10 for b in skipped)
+    assert len(skipped) <= 6
+    assert sum(len(runnable(page)) for page in PAGES) >= 12
+
+
+def test_no_block_is_of_a_kind_that_nobody_checks() -> None:
+    """`sh` is for what a person does around the product: make, apt, and examples of single commands."""
+    kinds = {b.kind for page in PAGES for b in blocks(page)}
+    assert kinds <= {"python", "console", "sh", "toml", "json", "csv", "text", "bibtex"}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name.startswith("proof-")], ids=lambda p: p.name)
+def test_every_test_that_a_proof_names_exists(page: Path) -> None:
+    named = set(re.findall(r"`(test_\w+)`", page.read_text()))
+    written = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert named
+    assert not [name for name in named if f"def {name}(" not in written]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("[AC]*.md"))], ids=lambda p: p.name)
+def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
+    written_in_the_build = {"commands.md"}
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith(("http://", "https://", "mailto:")) and target not in written_in_the_build:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_module_that_the_paper_is_mapped_to_has_the_name() -> None:
+    """`curator.lrp.relevance` on the page is adlm.curator.lrp.relevance in the code."""
+    import importlib
+
+    text = (ROOT / "docs" / "paper-to-code.md").read_text()
+    rooms = ("curator", "analyst", "public", "polynomial", "certificate", "algorithm1", "baselines")
+    named = set(re.findall(rf"`((?:{'|'.join(rooms)})[\w.]*)`", text))
+    assert len(named) > 25
+    for name in sorted(named):
+        parts = name.split(".")
+        for depth in range(len(parts), 0, -1):
+            try:
+                found: Any = importlib.import_module("adlm." + ".".join(parts[:depth]))
+            except ModuleNotFoundError:
+                continue
+            for part in parts[depth:]:
+                found = getattr(found, part)
+            break
+        else:
+            pytest.fail(f"there is no adlm.{name}")
+
+
+def test_the_documentation_builds_strictly(tmp_path: Path) -> None:
+    """As `make docs` does; nothing is fetched, and no page asks for anything from outside."""
+    mkdocs = pytest.importorskip("mkdocs", reason="the documentation needs mkdocs-material")
+    assert mkdocs
+    import subprocess
+
+    command_line = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--site-dir",
+        str(tmp_path / "site"),
+    ]
+    built = subprocess.run(command_line, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    pages = list((tmp_path / "site").glob("*.html"))
+    assert len(pages) >= 12
+    for page in pages:
+        fetched = re.findall(r'<(?:script|img|iframe)[^>]+src="(https?:[^"]+)"', page.read_text())
+        fetched += re.findall(
+            r'<link[^>]+rel="(?:stylesheet|preconnect|icon)"[^>]+href="(https?:[^"]+)"', page.read_text()
+        )
+        assert fetched == []

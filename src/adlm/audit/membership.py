@@ -101,7 +101,9 @@ def likelihood_ratio_advantage(scores: Reals, members: npt.NDArray[np.bool_], ep
     return Advantage(epochs, value, margin)
 
 
-def _private_examples(pool: Pool, rows: npt.NDArray[np.intp], epsilon: Fraction, source: Source) -> Examples:
+def _private_examples(
+    pool: Pool, rows: npt.NDArray[np.intp], epsilon: Fraction, drawn: int, source: Source
+) -> Examples:
     """Make a release of some records and draw what to train on from it."""
     d = pool.x.shape[1]
     domain = Domain((d,), 0.0, 1.0, tuple(map(str, range(pool.classes))))
@@ -115,13 +117,17 @@ def _private_examples(pool: Pool, rows: npt.NDArray[np.intp], epsilon: Fraction,
         ledger=Ledger(),
         source=source,
     )
-    return Examples(*class_laws(release.moments(), None).sample(1000))
+    return Examples(*class_laws(release.moments(), None).sample(drawn))
 
 
 def shadows(
-    pool: Pool, count: int, source: Source, *, epsilon: Fraction | None, seed: int = 0
+    pool: Pool, count: int, source: Source, *, epsilon: Fraction | None, drawn: int = 1000, seed: int = 0
 ) -> tuple[dict[int, Reals], npt.NDArray[np.bool_]]:
     """Train `count` models on random halves; None for epsilon trains on the records themselves.
+
+    Parameters
+    ----------
+    drawn : examples that are drawn from each release.
 
     Returns
     -------
@@ -140,7 +146,7 @@ def shadows(
             examples = (
                 Examples(z[rows], codes[rows])
                 if epsilon is None
-                else _private_examples(pool, rows, epsilon, source)
+                else _private_examples(pool, rows, epsilon, drawn, source)
             )
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(shadow)
@@ -157,10 +163,10 @@ def shadows(
 
 
 def attack(
-    pool: Pool, count: int, source: Source, *, epsilon: Fraction | None, seed: int = 0
+    pool: Pool, count: int, source: Source, *, epsilon: Fraction | None, drawn: int = 1000, seed: int = 0
 ) -> tuple[Advantage, ...]:
     """Return the advantage after 1 and after 100 epochs, of the same shadow models."""
-    scores, members = shadows(pool, count, source, epsilon=epsilon, seed=seed)
+    scores, members = shadows(pool, count, source, epsilon=epsilon, drawn=drawn, seed=seed)
     return tuple(likelihood_ratio_advantage(scores[epochs], members, epochs) for epochs in EPOCHS)
 
 

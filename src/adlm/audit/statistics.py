@@ -140,7 +140,7 @@ def one_run_bound(correct: int, guesses: int, canaries: int, *, alpha: float, de
     if guesses < 1 or one_run_p_value(correct, guesses, canaries, 0.0, delta) > alpha:
         return 0.0
     low, high = 0.0, 64.0
-    for _ in range(60):
+    for _ in range(40):
         middle = (low + high) / 2
         if one_run_p_value(correct, guesses, canaries, middle, delta) <= alpha:
             low = middle

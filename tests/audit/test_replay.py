@@ -1,0 +1,180 @@
+"""Replay: neighbours go into every mechanism within the sensitivity it declares, and nothing else differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from adlm.audit.replay import record, replay
+from adlm.audit.subjects import Records, Subject, designs, of_moments, subjects
+from adlm.certificate import Charge
+from adlm.curator import noise
+from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Source
+
+SOURCE = Source.system()
+ALL = subjects()
+TIGHT = [s for s in ALL if s.tight]
+
+
+def draw(subject: Subject, rng: np.random.Generator, rows: int) -> Records:
+    values = rng.random((rows, subject.width)) if subject.box else rng.normal(size=(rows, subject.width))
+    return Records(values * rng.choice([0.1, 1.0, 100.0]), rng.integers(0, subject.classes, rows))
+
+
+def neighbours(subject: Subject, rng: np.random.Generator) -> tuple[Records, Records]:
+    """Two data sets that differ in as many records as one person may have."""
+    rest, one, two = (draw(subject, rng, rows) for rows in (3, subject.contributions, subject.contributions))
+    return (rest, rest.plus(two)) if subject.neighbours == "add-remove" else (rest.plus(one), rest.plus(two))
+
+
+@pytest.mark.parametrize("subject", ALL, ids=[s.label for s in ALL])
+def test_neighbours_stay_within_the_declared_sensitivity(subject: Subject) -> None:
+    rng = np.random.default_rng(7)
+    for _ in range(3):
+        comparison = replay(subject, *neighbours(subject, rng), SOURCE)
+        assert comparison.faults == ()
+        assert comparison.within
+        assert any(power > 0 for power in comparison.powers)  # the replay did see the neighbour
+
+
+@pytest.mark.parametrize("subject", TIGHT, ids=[s.label for s in TIGHT])
+def test_half_the_noise_is_out_of_bounds_at_the_worst_neighbours(subject: Subject) -> None:
+    """Extreme records that differ in all that they can; half of the noise doubles the loss."""
+    weak = replace(subject, weaken=Fraction(1, 2))
+    rows, width = subject.contributions, subject.width
+    ones, first, last = np.ones((rows, width)), np.zeros((rows, width)), np.zeros((rows, width))
+    first[:, 0] = last[:, -1] = 1.0
+    empty = Records(np.zeros((1, width)), np.zeros(1, dtype=np.int64))
+    pairs = [(first, last), (0 * ones, ones), (first, -first)]
+    caught = []
+    for before, after in pairs:
+        for code in (0, 1):
+            one = Records(before, np.zeros(rows, dtype=np.int64))
+            two = Records(after, np.full(rows, code))
+            data = empty if subject.neighbours == "add-remove" else empty.plus(one)
+            caught.append(not replay(weak, data, empty.plus(two), SOURCE).within)
+    assert any(caught)
+
+
+def one_number(run: object, covers: tuple[int | None, ...] = (0,)) -> Subject:
+    return Subject("test", "replace-one", run, covers, 1)  # type: ignore[arg-type]
+
+
+CHARGE = Charge("a sum", "laplace", "replace-one", Fraction(10), Fraction(10), "nowhere: a test")
+ONE = Records(np.array([[1.0], [2.0]]), np.array([0, 1]))
+TWO = Records(np.array([[1.0], [9.0]]), np.array([0, 1]))
+
+
+def total(data: Records) -> np.ndarray:
+    return np.asarray(data.values.sum(0), dtype=np.int64)
+
+
+def test_distance_is_what_went_in() -> None:
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        ledger.charge(CHARGE)
+        total(data) + noise.laplace((1,), 10, source)
+        return (CHARGE,)
+
+    comparison = replay(one_number(run), ONE, TWO, SOURCE)
+    assert comparison.within
+    assert comparison.powers == (Fraction(7, 10),)
+    assert comparison.epsilon() == Fraction(7, 10)
+
+
+def test_too_large_a_distance_is_found() -> None:
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        ledger.charge(CHARGE)
+        2 * total(data) + noise.laplace((1,), 10, source)
+        return (CHARGE,)
+
+    assert not replay(one_number(run), ONE, TWO, SOURCE).within
+
+
+def test_noise_before_its_charge_is_found() -> None:
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        total(data) + noise.laplace((1,), 10, source)
+        ledger.charge(CHARGE)
+        return (CHARGE,)
+
+    assert "before it was in the ledger" in replay(one_number(run), ONE, TWO, SOURCE).faults[0]
+
+
+def test_a_scale_that_depends_on_the_records_is_found() -> None:
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        ledger.charge(CHARGE)
+        total(data) + noise.laplace((1,), int(total(data)[0]), source)
+        return (CHARGE,)
+
+    assert "depends on the records" in replay(one_number(run), ONE, TWO, SOURCE).faults[0]
+
+
+def test_a_number_of_draws_that_depends_on_the_records_is_found() -> None:
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        ledger.charge(CHARGE)
+        for _ in range(1 + int(total(data)[0] > 5)):
+            total(data) + noise.laplace((1,), 10, source)
+        return (CHARGE,)
+
+    assert replay(one_number(run), ONE, TWO, SOURCE).faults
+
+
+def test_charges_that_depend_on_the_records_are_found() -> None:
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        charge = replace(CHARGE, sensitivity=Fraction(int(total(data)[0])))
+        ledger.charge(charge)
+        total(data) + noise.laplace((1,), 10, source)
+        return (charge,)
+
+    assert "charges depend on the records" in replay(one_number(run), ONE, TWO, SOURCE).faults[0]
+
+
+def test_private_input_of_uncharged_noise_is_found() -> None:
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        ledger.charge(CHARGE)
+        total(data) + noise.laplace((1,), 10, source)
+        return (CHARGE,)
+
+    assert "charged to nobody" in replay(one_number(run, (None,)), ONE, TWO, SOURCE).faults[0]
+
+
+def test_noise_past_the_tap_or_used_twice_or_multiplied_is_refused() -> None:
+    def past(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        source.words(1)
+        return (CHARGE,)
+
+    def twice(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        drawn = noise.laplace((1,), 10, source)
+        total(data) + drawn
+        total(data) + drawn
+        return (CHARGE,)
+
+    def scaled(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        noise.laplace((1,), 10, source) * 2
+        return (CHARGE,)
+
+    for run, message in ((past, "past"), (twice, "used twice"), (scaled, "may be added")):
+        with pytest.raises(AssertionError, match=message):
+            record(one_number(run), ONE, SOURCE)
+
+
+def test_later_stages_see_the_frozen_output_of_earlier_ones() -> None:
+    """The basis of the second stage comes from the first stage's output, so it must be the same in both."""
+    design, covers, focus = designs()["second moments in the span of means, Laplace"]
+    subject = of_moments("staged", design, "replace-one", covers, focus=focus)
+    rng = np.random.default_rng(1)
+    one, two = neighbours(subject, rng)
+    comparison = replay(subject, one, two, SOURCE)
+    assert comparison.within
+    for first, second in comparison.pairs:
+        assert np.array_equal(first.output, second.output)
+    assert not np.array_equal(comparison.pairs[1][0].inputs, comparison.pairs[1][1].inputs)
+
+
+def test_the_tap_leaves_the_noise_functions_as_they_were() -> None:
+    before = (noise.laplace, noise.gaussian, noise.radial)
+    replay(ALL[0], ONE, TWO, SOURCE)
+    assert (noise.laplace, noise.gaussian, noise.radial) == before

@@ -1,0 +1,91 @@
+"""Two worlds: bounds stay below what is proved, come close where it is tight, and catch half of the noise.
+
+At the audit's own level a sound mechanism fails a test here with probability at most 2 in 10^5. Where a bound
+must also come close, the level is 5% as that part of the statement asks; the seed is fixed there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from adlm.audit.finding import VIOLATED
+from adlm.audit.subjects import Subject, of_moments, subjects
+from adlm.audit.two_worlds import curve, log_ratio, two_worlds, whole_releases
+from adlm.audit.worst_case import worst_neighbours
+from adlm.curator.moments import Design
+from adlm.curator.noise import Source
+
+ALL = [s for s in subjects() if s.tight]
+
+
+@pytest.mark.parametrize("epsilon", [Fraction(1, 2), Fraction(1), Fraction(2)])
+@pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
+def test_laplace_in_one_dimension_is_attacked_to_nine_tenths_of_its_epsilon(
+    relation: str, epsilon: Fraction
+) -> None:
+    design = Design(epsilon, Fraction(0), 1, 1.0, constant=0.0)
+    subject = of_moments("one sum", design, relation, (0,))
+    source = Source.seeded_with(5)
+    worst = worst_neighbours(subject, source, evaluations=10)
+    finding = two_worlds(subject, worst, 100_000, source, alpha=0.05)
+    assert 0.9 * float(epsilon) <= finding.lower <= float(epsilon)
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
+def test_gaussian_in_one_dimension_is_attacked_to_nine_tenths_of_its_epsilon(relation: str) -> None:
+    subject = next(s for s in ALL if s.label == f"one class sum, Gaussian, {relation}")
+    source = Source.seeded_with(6)
+    worst = worst_neighbours(subject, source, evaluations=10)
+    finding = two_worlds(subject, worst, 100_000, source, alpha=0.05)
+    assert 0.9 * float(finding.proved) <= finding.lower <= float(finding.proved)
+
+
+@pytest.mark.parametrize("subject", ALL, ids=[s.label for s in ALL])
+def test_no_mechanism_of_the_product_is_flagged(subject: Subject) -> None:
+    source = Source.system()
+    worst = worst_neighbours(subject, source, evaluations=10)
+    runs = 500 if "radial" in subject.name else 10_000
+    assert two_worlds(subject, worst, runs, source).verdict != VIOLATED
+
+
+def test_half_of_the_noise_is_flagged() -> None:
+    source = Source.system()
+    for name in ("one class sum, Laplace", "one class sum, Gaussian", "second moments, Laplace"):
+        subject = next(s for s in ALL if s.name == name and s.neighbours == "add-remove")
+        weak = replace(subject, weaken=Fraction(1, 2))
+        worst = worst_neighbours(weak, source, evaluations=10)
+        assert two_worlds(weak, worst, 50_000, source).verdict == VIOLATED
+
+
+def test_whole_releases_give_the_same_answer_as_noise_in_blocks() -> None:
+    """Four hundred whole releases of each world prove about what noise in blocks proves."""
+    subject = of_moments(
+        "one sum", Design(Fraction(2), Fraction(0), 1, 1.0, constant=0.0), "add-remove", (0,)
+    )
+    source = Source.seeded_with(8)
+    worst = worst_neighbours(subject, source, evaluations=10)
+    whole = whole_releases(subject, worst, 400, source, alpha=0.05)
+    blocks = two_worlds(subject, worst, 400, source, alpha=0.05)
+    assert 0.5 < whole.lower <= 2
+    assert abs(whole.lower - blocks.lower) < 0.8
+    assert whole.rung == "two worlds, whole release"
+
+
+def test_log_ratios_are_those_of_the_densities() -> None:
+    one, two, seen = np.array([3.0, 0.0]), np.array([0.0, 4.0]), np.array([1.0, 1.0])
+    assert float(log_ratio("laplace", Fraction(2), seen, one, two)) == (1 + 3 - 2 - 1) / 2
+    assert float(log_ratio("gaussian", Fraction(2), seen, one, two)) == (1 + 9 - 4 - 1) / 8
+    expected = (np.sqrt(10) - np.sqrt(5)) / 2
+    assert float(log_ratio("radial", Fraction(2), seen, one, two)) == pytest.approx(expected)
+
+
+def test_roc_curve_rises() -> None:
+    rng = np.random.default_rng(0)
+    points = curve((rng.laplace(1, 1, 5000), rng.laplace(0, 1, 5000)))
+    assert all(a.fpr <= b.fpr and a.tpr <= b.tpr + 0.02 for a, b in pairwise(points))
+    assert points[-1].fpr == pytest.approx(1)

@@ -1,0 +1,1 @@
+"""Figures and tables: the paper's, side by side with DP-SGD and with ours."""

@@ -1,0 +1,252 @@
+"""The experiments by name, and what their presets run.
+
+`quick` takes a few minutes on two cores; `full` is the paper's scale, for a graphics card. Nothing here was
+chosen by looking at a test split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from adlm.baselines import dpsgd
+from adlm.errors import UserError
+from adlm.experiments.cells import Cell
+
+Preset = Literal["quick", "full"]
+PRESETS = ("quick", "full")
+FRONTIER = ("0.02", "0.05", "0.1", "0.25", "0.5", "1", "2", "3", "8")
+DELTA = "1e-5"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cells that share a method: every epsilon with every seed."""
+
+    method: str
+    epsilons: tuple[str, ...]
+    seeds: int
+    delta: str = "0"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question, the cells that answer it, and the pairs of methods that are tested against each other.
+
+    Attributes
+    ----------
+    kind : `paper`, `frontier`, `epochs`, `search` or `allocation`: which tables and figures are made.
+    curves : epsilons whose accuracy is drawn over epochs, as in the paper's Figs. 4b-c and 5b-c.
+    """
+
+    name: str
+    title: str
+    data: str
+    kind: str
+    quick: tuple[Group, ...]
+    full: tuple[Group, ...]
+    pairs: tuple[tuple[str, str], ...] = ()
+    curves: tuple[str, ...] = ()
+
+    def cells(
+        self,
+        preset: str,
+        *,
+        epsilons: Sequence[str] | None = None,
+        seeds: int | None = None,
+        methods: Sequence[str] | None = None,
+    ) -> list[Cell]:
+        """The cells of a preset, with epsilons, seeds and methods changed as asked."""
+        if preset not in PRESETS:
+            raise UserError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
+        groups = self.quick if preset == "quick" else self.full
+        known = list(dict.fromkeys(group.method for group in groups))
+        for method in methods or ():
+            if method not in known:
+                raise UserError(f"{self.name} has no method {method!r}; it has {', '.join(known)}")
+        if seeds is not None and seeds < 1:
+            raise UserError(f"there must be at least one seed, got {seeds}")
+        return [
+            Cell(group.method, self.data, epsilon, group.delta, seed, group.settings)
+            for group in groups
+            if methods is None or group.method in methods
+            for epsilon in (group.epsilons if group.epsilons == ("0",) else epsilons or group.epsilons)
+            for seed in range(seeds or group.seeds)
+        ]
+
+
+def _dpsgd(settings: dpsgd.Settings, **changes: Any) -> dict[str, Any]:
+    return asdict(settings) | changes
+
+
+def _paper(
+    abadi: dpsgd.Settings, scale: dict[str, Any], epsilons: tuple[str, ...], seeds: int
+) -> tuple[Group, ...]:
+    """AdLM and ILM as written, pSGD (a) and the moment release on the same records."""
+    own = {"n", "epochs", "shown", "network", "sized", "batch", "train_batch", "delta_h0", "relevance"}
+    records = {key: value for key, value in scale.items() if key in own}
+    psgd = _dpsgd(abadi, **{key: scale[key] for key in ("n", "epochs", "shown", "network", "chunk")})
+    return (
+        Group("adlm", epsilons, seeds, settings=records),
+        Group("ilm", epsilons, seeds, settings=records),
+        Group("psgd-abadi", epsilons, seeds, DELTA, psgd),
+        Group("moments-pure", epsilons, seeds, settings={"n": scale["n"]}),
+        Group("moments", epsilons, seeds, DELTA, {"n": scale["n"]}),
+    )
+
+
+_MNIST = {"sized": "paper-mnist", "batch": 1800, "delta_h0": "per-patch", "chunk": 600}
+_CIFAR = {"sized": "paper-cifar10", "batch": 7200, "delta_h0": "per-patch", "chunk": 200}
+_SMALL = {
+    "network": "small-cnn",
+    "train_batch": 200,
+    "relevance": "quick",
+    "epochs": 8,
+    "shown": [1, 2, 4, 8],
+}
+_LARGE = {"relevance": "full", "epochs": 500, "shown": [1, 2, 5, 10, 20, 50, 100, 200, 500]}
+PAIRS = (("adlm", "psgd-abadi"), ("adlm", "ilm"), ("moments", "psgd-abadi"))
+
+
+def _frontier(data: str, title: str, *, quick: tuple[Group, ...], full: tuple[Group, ...]) -> Experiment:
+    def ours(seeds: int) -> tuple[Group, ...]:
+        return (
+            Group("moments-pure", FRONTIER, seeds),
+            Group("moments", FRONTIER, seeds, DELTA),
+            Group("moments-add-remove", ("0.25", "0.5", "3"), seeds, DELTA, {"neighbours": "add-remove"}),
+            Group("plan-pure", FRONTIER, 1),
+            Group("plan", FRONTIER, 1, DELTA),
+            Group("ceiling", ("0",), 1),
+            Group("prior", ("0",), seeds),
+        )
+
+    pairs = (("moments", "psgd-tanh"), ("moments", "psgd-linear"), ("moments", "psgd-abadi"))
+    return Experiment(
+        f"frontier-{data}", title, data, "frontier", ours(5) + quick, ours(10) + full, pairs=pairs
+    )
+
+
+def _linear(epsilons: tuple[str, ...], seeds: int, **changes: Any) -> Group:
+    return Group("psgd-linear", epsilons, seeds, DELTA, _dpsgd(dpsgd.LINEAR, **changes))
+
+
+_EPOCHS = (1, 10, 100, 1000)
+_WIDE = ("0.05", "0.1", "0.25", "0.5", "1", "3", "8")
+
+_GREY_QUICK = (
+    _linear(_WIDE, 2),
+    Group("psgd-tanh", ("0.25", "0.5", "3"), 1, DELTA, _dpsgd(dpsgd.TANH)),
+    Group("psgd-abadi", ("0.5", "3"), 1, DELTA, _dpsgd(dpsgd.ABADI, network="small-cnn", epochs=2)),
+)
+_GREY_FULL = (
+    _linear(FRONTIER, 5),
+    Group("psgd-tanh", FRONTIER, 5, DELTA, _dpsgd(dpsgd.TANH)),
+    Group("psgd-abadi", FRONTIER, 5, DELTA, _dpsgd(dpsgd.ABADI, network="paper-mnist")),
+)
+_COLOUR_QUICK = (_linear(("0.5", "1", "3", "8"), 1),)
+_COLOUR_FULL = (
+    _linear(FRONTIER, 5),
+    Group("psgd-tanh", FRONTIER, 5, DELTA, _dpsgd(dpsgd.TANH, epochs=30, chunk=512)),
+    Group("psgd-abadi", FRONTIER, 5, DELTA, _dpsgd(dpsgd.ABADI_CIFAR, network="paper-cifar10", chunk=200)),
+)
+
+
+def _forever(
+    n: int | None, psgd_n: int, seeds: int, draws: int, trials: int
+) -> tuple[Experiment, Experiment]:
+    grow = {"n": n, "shown": list(_EPOCHS), "draws": draws, "hidden": 64, "batch": 500, "rate": 1e-3}
+    linear = {k: v for k, v in _dpsgd(dpsgd.LINEAR, n=psgd_n, batch=2048).items() if k != "epochs"}
+    epochs = (
+        Group("epochs-release", ("0.5",), seeds, DELTA, grow),
+        Group("epochs-psgd", ("0.5",), seeds, DELTA, linear | {"shown": list(_EPOCHS), "budget_epochs": 10}),
+    )
+    search = (
+        Group("search-release", ("0.5",), seeds, DELTA, {"n": n, "draws": 4000, "trials": trials}),
+        Group("search-psgd", ("0.5",), seeds, DELTA, _dpsgd(dpsgd.LINEAR, n=psgd_n, trials=trials)),
+    )
+    return (
+        Experiment(
+            "epochs", "One to a thousand epochs: who pays for them", "mnist", "epochs", epochs, epochs
+        ),
+        Experiment("search", "A search of 200 trials: who pays for it", "mnist", "search", search, search),
+    )
+
+
+def _allocation(widths: tuple[int, ...], seeds: int) -> tuple[Group, ...]:
+    """Class sums alone at a fixed width, identical noise against noise by relevance."""
+    return tuple(
+        Group(method, ("0.05", "0.25"), seeds, DELTA, {"k": k, "second": 0, "allocation": allocation})
+        for k in widths
+        for method, allocation in (("ilm-moments", "identical"), ("adlm-moments", "optimal"))
+    )
+
+
+EXPERIMENTS = {
+    experiment.name: experiment
+    for experiment in (
+        Experiment(
+            "paper-mnist",
+            "The paper's Fig. 4 on MNIST: accuracy over epsilon and over epochs, claimed and proved",
+            "mnist",
+            "paper",
+            _paper(dpsgd.ABADI, _MNIST | _SMALL | {"n": 6000}, ("0.5", "2", "8"), 3),
+            _paper(
+                dpsgd.ABADI,
+                _MNIST | _LARGE | {"n": None, "network": "paper-mnist", "train_batch": 1800},
+                ("0.2", "0.25", "0.3", "0.4", "0.5", "1", "2", "4", "8"),
+                5,
+            ),
+            PAIRS,
+            ("0.5", "2"),
+        ),
+        Experiment(
+            "paper-cifar10",
+            "The paper's Fig. 5 on CIFAR-10: accuracy over epsilon and over epochs, claimed and proved",
+            "cifar10",
+            "paper",
+            _paper(
+                dpsgd.ABADI_CIFAR,
+                _CIFAR | _SMALL | {"n": 5000, "epochs": 4, "shown": [1, 2, 4]},
+                ("2.5", "8"),
+                2,
+            ),
+            _paper(
+                dpsgd.ABADI_CIFAR,
+                _CIFAR | _LARGE | {"n": None, "network": "paper-cifar10", "train_batch": 7200, "epochs": 800},
+                ("0.5", "1", "2", "2.5", "4", "8"),
+                5,
+            ),
+            PAIRS,
+            ("2.5", "8"),
+        ),
+        _frontier("mnist", "Accuracy over proved epsilon on MNIST", quick=_GREY_QUICK, full=_GREY_FULL),
+        _frontier(
+            "fashion-mnist",
+            "Accuracy over proved epsilon on Fashion-MNIST",
+            quick=_GREY_QUICK,
+            full=_GREY_FULL,
+        ),
+        _frontier(
+            "cifar10", "Accuracy over proved epsilon on CIFAR-10", quick=_COLOUR_QUICK, full=_COLOUR_FULL
+        ),
+        _frontier("digits", "What 1,437 records can expect", quick=(), full=()),
+        *_forever(None, 12_000, 2, 5000, 200),
+        Experiment(
+            "allocation",
+            "Noise by relevance against identical noise, at widths that suit the budget and not",
+            "mnist",
+            "allocation",
+            _allocation((60, 200, 400), 8),
+            _allocation((60, 200, 400, 800), 20),
+        ),
+    )
+}
+
+
+def named(name: str) -> Experiment:
+    """The experiment of that name."""
+    if name not in EXPERIMENTS:
+        raise UserError(f"there is no experiment {name!r}; choose from {', '.join(EXPERIMENTS)}, or all")
+    return EXPERIMENTS[name]

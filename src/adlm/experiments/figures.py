@@ -1,0 +1,192 @@
+"""Figures of a summary, as small SVG files that are the same each time they are drawn."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from adlm.artefact import write_file
+
+_COLOURS = {
+    "moments-pure": "#1b7837",
+    "moments": "#1f4e9c",
+    "moments-add-remove": "#6f9bd8",
+    "psgd-linear": "#b35806",
+    "psgd-tanh": "#d6604d",
+    "psgd-abadi": "#762a83",
+    "adlm": "#1b7837",
+    "ilm": "#888888",
+    "epochs-release": "#1f4e9c",
+    "epochs-psgd": "#b35806",
+    "adlm-moments": "#1f4e9c",
+    "ilm-moments": "#888888",
+}
+_FLAT = {"ceiling": ("--", "#444444"), "prior": (":", "#444444")}
+
+
+def draw(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = ()) -> list[Path]:
+    """Draw what suits the kind of experiment; return the files."""
+    kind = summary["kind"]
+    if kind == "epochs":
+        return [_save(_epochs(summary), folder / "epochs.svg")]
+    if kind == "search":
+        return [_save(_search(summary), folder / "search.svg")]
+    if kind == "allocation":
+        return [_save(_allocation(summary), folder / "allocation.svg")]
+    made = [_save(_over_epsilon(summary), folder / "accuracy.svg")]
+    for epsilon in curves:
+        figure = _over_epochs(summary, float(epsilon))
+        if figure is not None:
+            made.append(_save(figure, folder / f"epochs-epsilon-{epsilon}.svg"))
+    return made
+
+
+def _new(width: float = 6.4, height: float = 4.2) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasSVG(figure)
+    axes = figure.add_subplot()
+    axes.grid(True, alpha=0.25, linewidth=0.5)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _save(figure: Any, path: Path) -> Path:
+    import matplotlib
+
+    buffer = io.BytesIO()
+    with matplotlib.rc_context({"svg.hashsalt": "adlm", "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    write_file(path, buffer.getvalue(), what="figure")
+    return path
+
+
+def _curve(rows: Sequence[Mapping[str, Any]], method: str) -> list[Mapping[str, Any]]:
+    return sorted((row for row in rows if row["method"] == method), key=lambda row: float(row["epsilon"]))
+
+
+def _legend(row: Mapping[str, Any], claimed: bool) -> str:
+    """A curve's label with what its epsilon means."""
+    if not claimed or row["epsilon_proved"] == row["epsilon_claimed"]:
+        return str(row["label"])
+    proved = row["epsilon_proved"]
+    told = "none proved" if proved is None else f"proved {proved / row['epsilon_claimed']:.3g} times that"
+    return f"{row['label']}: epsilon claimed, {told}"
+
+
+def _over_epsilon(summary: Mapping[str, Any]) -> Any:
+    figure, axes = _new(7.0, 4.6)
+    rows, paper = summary["rows"], summary["kind"] == "paper"
+    for method in dict.fromkeys(row["method"] for row in rows):
+        curve = _curve(rows, method)
+        if method in _FLAT:
+            style, colour = _FLAT[method]
+            axes.axhline(100 * curve[0]["accuracy"], ls=style, lw=1, color=colour, label=curve[0]["label"])
+        elif method.startswith("plan"):
+            colour = _COLOURS["moments-pure" if method == "plan-pure" else "moments"]
+            x, y = [row["epsilon"] for row in curve], [100 * row["accuracy"] for row in curve]
+            axes.plot(x, y, ls=":", lw=1, color=colour, alpha=0.7, label=curve[0]["label"])
+        else:
+            x = [row["epsilon"] if paper else row["epsilon_proved"] for row in curve]
+            y, error = [100 * r["accuracy"] for r in curve], [100 * (r["sd"] or 0) for r in curve]
+            label = _legend(curve[-1], paper)
+            axes.errorbar(x, y, error, marker="o", ms=3, lw=1.4, color=_COLOURS.get(method), label=label)
+    for mark, source in zip("x+1234", dict.fromkeys(p["source"] for p in summary["published"]), strict=False):
+        own = [p for p in summary["published"] if p["source"] == source]
+        x, y = [p["epsilon"] for p in own], [100 * p["accuracy"] for p in own]
+        axes.plot(x, y, mark, ms=6, color="#666666", ls="", label=f"published: {source}")
+    axes.set_xscale("log")
+    axes.set_xlabel("epsilon (claimed for the record releases)" if paper else "proved epsilon")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title(summary["title"], fontsize=9)
+    figure.legend(fontsize=6, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _over_epochs(summary: Mapping[str, Any], epsilon: float) -> Any | None:
+    rows = [row for row in summary["rows"] if row["epsilon"] == epsilon]
+    if not any("history" in row for row in rows):
+        return None
+    figure, axes = _new()
+    for row in rows:
+        colour = _COLOURS.get(row["method"])
+        if "history" in row:
+            x, y = [point[0] for point in row["history"]], [100 * point[1] for point in row["history"]]
+            axes.plot(x, y, marker="o", ms=3, lw=1.4, color=colour, label=_at(row))
+        else:
+            axes.axhline(100 * row["accuracy"], ls="--", lw=1, color=colour, label=f"{_at(row)}, closed form")
+    axes.set_xscale("log")
+    axes.set_xlabel("epochs")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title(f"{summary['title'].split(':')[0]}, epsilon {epsilon:g} as claimed", fontsize=9)
+    figure.legend(fontsize=6, loc="outside lower center", ncols=1, frameon=False)
+    return figure
+
+
+def _at(row: Mapping[str, Any]) -> str:
+    proved = "none proved" if row["epsilon_proved"] is None else f"proved {row['epsilon_proved']:.3g}"
+    return f"{row['label']}: claimed {row['epsilon_claimed']:.3g}, {proved}"
+
+
+def _epochs(summary: Mapping[str, Any]) -> Any:
+    figure, axes = _new()
+    right = axes.twinx()
+    for row in summary["rows"]:
+        colour = _COLOURS.get(row["method"])
+        x = [point[0] for point in row["history"]]
+        axes.plot(x, [100 * p[1] for p in row["history"]], marker="o", ms=3, color=colour, label=row["label"])
+        spent = [p[2] for p in row["history"]]
+        right.plot(x, spent, ls=":", color=colour, label=f"{row['label']}: epsilon")
+    axes.set_xscale("log")
+    right.set_yscale("log")
+    axes.set_xlabel("epochs")
+    axes.set_ylabel("test accuracy, %")
+    right.set_ylabel("proved epsilon (dotted)")
+    axes.set_title(summary["title"], fontsize=9)
+    figure.legend(fontsize=6, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _search(summary: Mapping[str, Any]) -> Any:
+    figure, axes = _new(6.4, 2.8)
+    names, values, colours = [], [], []
+    for row in summary["rows"]:
+        if row["method"] == "search-release":
+            parts = (("chosen of all trials", row["accuracy"]), ("median trial", row["median_trial"]))
+            epsilon, colour, who = row["epsilon_proved"], "#1f4e9c", "release"
+        else:
+            parts = (
+                ("one trial", row["accuracy_one_trial"]),
+                (f"{row['trials']:.0f} trials within the budget", row["accuracy"]),
+            )
+            epsilon, colour, who = row["epsilon_proved"], "#b35806", "DP-SGD"
+        for what, accuracy in parts:
+            names.append(f"{who}: {what} (epsilon {epsilon:.2g})")
+            values.append(100 * accuracy)
+            colours.append(colour)
+    bars = axes.barh(names[::-1], values[::-1], color=colours[::-1])
+    axes.bar_label(bars, fmt="%.1f", fontsize=7)
+    axes.set_xlabel("test accuracy, %")
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set_title(summary["title"], fontsize=9)
+    return figure
+
+
+def _allocation(summary: Mapping[str, Any]) -> Any:
+    figure, axes = _new()
+    for epsilon in sorted({row["epsilon"] for row in summary["rows"]}):
+        for method, style in (("ilm-moments", "--"), ("adlm-moments", "-")):
+            rows = [r for r in summary["rows"] if r["method"] == method and r["epsilon"] == epsilon]
+            rows.sort(key=lambda row: row["k"])
+            y, error = [100 * r["accuracy"] for r in rows], [100 * (r["sd"] or 0) for r in rows]
+            label = f"{rows[0]['label']}, epsilon {epsilon:g}" if rows else ""
+            axes.errorbar([r["k"] for r in rows], y, error, ls=style, marker="o", ms=3, label=label)
+    axes.set_xlabel("k, coordinates whose class sums are released")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title(summary["title"], fontsize=9)
+    figure.legend(fontsize=6, loc="outside lower center", ncols=2, frameon=False)
+    return figure

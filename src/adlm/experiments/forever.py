@@ -1,0 +1,177 @@
+"""Privatise once, train forever: what many epochs and many trials cost a release, and what DP-SGD."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+from torch import Tensor, nn
+
+from adlm.analyst.examples import Examples
+from adlm.analyst.fit import fit
+from adlm.analyst.sampling import ClassLaws, class_laws
+from adlm.analyst.training import Plan, train
+from adlm.artefact import canonical
+from adlm.baselines import dpsgd
+from adlm.baselines.accounting import epsilon_spent, quick_epsilon
+from adlm.baselines.networks import linear
+from adlm.experiments import material
+from adlm.experiments.cells import Cell, Outcome
+from adlm.public import datasets
+from adlm.release import Release
+
+
+def _release(cell: Cell) -> Release:
+    n, neighbours = cell.settings.get("n"), cell.settings.get("neighbours", "replace-one")
+    return material.moment_release(
+        cell.data, epsilon=cell.epsilon, delta=cell.delta, seed=cell.entropy, n=n, neighbours=neighbours
+    )
+
+
+def _laws(release: Release) -> ClassLaws:
+    return class_laws(release.moments(), release.features().prior)
+
+
+def _head(width: int, hidden: int, classes: int) -> nn.Module:
+    if not hidden:
+        return nn.Linear(width, classes)
+    return nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, classes))
+
+
+def epochs_release(cell: Cell) -> Outcome:
+    """Train a network on one moment release, for longer and longer: the certificate does not move."""
+    s, release = cell.settings, _release(cell)
+    width = release.features().width
+    before = canonical(release.certificate.to_dict())
+    torch.manual_seed(cell.entropy)
+    head = _head(width, s["hidden"], len(datasets.domain(cell.data).classes))
+    z, codes = _laws(release).sample(s["draws"], torch.Generator().manual_seed(cell.entropy))
+    history: list[tuple[int, float, float | None]] = []
+
+    def after_epoch(epoch: int, trained: nn.Module) -> None:
+        if epoch in s["shown"]:
+            proved = release.certificate.totals.to_dict()["epsilon_proved"]
+            history.append((epoch, material.head_accuracy(trained, cell.data, width), proved))
+
+    plan = Plan(epochs=max(s["shown"]), batch_size=s["batch"], learning_rate=s["rate"], seed=cell.seed)
+    train(head, Examples(z, codes), plan, device="cpu", after_epoch=after_epoch)
+    return release.certificate.totals.to_dict() | {
+        "accuracy": history[-1][1],
+        "history": history,
+        "certificate_unchanged": canonical(release.certificate.to_dict()) == before,
+    }
+
+
+def epochs_psgd(cell: Cell) -> Outcome:
+    """DP-SGD on a linear head with the noise that spends epsilon in `budget_epochs`, and then goes on."""
+    s = dict(cell.settings)
+    n, shown, within = s.pop("n"), tuple(s.pop("shown")), s.pop("budget_epochs")
+    settings = dpsgd.Settings(**s, epochs=max(shown))
+    sigma = dpsgd.certify(replace(settings, epochs=within), n, cell.epsilon, cell.delta).noise_multiplier
+    z, y = _vectors(cell.data, "train", n)
+    test, answers = _vectors(cell.data, "test")
+    history: list[tuple[int, float, float | None]] = []
+
+    def on_epoch(epoch: int, trained: nn.Module) -> None:
+        if epoch in shown:
+            spent = dpsgd.spend(replace(settings, epochs=epoch), n, sigma, cell.delta)
+            history.append((epoch, dpsgd.accuracy(trained, test, answers), float(spent.epsilon)))
+
+    certificate = dpsgd.spend(settings, n, sigma, cell.delta)
+    head = linear(z.shape[1], len(datasets.domain(cell.data).classes))
+    trained = dpsgd.follow(head, z, y, settings, certificate, seed=cell.entropy, on_epoch=on_epoch)
+    return certificate.to_dict() | {"accuracy": trained.accuracy(test, answers), "history": history}
+
+
+def _vectors(data: str, part: str, n: int | None = None) -> tuple[Tensor, np.ndarray]:
+    return torch.from_numpy(np.array(material.vectors(data, part)[:n])), material.split(data, part).y[:n]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Settings of a trial in a search."""
+
+    hidden: int
+    rate: float
+    decay: float
+    epochs: int
+
+
+def trials(count: int, seed: int) -> Iterator[Trial]:
+    """Draw settings at random."""
+    chance = random.Random(seed)
+    for _ in range(count):
+        yield Trial(
+            hidden=chance.choice((0, 32, 128)),
+            rate=10 ** chance.uniform(-3.5, -1.5),
+            decay=chance.choice((0.0, 1e-4, 1e-2)),
+            epochs=chance.choice((1, 3, 10)),
+        )
+
+
+def search_release(cell: Cell) -> Outcome:
+    """Try many settings on one release; choose by accuracy on vectors drawn from the release, never seen.
+
+    Test accuracy of every trial is recorded to show how good the choice was; it takes no part in it.
+    """
+    s, release = cell.settings, _release(cell)
+    width, classes = release.features().width, len(datasets.domain(cell.data).classes)
+    laws, generator = _laws(release), torch.Generator().manual_seed(cell.entropy)
+    seen, fresh = laws.sample(s["draws"], generator), laws.sample(s["draws"], generator)
+    scores: list[tuple[float, float, Trial]] = []
+    for index, trial in enumerate(trials(s["trials"], cell.seed)):
+        torch.manual_seed(cell.entropy + index)
+        head = _head(width, trial.hidden, classes)
+        options = {"weight_decay": trial.decay}
+        plan = Plan(
+            epochs=trial.epochs, batch_size=200, learning_rate=trial.rate, options=options, seed=index
+        )
+        train(head, Examples(*seen), plan, device="cpu")
+        valid = dpsgd.accuracy(head, fresh[0], fresh[1].numpy())
+        scores.append((valid, material.head_accuracy(head, cell.data, width), trial))
+    valid, test, chosen = max(scores, key=lambda score: score[0])
+    every = sorted(score[1] for score in scores)
+    return release.certificate.totals.to_dict() | {
+        "accuracy": test,
+        "trials": len(scores),
+        "chosen": asdict(chosen),
+        "validation": valid,
+        "median_trial": every[len(every) // 2],
+        "worst_trial": every[0],
+        "best_trial": every[-1],
+        "rank_correlation": float(spearmanr([a for a, _, _ in scores], [b for _, b, _ in scores]).statistic),
+        "closed_form": material.head_accuracy(fit(release).head, cell.data, width),
+    }
+
+
+def search_psgd(cell: Cell) -> Outcome:
+    """What as many trials cost DP-SGD: the epsilon of all, and what one reaches when all must fit in it."""
+    s = dict(cell.settings)
+    n, count = s.pop("n"), s.pop("trials")
+    settings = dpsgd.Settings(**s)
+    z, y = _vectors(cell.data, "train", n)
+    test, answers = _vectors(cell.data, "test")
+    classes, delta = len(datasets.domain(cell.data).classes), float(cell.delta)
+
+    def reached(certificate: dpsgd.Certificate) -> float:
+        head = linear(z.shape[1], classes)
+        trained = dpsgd.follow(head, z, y, settings, certificate, seed=cell.entropy)
+        return trained.accuracy(test, answers)
+
+    one = dpsgd.certify(settings, len(z), cell.epsilon, cell.delta)
+    every = quick_epsilon(one.noise_multiplier, one.rate, count * one.steps, delta)
+    all_in = dpsgd.certify(
+        replace(settings, epochs=count * settings.epochs), len(z), cell.epsilon, cell.delta
+    )
+    share = epsilon_spent(all_in.noise_multiplier, one.rate, one.steps, delta, float(one.epsilon) / 20)
+    return one.to_dict() | {
+        "accuracy": reached(replace(one, noise_multiplier=all_in.noise_multiplier)),
+        "accuracy_one_trial": reached(one),
+        "trials": count,
+        "epsilon_all_trials": every,
+        "epsilon_share_of_a_trial": share,
+    }

@@ -1,0 +1,144 @@
+"""What experiments work on: data sets by name, their public features taken once, releases of them.
+
+The data sets are public, so their features may be kept on disk; whoever keeps features of private records
+keeps private records.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from adlm.analyst import discriminant
+from adlm.certificate import parse_delta, parse_epsilon
+from adlm.curation import adjusted, design
+from adlm.curator.featurise import featurise
+from adlm.curator.ledger import Ledger
+from adlm.curator.moments import Batch, release_moments
+from adlm.curator.noise import Source
+from adlm.moments import Moments
+from adlm.public import datasets
+from adlm.public.domain import Domain
+from adlm.public.features import Features, Narrowed, for_domain
+from adlm.public.rule import choose
+from adlm.release import Release
+
+_ROWS = 4000
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Records of a split as published, and their class codes."""
+
+    x: npt.NDArray[np.uint8]
+    y: npt.NDArray[np.int64]
+
+    def first(self, n: int | None) -> Split:
+        """The first n records, or all of them."""
+        return self if n is None else Split(self.x[:n], self.y[:n])
+
+
+@lru_cache(maxsize=4)
+def split(data: str, part: str) -> Split:
+    """Load a split of a data set."""
+    records = datasets.load(data, part)
+    return Split(records.x, records.y)
+
+
+@lru_cache(maxsize=4)
+def scaled(data: str, part: str) -> Tensor:
+    """Records in [0, 1], (n, *shape)."""
+    return torch.from_numpy(datasets.domain(data).scale(split(data, part).x))
+
+
+@lru_cache(maxsize=4)
+def features(data: str) -> Features:
+    """The public features that suit a data set."""
+    return for_domain(datasets.domain(data))
+
+
+@lru_cache(maxsize=8)
+def vectors(data: str, part: str) -> npt.NDArray[np.float32]:
+    """All features of a split, (n, width), kept on disk."""
+    return featurise(split(data, part).x, datasets.domain(data), features(data), cache=True)
+
+
+def narrowed(data: str, part: str, width: int, n: int | None = None) -> npt.NDArray[np.float32]:
+    """The first `width` coordinates at unit norm of the first n records."""
+    z = vectors(data, part)[:n]
+    if width == features(data).width:
+        return z
+    taken: npt.NDArray[np.float32] = Narrowed(features(data), width).of(torch.from_numpy(np.array(z))).numpy()
+    return taken
+
+
+def domain(data: str, neighbours: str) -> Domain:
+    """The domain of a data set under a neighbouring relation."""
+    return replace(datasets.domain(data), neighbours=neighbours)
+
+
+def moment_release(
+    data: str,
+    *,
+    epsilon: str,
+    delta: str = "0",
+    seed: int,
+    n: int | None = None,
+    neighbours: str = "replace-one",
+    k: int | None = None,
+    second: int | None = None,
+    allocation: str | None = None,
+) -> Release:
+    """Make the release that `adlm.privatise` makes, on features that were taken before."""
+    declared, public = domain(data, neighbours), features(data)
+    budget, slack = parse_epsilon(epsilon), parse_delta(delta)
+    codes = split(data, "train").first(n).y
+    plan = choose(len(codes), len(declared.classes), float(budget), float(slack), neighbours, public)
+    plan = adjusted(plan, public, k=k, second=second, allocation=allocation)
+    z = narrowed(data, "train", plan.k, n)
+
+    def batches() -> list[Batch]:
+        return [(z[i : i + _ROWS], codes[i : i + _ROWS]) for i in range(0, len(z), _ROWS)]
+
+    return release_moments(
+        batches,
+        domain=declared,
+        features=public if plan.k == public.width else Narrowed(public, plan.k),
+        design=design(plan, budget, slack),
+        ledger=Ledger(),
+        source=Source.seeded_with(seed),
+        settings={"plan": plan.to_dict()},
+    )
+
+
+def head_accuracy(head: torch.nn.Module, data: str, width: int) -> float:
+    """Share of test records whose class a head on features of that width finds."""
+    z = torch.from_numpy(np.array(narrowed(data, "test", width)))
+    with torch.inference_mode():
+        found = head.eval()(z).argmax(1).numpy()
+    return float((found == split(data, "test").y).mean())
+
+
+def ceiling(data: str, n: int | None = None) -> float:
+    """Test accuracy of the discriminants on all features without any noise: what is left to win."""
+    z = torch.from_numpy(np.array(vectors(data, "train")[:n])).double()
+    codes = torch.from_numpy(split(data, "train").first(n).y)
+    classes, width = len(datasets.domain(data).classes), z.shape[1]
+    member = torch.nn.functional.one_hot(codes, classes).double()
+    exact = Moments(
+        sums=member.T @ z,
+        counts=member.sum(0),
+        sd_sums=torch.zeros(width, dtype=torch.float64),
+        sd_counts=0.0,
+        n=float(len(z)),
+        second=z.T @ z,
+        sd_second=torch.zeros(width, width, dtype=torch.float64),
+    )
+    head = discriminant.fit(exact, features(data).prior)
+    test = torch.from_numpy(np.array(vectors(data, "test")))
+    return float((head.logits(test).argmax(1).numpy() == split(data, "test").y).mean())

@@ -1,0 +1,158 @@
+"""The methods that are compared, each a function from a cell to figures.
+
+Every outcome has the keys `accuracy` (a share of the public test split), `epsilon_claimed`, `epsilon_proved`,
+`delta` and `neighbours`; curves over epochs have `history`, pairs of epoch and accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from adlm.algorithm1 import Budgets, Explained, make_release
+from adlm.analyst.anatomy import perturb_bias
+from adlm.analyst.examples import from_records
+from adlm.analyst.fit import fit
+from adlm.analyst.networks import build
+from adlm.analyst.training import Plan, train
+from adlm.baselines import dpsgd
+from adlm.baselines import networks as baseline_networks
+from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Source
+from adlm.experiments import material
+from adlm.experiments.cells import Cell, Outcome
+from adlm.public import datasets
+from adlm.rehearsal import rehearse
+from adlm.relevance_network import RelevanceNetwork, make_public
+
+NOTHING = "0.000001"  # an epsilon at which a release carries nothing of the records
+
+
+def moments(cell: Cell) -> Outcome:
+    """A moment release and its discriminants in closed form."""
+    release = material.moment_release(
+        cell.data, epsilon=cell.epsilon, delta=cell.delta, seed=cell.entropy, **cell.settings
+    )
+    model = fit(release)
+    width = release.features().width
+    plan = release.certificate.settings["plan"]
+    return release.certificate.totals.to_dict() | {
+        "accuracy": material.head_accuracy(model.head, cell.data, width),
+        "k": plan["k"],
+        "q": plan["q"],
+    }
+
+
+def ceiling(cell: Cell) -> Outcome:
+    """The same discriminants without noise: no privacy."""
+    return _costs(None, None) | {"accuracy": material.ceiling(cell.data, cell.settings.get("n"))}
+
+
+def prior(cell: Cell) -> Outcome:
+    """What the public prior gives by itself: a release whose budget is too small to say anything."""
+    return moments(replace(cell, epsilon=NOTHING))
+
+
+def planned(cell: Cell) -> Outcome:
+    """The accuracy that `adlm plan` predicts from public quantities alone, reading no record."""
+    n = cell.settings.get("n") or len(material.split(cell.data, "train").y)
+    public, classes = material.features(cell.data), len(datasets.domain(cell.data).classes)
+    found = rehearse(public, n, classes, cell.epsilon, cell.delta, seed=cell.seed)
+    return _costs(0.0, 0.0) | {"accuracy": found.accuracy}
+
+
+def records(cell: Cell) -> Outcome:
+    """Algorithm 1 (adlm) or its identical twin (ilm): noisy records, a network trained on them."""
+    s, method = dict(cell.settings), cell.method
+    declared = material.domain(cell.data, "replace-one")
+    part = material.split(cell.data, "train").first(s.get("n"))
+    torch.manual_seed(cell.entropy)
+    network = build(s["network"], declared.shape, len(declared.classes))
+    paper = build(s["sized"], declared.shape, len(declared.classes))
+    explained = None
+    if method == "adlm":
+        public = relevance_network(cell.data, s["relevance"])
+        explained = Explained(public.network, "public")
+    release = make_release(
+        part.x, part.y, declared, paper, Budgets.split(cell.epsilon, method=method), explained=explained,
+        L=s["batch"], delta_h0=s["delta_h0"], ledger=Ledger(), source=Source.seeded_with(cell.entropy),
+    )  # fmt: skip
+    assert release is not None
+    perturb_bias(network, declared.shape, float(release.tensors["bias"]))
+    history: list[tuple[int, float]] = []
+    x, y = material.scaled(cell.data, "test"), material.split(cell.data, "test").y
+
+    def after_epoch(epoch: int, trained: nn.Module) -> None:
+        if epoch in s["shown"] or epoch == s["epochs"]:
+            history.append((epoch, dpsgd.accuracy(trained.eval(), x, y)))
+
+    plan = Plan(epochs=s["epochs"], batch_size=s["train_batch"], seed=cell.seed)
+    ended = train(network, from_records(release), plan, device="cpu", after_epoch=after_epoch)
+    if ended.stopped:
+        history.append((s["epochs"], dpsgd.accuracy(network, x, y)))
+    return release.certificate.totals.to_dict() | {
+        "accuracy": history[-1][1],
+        "history": history,
+        "stopped": ended.stopped,
+    }
+
+
+@lru_cache(maxsize=2)
+def relevance_network(data: str, size: str) -> RelevanceNetwork:
+    """A relevance network that has seen random public classes only; `quick` sees fewer of them."""
+    per_class, epochs = {"quick": (30, 4), "full": (100, 12)}[size]
+    return make_public(datasets.domain(data).shape, per_class=per_class, epochs=epochs)
+
+
+def psgd_network(cell: Cell) -> Outcome:
+    """DP-SGD on the paper's network or on the tanh network, from pixels."""
+    s = dict(cell.settings)
+    shape, classes = datasets.domain(cell.data).shape, len(datasets.domain(cell.data).classes)
+    torch.manual_seed(cell.entropy)
+    if cell.method == "psgd-tanh":
+        network = baseline_networks.tanh(shape, classes)
+    else:
+        network = baseline_networks.uncoupled(build(s.pop("network"), shape, classes))
+    x, y = material.scaled(cell.data, "train"), material.split(cell.data, "train").y
+    test, answers = material.scaled(cell.data, "test"), material.split(cell.data, "test").y
+    return _dpsgd(cell, s, network, (x, y), (test, answers))
+
+
+def psgd_linear(cell: Cell) -> Outcome:
+    """DP-SGD on a linear head over the same public features that the release sums."""
+    s = dict(cell.settings)
+    width = s.pop("width", None) or material.features(cell.data).width
+    network = baseline_networks.linear(width, len(datasets.domain(cell.data).classes))
+    z, test = (torch.from_numpy(np.array(material.narrowed(cell.data, p, width))) for p in ("train", "test"))
+    y, answers = material.split(cell.data, "train").y, material.split(cell.data, "test").y
+    return _dpsgd(cell, s, network, (z, y), (test, answers))
+
+
+def _dpsgd(cell: Cell, s: dict[str, Any], network: nn.Module, seen: Any, test: Any) -> Outcome:
+    n, shown = s.pop("n", None), tuple(s.pop("shown", ()))
+    settings = dpsgd.Settings(**s)
+    history: list[tuple[int, float]] = []
+
+    def on_epoch(epoch: int, trained: nn.Module) -> None:
+        if epoch in shown:
+            history.append((epoch, dpsgd.accuracy(trained, *test)))
+
+    trained = dpsgd.train(
+        network, seen[0][:n], seen[1][:n], settings, epsilon=cell.epsilon, delta=cell.delta,
+        seed=cell.entropy, on_epoch=on_epoch,
+    )  # fmt: skip
+    found = trained.accuracy(*test)
+    last = math.ceil(settings.epochs)
+    history = [point for point in history if point[0] != last] + [(last, found)]
+    return trained.certificate.to_dict() | {"accuracy": found, "history": history}
+
+
+def _costs(claimed: float | None, proved: float | None) -> Outcome:
+    costs = {"epsilon_claimed": claimed, "epsilon_proved": proved}
+    return costs | {"delta": 0.0, "neighbours": "replace-one"}

@@ -1,0 +1,56 @@
+"""The names of all methods, what each is called in tables and figures, and how to run one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from adlm.experiments import forever, methods
+from adlm.experiments.cells import Cell, Outcome
+
+
+def perform(cell: Cell) -> Outcome:
+    """Run a cell."""
+    return METHODS[cell.method](cell)
+
+
+METHODS: dict[str, Callable[[Cell], Outcome]] = {
+    "moments-pure": methods.moments,
+    "moments": methods.moments,
+    "moments-add-remove": methods.moments,
+    "ilm-moments": methods.moments,
+    "adlm-moments": methods.moments,
+    "adlm": methods.records,
+    "ilm": methods.records,
+    "psgd-abadi": methods.psgd_network,
+    "psgd-tanh": methods.psgd_network,
+    "psgd-linear": methods.psgd_linear,
+    "ceiling": methods.ceiling,
+    "prior": methods.prior,
+    "plan-pure": methods.planned,
+    "plan": methods.planned,
+    "epochs-release": forever.epochs_release,
+    "epochs-psgd": forever.epochs_psgd,
+    "search-release": forever.search_release,
+    "search-psgd": forever.search_psgd,
+}
+
+LABELS = {
+    "moments-pure": "AdLM moment release, pure",
+    "moments": "AdLM moment release, delta 1e-5",
+    "moments-add-remove": "AdLM moment release, delta 1e-5, add-remove",
+    "ilm-moments": "moment release, identical noise",
+    "adlm-moments": "moment release, adaptive noise",
+    "adlm": "AdLM records, as written",
+    "ilm": "ILM records, as written",
+    "psgd-abadi": "pSGD (a), Abadi et al. settings",
+    "psgd-tanh": "pSGD (b), tanh network, batches of 2,048",
+    "psgd-linear": "pSGD (b), linear head on our features",
+    "ceiling": "no privacy, same features",
+    "prior": "public prior alone (epsilon 0)",
+    "plan-pure": "predicted by adlm plan, pure",
+    "plan": "predicted by adlm plan, delta 1e-5",
+    "epochs-release": "network on one moment release",
+    "epochs-psgd": "DP-SGD, the same noise at each step",
+    "search-release": "200 trials on one release",
+    "search-psgd": "200 trials of DP-SGD",
+}

@@ -1,0 +1,139 @@
+"""From cells to a summary: means, spreads, tests, and what it takes to run them again."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from adlm.experiments import published
+from adlm.experiments.catalogue import Experiment
+from adlm.experiments.cells import Done
+from adlm.experiments.registry import LABELS
+from adlm.experiments.statistics import compare, spread
+from adlm.version import __version__
+
+_CARRIED = (
+    "k", "q", "trials", "validation", "median_trial", "worst_trial", "best_trial", "rank_correlation",
+    "closed_form", "accuracy_one_trial", "epsilon_all_trials", "epsilon_share_of_a_trial",
+)  # fmt: skip
+
+
+def summarise(experiment: Experiment, done: Sequence[Done], *, preset: str, command: str) -> dict[str, Any]:
+    """Return the summary of finished cells in JSON values."""
+    return {
+        "experiment": experiment.name,
+        "title": experiment.title,
+        "data": experiment.data,
+        "kind": experiment.kind,
+        "preset": preset,
+        "command": command,
+        "cores": os.cpu_count(),
+        "software": {
+            "adlm": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "seconds": round(sum(float(item.outcome["seconds"]) for item in done), 1),
+        "rows": [_row(group) for group in _groups(done)],
+        "tests": _tests(experiment, done),
+        "published": [figure.to_dict() for figure in published.of(experiment.data)],
+    }
+
+
+def _groups(done: Iterable[Done]) -> list[list[Done]]:
+    """Cells that differ in their seed alone."""
+    groups: dict[tuple[str, str, str], list[Done]] = defaultdict(list)
+    for item in done:
+        c = item.cell
+        groups[(c.method, c.epsilon, repr(sorted(c.settings.items())))].append(item)
+    return list(groups.values())
+
+
+def _row(group: list[Done]) -> dict[str, Any]:
+    cell, outcome = group[0].cell, group[0].outcome
+    accuracies = [float(item.outcome["accuracy"]) for item in group]
+    row: dict[str, Any] = {
+        "method": cell.method,
+        "label": LABELS[cell.method],
+        "epsilon": float(cell.epsilon),
+        "epsilon_claimed": outcome["epsilon_claimed"],
+        "epsilon_proved": outcome["epsilon_proved"],
+        "delta": outcome["delta"],
+        "neighbours": outcome["neighbours"],
+        "accuracy": _mean(accuracies),
+        "sd": spread(accuracies),
+        "seeds": len(group),
+        "seconds": round(_mean([float(item.outcome["seconds"]) for item in group]), 1),
+    }
+    for key in _CARRIED:
+        if key in outcome:
+            row[key] = _mean([float(item.outcome[key]) for item in group])
+    for key in ("k", "n", "allocation"):
+        if key in cell.settings:
+            row[key] = cell.settings[key]
+    if "history" in outcome:
+        row["history"] = _history([item.outcome["history"] for item in group])
+    return row
+
+
+def _history(histories: list[list[list[float]]]) -> list[list[float]]:
+    """Mean over seeds of each point, for as many points as all have."""
+    length = min(map(len, histories))
+    return [
+        [_mean([float(h[i][j]) for h in histories]) for j in range(len(histories[0][i]))]
+        for i in range(length)
+    ]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _tests(experiment: Experiment, done: Sequence[Done]) -> list[dict[str, Any]]:
+    if experiment.kind == "allocation":
+        return _allocation_tests(done)
+    found = []
+    for first, second in experiment.pairs:
+        a, b = _by_pair(done, first), _by_pair(done, second)
+        common = sorted(set(a) & set(b))
+        comparison = compare(
+            LABELS[first], LABELS[second], [a[pair] for pair in common], [b[pair] for pair in common]
+        )
+        if comparison is not None:
+            found.append(comparison.to_dict() | {"found": comparison.sentence(), "over": _over(common)})
+    return found
+
+
+def _by_pair(done: Sequence[Done], method: str) -> dict[tuple[float, int], float]:
+    return {
+        (float(item.cell.epsilon), item.cell.seed): float(item.outcome["accuracy"])
+        for item in done
+        if item.cell.method == method
+    }
+
+
+def _over(pairs: Sequence[tuple[float, int]]) -> str:
+    epsilons = sorted({epsilon for epsilon, _ in pairs})
+    return f"epsilon {', '.join(f'{e:g}' for e in epsilons)}; {len({seed for _, seed in pairs})} seeds"
+
+
+def _allocation_tests(done: Sequence[Done]) -> list[dict[str, Any]]:
+    """Adaptive against identical noise at each width and epsilon."""
+    found = []
+    places = sorted({(int(item.cell.settings["k"]), float(item.cell.epsilon)) for item in done})
+    for k, epsilon in places:
+        here = [item for item in done if item.cell.settings["k"] == k and float(item.cell.epsilon) == epsilon]
+        a, b = _by_pair(here, "adlm-moments"), _by_pair(here, "ilm-moments")
+        common = sorted(set(a) & set(b))
+        comparison = compare("adaptive", "identical", [a[p] for p in common], [b[p] for p in common])
+        if comparison is not None:
+            over = f"k = {k}, epsilon {epsilon:g}"
+            found.append(
+                comparison.to_dict() | {"found": f"{over}: {comparison.sentence()}", "over": over, "k": k}
+            )
+    return found

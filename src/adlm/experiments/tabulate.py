@@ -1,0 +1,132 @@
+"""Tables of a summary in Markdown: rows are methods, columns are epsilons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """The main table of an experiment."""
+    makers = {"epochs": _epochs, "search": _search, "allocation": _allocation}
+    return makers.get(str(summary["kind"]), _over_epsilon)(summary)
+
+
+def page(summary: Mapping[str, Any]) -> str:
+    """A page with the table, the tests and how to run it again."""
+    lines = [f"# {summary['title']}", "", table(summary), ""]
+    if summary["tests"]:
+        lines += [
+            "Paired t-tests:",
+            "",
+            *(f"- {test['found']} ({test['over']})" for test in summary["tests"]),
+            "",
+        ]
+    if summary["published"]:
+        lines += ["Published, as their authors state it:", ""]
+        lines += [
+            f"- {p['what']}: {100 * p['accuracy']:.2f} at epsilon {p['epsilon']:g} ({p['source']})"
+            for p in summary["published"]
+        ]
+        lines.append("")
+    software = ", ".join(f"{name} {version}" for name, version in summary["software"].items())
+    lines += [
+        f"Run again: `{summary['command']}`",
+        "",
+        f"{summary['seconds']:.0f} seconds of work in all, {summary['cores']} cores; {software}. "
+        "Accuracy is on the public test split, mean and standard deviation over seeds.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def percent(accuracy: float | None, sd: float | None = None) -> str:
+    """An accuracy as a table shows it."""
+    if accuracy is None:
+        return ""
+    return f"{100 * accuracy:.1f}" if sd is None else f"{100 * accuracy:.1f} ± {100 * sd:.1f}"
+
+
+def epsilon(value: float | None) -> str:
+    """An epsilon in three figures; none proved is infinite."""
+    return "∞" if value is None else f"{value:.3g}"
+
+
+def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    rule = ["---", *("---:" for _ in headings[1:])]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (headings, rule, *rows))
+
+
+def _over_epsilon(summary: Mapping[str, Any]) -> str:
+    rows = summary["rows"]
+    epsilons = sorted({row["epsilon"] for row in rows if row["epsilon"]})
+    body = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        own = {row["epsilon"]: row for row in rows if row["method"] == method}
+        some = next(iter(own.values()))
+        if set(own) == {0.0}:  # without an epsilon: the same everywhere
+            cells = [percent(some["accuracy"], some["sd"])] + [""] * (len(epsilons) - 1)
+        else:
+            cells = [_with_proved(own.get(e)) for e in epsilons]
+        body.append(
+            [f"{some['label']} ({some['neighbours']})" if some["epsilon_proved"] else some["label"], *cells]
+        )
+    return grid(["accuracy, % at epsilon", *(f"{e:g}" for e in epsilons)], body)
+
+
+def _with_proved(row: Mapping[str, Any] | None) -> str:
+    """An accuracy, and the proved epsilon where it is not the one that heads the column."""
+    if row is None:
+        return ""
+    shown, proved = percent(row["accuracy"], row["sd"]), row["epsilon_proved"]
+    if row["method"].startswith("plan") or (proved is not None and proved <= 1.001 * row["epsilon"]):
+        return shown
+    return f"{shown} (proved {epsilon(proved)})"
+
+
+def _epochs(summary: Mapping[str, Any]) -> str:
+    epochs = [int(point[0]) for point in summary["rows"][0]["history"]]
+    body = []
+    for row in summary["rows"]:
+        points = {int(point[0]): point for point in row["history"]}
+        cells = [f"{percent(points[e][1])} at {epsilon(points[e][2])}" if e in points else "" for e in epochs]
+        body.append([f"{row['label']} ({row['neighbours']})", *cells])
+    return grid(["accuracy, % at proved epsilon, after epochs", *(f"{e:,}" for e in epochs)], body)
+
+
+def _search(summary: Mapping[str, Any]) -> str:
+    body = []
+    for row in summary["rows"]:
+        trials, spent = f"{row['trials']:.0f}", epsilon(row["epsilon_proved"])
+        if row["method"] == "search-release":
+            body.append([f"release: chosen of {trials} trials", percent(row["accuracy"], row["sd"]), spent])
+            body.append(["release: median trial", percent(row["median_trial"]), spent])
+            body.append(["release: closed form, no search", percent(row["closed_form"]), spent])
+        else:
+            every = epsilon(row["epsilon_all_trials"])
+            body.append(["DP-SGD: one trial", percent(row["accuracy_one_trial"]), spent])
+            body.append([f"DP-SGD: {trials} trials, the same noise", "", every])
+            body.append(
+                [f"DP-SGD: {trials} trials within the budget", percent(row["accuracy"], row["sd"]), spent]
+            )
+    return grid(["what", "accuracy, %", "epsilon proved"], body)
+
+
+def _allocation(summary: Mapping[str, Any]) -> str:
+    rows = {(row["method"], row["k"], row["epsilon"]): row for row in summary["rows"]}
+    places = sorted({(k, e) for _, k, e in rows})
+    tests = {test["over"]: test for test in summary["tests"]}
+    body = []
+    for k, e in places:
+        test = tests.get(f"k = {k}, epsilon {e:g}")
+        same, own = rows.get(("ilm-moments", k, e)), rows.get(("adlm-moments", k, e))
+        body.append(
+            [
+                f"k = {k}, epsilon {e:g}",
+                percent(same["accuracy"], same["sd"]) if same else "",
+                percent(own["accuracy"], own["sd"]) if own else "",
+                f"{100 * test['difference']:+.2f}" if test else "",
+                f"{test['p']:.1g}" if test and test["p"] is not None else "",
+            ]
+        )
+    return grid(["class sums of k coordinates", "identical, %", "by relevance, %", "difference", "p"], body)

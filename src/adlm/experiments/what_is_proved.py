@@ -3,8 +3,8 @@
     python -m adlm.experiments.what_is_proved run --out results/what-is-proved.jsonl
     python -m adlm.experiments.what_is_proved table results/what-is-proved.jsonl
 
-Every setting here was fixed before any was run, and none was chosen by its accuracy. A finished line is not
-run again. The accuracy is on the public test split.
+How the settings came about is told in docs/what-is-proved.md; none was tuned. A finished line is not run
+again. The accuracy is on the public test split.
 """
 
 from __future__ import annotations

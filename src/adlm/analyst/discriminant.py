@@ -17,6 +17,7 @@ from adlm.errors import UserError
 from adlm.moments import Moments
 from adlm.public.features.base import PriorStatistics
 
+EVEN = 0.5  # least variance around the means, relative to records that vary evenly
 IMBALANCE = 0.1  # how much class sizes differ when counts are too noisy to tell, relative to n / M
 
 
@@ -59,7 +60,7 @@ def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
     between = means - centre
     noise = (moments.sd_sums[None] / counts[:, None]).square()  # (M, k) variance of the noise on a mean
     share = counts / counts.sum()
-    spread, basis, within = _within(moments, share, means, noise)
+    energy_left, spread, basis, within = _within(moments, share, means, noise)
     pooled = noise.mean(0)
     outside = _with_noise(spread, pooled)
     precise = between / outside
@@ -68,7 +69,11 @@ def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
         # Inside the basis, the covariance is known; outside it, records spread evenly.
         values, vectors = torch.linalg.eigh(within)
         inner = basis @ vectors  # (k, q)
-        values = _with_noise(values.clamp_min(_floor(moments, len(values))), pooled @ inner.square())
+        least = _floor(moments, len(values))
+        if moments.basis is not None and len(values) < len(pooled):
+            # Around the means records vary at least as much as elsewhere; less is the work of clipping.
+            least = max(least, EVEN * min(float(energy_left) / len(pooled), float(values.median())))
+        values = _with_noise(values.clamp_min(least), pooled @ inner.square())
         coordinates = between @ inner
         rest = between - coordinates @ inner.T
         rest = rest / outside
@@ -112,15 +117,15 @@ def _floor(moments: Moments, q: int) -> float:
 
 def _within(
     moments: Moments, share: Tensor, means: Tensor, noise: Tensor
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Variance of a record along a coordinate (), the basis (k, q), and the covariance in it or None.
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Energy within classes, variance along a coordinate outside, the basis (k, q), covariance in it or None.
 
     A record has norm at most 1, so what the means leave of that is what it varies by.
     """
     k = means.shape[1]
     energy = (share[:, None] * (means.square() - noise)).sum().clamp(0.0, 0.95)
     if moments.second is None:
-        return (1 - energy) / k, torch.zeros(k, 0, dtype=means.dtype), None
+        return 1 - energy, (1 - energy) / k, torch.zeros(k, 0, dtype=means.dtype), None
     q = len(moments.second)
     basis = torch.eye(k, q, dtype=means.dtype) if moments.basis is None else moments.basis
     inside = means @ basis
@@ -128,7 +133,7 @@ def _within(
     scatter = (inside.T * share) @ inside - basis.T @ (lifted[:, None] * basis)
     within = moments.second / moments.n - scatter
     left = (1 - energy - within.trace().clamp_min(0)).clamp_min(0.02 * float(1 - energy))
-    return left / max(k - q, 1), basis, (within + within.T) / 2
+    return 1 - energy, left / max(k - q, 1), basis, (within + within.T) / 2
 
 
 def _temperature(precise: Tensor, prior: PriorStatistics | None, moments: Moments) -> float:
@@ -143,3 +148,28 @@ def _temperature(precise: Tensor, prior: PriorStatistics | None, moments: Moment
         1e-300
     )
     return float(ratio.clamp(1.0, 50.0))
+
+
+def spread_within(moments: Moments, prior: PriorStatistics | None) -> Tensor:
+    """Covariance (k, k) of a new record around its class's released mean, noise on the mean included.
+
+    Where second moments were not released, records spread as the public prior's do, or evenly without one.
+    """
+    counts = shrunk_counts(moments)
+    share = counts / counts.sum()
+    means = moments.sums / counts[:, None]
+    noise = (moments.sd_sums[None] / counts[:, None]).square()
+    _, spread, basis, within = _within(moments, share, means, noise)
+    k = means.shape[1]
+    public = torch.eye(k, dtype=means.dtype)
+    if prior is not None and len(prior.mean) >= k:
+        public = prior.within[:k, :k].to(means)
+        public = public / public.diagonal().mean().clamp_min(1e-12)
+    rest = torch.eye(k, dtype=means.dtype) - basis @ basis.T
+    covariance = spread * (rest @ public @ rest)
+    if within is not None:
+        values, vectors = torch.linalg.eigh(within)
+        inner = basis @ vectors
+        covariance = covariance + (inner * values.clamp_min(_floor(moments, len(values)))) @ inner.T
+    pooled = noise.mean(0)
+    return covariance + torch.diag(pooled + pooled.square() / (2 * covariance.diagonal()))

@@ -20,8 +20,8 @@ from adlm.public.features import Features, PriorStatistics
 # Fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public for that.
 PER_COORDINATE = 10  # pure: records of a class, times epsilon, that a coordinate needs
 FEWEST = 10  # coordinates, however small the budget
-WIDE = 200  # coordinates that are always worth having once noise is small
-BESIDE = 32  # directions beside the class means, in second moments with pure epsilon
+ENOUGH = (100, 200)  # coordinates for class sums without noise: a third of the width, within these
+BESIDE = 50  # directions beside the class means, in second moments with pure epsilon
 LEAST = 4  # directions beside the class means for which second moments are worth a part of the budget
 
 
@@ -75,12 +75,17 @@ def choose(n: int, classes: int, epsilon: float, delta: float, neighbours: str, 
     return _pure(n, classes, factor * epsilon, features)
 
 
+def _enough(width: int) -> int:
+    """Coordinates beyond which class sums alone gain nothing, even without noise."""
+    return min(width, max(ENOUGH[0], min(width // 3, ENOUGH[1])))
+
+
 def _pure(n: int, classes: int, budget: float, features: Features) -> Plan:
     """Radial noise: a coordinate of a class mean has standard deviation 2 sqrt(k) M / (epsilon n)."""
     width = features.width
-    wide = min(width, WIDE)
-    q = min(classes - 1 + BESIDE, math.floor((0.55 * budget * n / wide) ** (2 / 3)))
-    share = Fraction(7, 10)
+    wide = _enough(width)
+    q = min(classes - 1 + BESIDE, math.floor((0.55 * budget * n / ENOUGH[1]) ** (2 / 3)))
+    share = Fraction(3, 5)
     k = min(wide, math.floor(float(share) * budget * n / (PER_COORDINATE * classes)))
     if q >= classes + LEAST and k >= 2 * q:
         level = second_level(features.prior, k, q)
@@ -89,22 +94,21 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> Plan:
             reasons=(
                 f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, at most {wide}",
                 f"q = {q}: second moments around the released means are worth their noise from "
-                f"{classes + LEAST} directions, (0.55 epsilon n / {wide})^(2/3)",
+                f"{classes + LEAST} directions, (0.55 epsilon n / {ENOUGH[1]})^(2/3)",
                 f"clip level {level:.3g}: what the prior expects of the length of a record in {q} directions",
             ),
         )  # fmt: skip
-    most = min(width, max(WIDE // 2, width // 4))
-    k = max(min(most, math.floor(budget * n / (PER_COORDINATE * classes))), min(width, FEWEST))
-    why = f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, within {FEWEST} and {most}"
+    k = max(min(wide, math.floor(budget * n / (PER_COORDINATE * classes))), min(width, FEWEST))
+    why = f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, within {FEWEST} and {wide}"
     return Plan(k, "radial", 1.0, 0.1, reasons=(why, "no second moments: they are not worth their noise"))
 
 
 def _gaussian(n: int, classes: int, mu: float, width: int) -> Plan:
     """Gaussian noise: eigenvalues 1/k of second moments against noise of spectral size sqrt(k) / (n mu)."""
     tellable = (n * mu) ** (2 / 3)
-    least = min(width, max(WIDE // 2, min(width // 4, 150)))
+    least = min(_enough(width), 150)
     k = min(width, max(least, math.floor(min(width, 600) / 800 * tellable)))
-    if tellable >= min(least, 110):
+    if tellable >= min(least, 90):
         why = f"k = {k}: second moments tell about (n mu)^(2/3) = {tellable:.0f} directions"
         return Plan(k, "gaussian", 1.0, 0.2, q=k, share_sums=Fraction(1, 2), reasons=(why,))
     k = max(min(least, math.floor(0.065 * (n * mu / (2 * classes)) ** 2)), min(width, FEWEST))
@@ -118,11 +122,11 @@ def second_level(prior: PriorStatistics | None, k: int, q: int) -> float:
     A direction of energy share s adds sqrt(2 s / (pi q)) a coordinate. Directions between class means carry
     more than an even share; the prior tells how much the leading ones do.
     """
-    share = q / k
+    share = 1.0
     if prior is not None and len(prior.mean) >= k:
         size = prior.within.diagonal() + prior.weight + prior.mean.square()
         share = float(size[:q].sum() / size[:k].sum().clamp_min(1e-12))
-    return 1.1 * math.sqrt(2 / math.pi * q * min(1.0, max(share, 0.3)))
+    return 1.1 * math.sqrt(2 / math.pi * q * min(1.0, max(share, 0.4)))
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:

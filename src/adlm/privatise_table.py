@@ -36,6 +36,12 @@ def privatise_table(
     seed: int | None = None,
     size: int | None = None,
     plan: TablePlan | None = None,
+    allocation: str | None = None,
+    relevance: str = "prior",
+    device: str = "cpu",
+    k: int | None = None,
+    second: int | None = None,
+    share_sums: float | None = None,
 ) -> Release:
     """Read a private table and release what an additive model needs.
 
@@ -45,7 +51,21 @@ def privatise_table(
     domain : the declared table, or its domain file.
     size : a public guess of the number of records for the rule to work with, where the number is private:
         under add-remove, or when a person may have several records.
+    allocation : `identical` gives every column the same noise; by default noise follows relevance where
+        that pays.
+    relevance : `private` looks at the tables twice whatever the noise, the second time with noise by
+        the relevance that the first look gave; `prior` leaves it to the rule.
+    device : not used; encoding a table is light work.
+    k, second, share_sums : settings of other moment releases; a table's release has none of them.
     """
+    given = [
+        name for name, value in (("k", k), ("second", second), ("share", share_sums)) if value is not None
+    ]
+    if given:
+        raise UserError(f"a table's release has no setting {given[0]}; leave it to the rule")
+    if allocation not in (None, "identical") or relevance not in ("prior", "private"):
+        raise UserError("a table's allocation is identical or left out, its relevance prior or private")
+    look = "once" if allocation == "identical" else "twice" if relevance == "private" else None
     table = domain if isinstance(domain, TableDomain) else TableDomain.load(domain)
     if neighbours is not None:
         table = replace(table, neighbours=neighbours)
@@ -63,6 +83,7 @@ def privatise_table(
         seed=seed,
         size=size,
         plan=plan,
+        look=look,
     )
 
 
@@ -77,11 +98,17 @@ def privatise_encoded(
     seed: int | None = None,
     size: int | None = None,
     plan: TablePlan | None = None,
+    look: str | None = None,
 ) -> Release:
-    """Release from batches of encoded records, (n, width) in [0, 1], with their class codes."""
+    """Release from batches of encoded records, (n, width) in [0, 1], with their class codes.
+
+    `look` at the class tables `once` or `twice`; None leaves it to the rule.
+    """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     if plan is None:
         plan = choose(table, _public_size(passes, table, size), budget, slack)
+    if look is not None:
+        plan = plan.looking(twice=look == "twice")
     features = TabularFeatures(table, detail=plan.detail)
 
     def batches() -> Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]:

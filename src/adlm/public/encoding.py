@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,15 +47,7 @@ def encode_column(column: Column, values: Any, missing: tuple[str, ...]) -> NDAr
 
 def encode_labels(column: Column, values: Any) -> NDArray[np.int64]:
     """Codes of the label's cells, (n,)."""
-    names = {name: float(code) for code, name in enumerate(column.classes)}
-    known = names | {text: names[name] for text, name in column.aliases}
-
-    def read(text: str) -> float:
-        if text not in known:
-            raise _RefusedError(f"unknown label {text!r}; the classes are {_some(column.classes)}")
-        return known[text]
-
-    codes = _codes(column, values, (), read)
+    codes = _codes(column, values, (), _label_reader(column))
     if np.isnan(codes).any():
         row = int(np.flatnonzero(np.isnan(codes))[0])
         raise CellError(column.name, row, "the label is missing; remove such records first")
@@ -71,6 +64,45 @@ def encode_frame(table: TableDomain, frame: Any) -> NDArray[np.float32]:
             raise UserError(f"column {column.name!r} {how}; the columns are {_some(tuple(map(str, names)))}")
         parts.append(encode_column(column, frame[column.name], table.missing))
     return np.hstack(parts)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a column's cells look like against its declaration: not private, for the curator's eyes."""
+
+    cells: int
+    missing: int
+    outside: int  # numbers and dates beyond the bounds
+    refused: dict[str, int]  # texts that the declaration does not allow, with how often each occurs
+
+
+def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Survey:
+    """Count the cells that are missing, outside the bounds, or refused; nothing is raised."""
+    array = _arrow(column, values)
+    counted = array.value_counts()
+    read = _label_reader(column) if column.kind == "label" else _reader(column)
+    gone = outside = 0
+    refused: dict[str, int] = {}
+    for value, count in zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True):
+        text = _text(value)
+        if text is None or text in missing:
+            gone += count
+            continue
+        try:
+            position = read(text)
+        except _RefusedError:
+            refused[text] = refused.get(text, 0) + count
+            continue
+        if column.kind in ("numeric", "date") and position in (0.0, 1.0):
+            outside += count * (not _inside(column, text))
+    return Survey(len(array), gone, outside, refused)
+
+
+def _inside(column: Column, text: str) -> bool:
+    if column.kind == "numeric":
+        return column.number(column.lower) <= float(text) <= column.number(column.upper)
+    day = _day(column, text)
+    return column.number(column.lower) <= day <= column.number(column.upper)
 
 
 class _RefusedError(Exception):
@@ -171,6 +203,18 @@ def _reader(column: Column) -> Callable[[str], float]:
             return read
 
 
+def _label_reader(column: Column) -> Callable[[str], float]:
+    names = {name: float(code) for code, name in enumerate(column.classes)}
+    known = names | {text: names[name] for text, name in column.aliases}
+
+    def read(text: str) -> float:
+        if text not in known:
+            raise _RefusedError(f"unknown label {text!r}; the classes are {_some(column.classes)}")
+        return known[text]
+
+    return read
+
+
 def _number(column: Column, text: str) -> float:
     try:
         value = float(text)
@@ -182,14 +226,16 @@ def _number(column: Column, text: str) -> float:
 
 
 def _date(column: Column, text: str) -> float:
+    return column.position(_day(column, text))
+
+
+def _day(column: Column, text: str) -> int:
     try:
         if column.format:
-            day = datetime.datetime.strptime(text, column.format).date().toordinal()
-        else:
-            day = datetime.date.fromisoformat(text[:10]).toordinal()
+            return datetime.datetime.strptime(text, column.format).date().toordinal()
+        return datetime.date.fromisoformat(text[:10]).toordinal()
     except ValueError:
         raise _RefusedError(f"{text!r} is not a date written like {column.format or '2024-05-31'}") from None
-    return column.position(day)
 
 
 def _category(column: Column) -> Callable[[str], float]:

@@ -8,7 +8,7 @@ else.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -40,6 +40,12 @@ class TablePlan:
     residuals: bool
     shares: Shares
     reasons: tuple[str, ...] = ()
+
+    def looking(self, *, twice: bool) -> TablePlan:
+        """The same plan with its share for class tables spent on one look, or on two equal ones."""
+        tables, again, *rest = self.shares
+        first = (tables + again) / (2 if twice else 1)
+        return replace(self, shares=(first, tables + again - first, rest[0], rest[1], rest[2]))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""

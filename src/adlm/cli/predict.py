@@ -1,0 +1,36 @@
+"""`adlm predict`: classes and probabilities for new records."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adlm.cli.console import AsJson, Output, Quiet
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    file: Annotated[Path, typer.Argument(help="A CSV or Parquet file of new records; no label is needed.")],
+    out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Predict a class for each record of a file, in its order, with the probability of each class.
+
+    With --json: {"out", "records"} and the certificate's totals.
+    """
+    from adlm.analyst.model import Model
+    from adlm.errors import UserError
+    from adlm.prediction import predict_file
+
+    if out.exists():
+        raise UserError(f"{out} exists already; choose another --out or remove it first")
+    loaded = Model.load(model)
+    records = predict_file(loaded, file, out)
+    totals = loaded.certificate.totals
+    Output(as_json, quiet).result(
+        {"out": str(out), "records": records} | totals.to_dict(),
+        f"{out}: {records} predictions; {totals.sentence()}",
+    )

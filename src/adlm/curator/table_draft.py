@@ -1,0 +1,181 @@
+"""A first domain file for a table, and how a file fits one. What looks at cells here is not private."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyarrow import parquet
+
+from adlm.curator.tables import DELIMITERS, PARQUET, check_header, first_line, raw_batches
+from adlm.errors import UserError
+from adlm.public.columns import Column
+from adlm.public.encoding import Survey, survey_column
+from adlm.public.tables import TableDomain
+
+MOST_VALUES = 50  # distinct texts that a peeked column may have to be drafted as categorical
+_HINTS = {
+    "numeric": '# lower = \n# upper = \n# scale = "log", cuts = [...] and missing = "category" if they fit\n',
+    "categorical": '# values = [...]\n# missing = "category" and other = "other" if they fit\n',
+    "boolean": "",
+    "date": "# lower = 2000-01-01\n# upper = 2030-12-31\n",
+    "label": '# classes = ["no", "yes"]\n',
+    "person": "records = 1\n",
+    "ignored": "# choose numeric, categorical, ordinal, boolean or date to use this column\n",
+}
+
+
+def header_of(path: Path) -> dict[str, str]:
+    """Column names and the kinds that the file's own schema suggests; no cell is read."""
+    if not path.is_file():
+        raise UserError(f"there is no file {path}; give a CSV or Parquet file")
+    if path.suffix.lower() in PARQUET:
+        try:
+            schema = parquet.read_schema(path)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{path} is not a whole Parquet file ({str(error).splitlines()[0]})") from None
+        return {name: _kind(schema.field(i).type) for i, name in enumerate(schema.names)}
+    line = first_line(path, None)
+    delimiter = max(DELIMITERS, key=line.count)
+    names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter))]
+    check_header(path, names, names)
+    return dict.fromkeys(names, "ignored")
+
+
+def _kind(kind: Any) -> str:
+    if pa.types.is_boolean(kind):
+        return "boolean"
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "numeric"
+    return "date" if pa.types.is_date(kind) or pa.types.is_timestamp(kind) else "categorical"
+
+
+def draft(path: Path, *, label: str | None = None, person: str | None = None) -> str:
+    """Draft a domain file from the header and the schema's types alone, leaving what is public to fill in."""
+    kinds = header_of(path)
+    for name in (label, person):
+        if name is not None and name not in kinds:
+            raise UserError(f"{path} has no column {name!r}; its columns are {', '.join(kinds)}")
+    label = label or list(kinds)[-1]
+    lines = [
+        f"# Domain of {path.name}: what is known of it without reading it. Fill in what is public.",
+        "# Bounds and values come from what the columns mean, never from a look at the records.",
+        'neighbours = "replace-one"',
+        'missing = ["", "?", "NA"]',
+        "",
+    ]
+    for name, kind in kinds.items():
+        kind = "label" if name == label else "person" if name == person else kind
+        lines += [f"[columns.{_key(name)}]", f'kind = "{kind}"', _HINTS[kind]]
+    return "\n".join(lines)
+
+
+def _key(name: str) -> str:
+    plain = name.replace("-", "").replace("_", "")
+    return (
+        name
+        if plain.isascii() and plain.isalnum()
+        else '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    )
+
+
+def peek(path: Path, *, label: str | None = None, person: str | None = None) -> TableDomain:
+    """Fill in a domain from the data. Whatever is made with it says that its bounds were learnt from data."""
+    names = list(header_of(path))
+    label = label or names[-1]
+    ignored = [Column(name, "ignored") for name in names if name != label]
+    some = Column("\0", "boolean")  # a table must have a feature; nothing reads this one
+    plain = TableDomain((*ignored, some, Column(label, "label", classes=("a", "b"))))
+    seen: dict[str, _Seen] = {name: _Seen() for name in names}
+    for batch in raw_batches(path, plain, names):
+        for name in names:
+            seen[name].add(batch[name], plain.missing)
+    columns = []
+    for name in names:
+        if name == label:
+            columns.append(Column(name, "label", classes=tuple(sorted(map(str, seen[name].texts)))))
+        elif name == person:
+            columns.append(Column(name, "person", records=1))
+        else:
+            columns.append(seen[name].column(name))
+    return TableDomain(tuple(columns), bounds_learnt_from_data=True)
+
+
+@dataclass
+class _Seen:
+    """What was seen of a column so far, in bounded memory."""
+
+    texts: set[str] = field(default_factory=set)
+    many: bool = False
+    numeric: bool = True
+    low: float = float("inf")
+    high: float = float("-inf")
+    gaps: bool = False
+
+    def add(self, cells: Any, missing: tuple[str, ...]) -> None:
+        for value in cells.unique().to_pylist():
+            text = "" if value is None else str(value).strip()
+            if text in missing:
+                self.gaps = True
+                continue
+            if not self.many:
+                self.texts.add(text)
+                self.many = len(self.texts) > MOST_VALUES
+            if self.numeric:
+                try:
+                    number = float(text)
+                except ValueError:
+                    self.numeric = False
+                else:
+                    self.low, self.high = min(self.low, number), max(self.high, number)
+
+    def column(self, name: str) -> Column:
+        gaps = "category" if self.gaps else None
+        if self.numeric and self.high > self.low:
+            return Column(name, "numeric", self.low, self.high, missing=gaps)
+        if self.many or not self.texts:
+            return Column(name, "ignored")
+        return Column(name, "categorical", values=tuple(sorted(self.texts)), missing=gaps)
+
+
+@dataclass(frozen=True)
+class Check:
+    """How a file fits a domain. Not private."""
+
+    records: int
+    columns: dict[str, Survey]
+    persons: int | None
+    most_records: int | None  # of one person
+    dropped: int | None  # records beyond what a person may contribute
+
+
+def check(path: Path, table: TableDomain) -> Check:
+    """Count what does not fit, column by column, in one pass."""
+    watched = [c for c in table.columns if c.kind not in ("ignored", "person")]
+    names = [c.name for c in watched] + ([table.person.name] if table.person else [])
+    surveys: dict[str, Survey] = {}
+    people: Counter[str] = Counter()
+    records = 0
+    for batch in raw_batches(path, table, names):
+        records += len(batch[names[0]])
+        for column in watched:
+            new = survey_column(column, batch[column.name], table.missing if column.kind != "label" else ())
+            surveys[column.name] = _sum(surveys.get(column.name), new)
+        if table.person:
+            people.update(map(str, batch[table.person.name].to_pylist()))
+    if not table.person:
+        return Check(records, surveys, None, None, None)
+    dropped = sum(max(0, count - table.contributions) for count in people.values())
+    return Check(records, surveys, len(people), max(people.values(), default=0), dropped)
+
+
+def _sum(old: Survey | None, new: Survey) -> Survey:
+    if old is None:
+        return new
+    refused = Counter(old.refused)
+    refused.update(new.refused)
+    return Survey(old.cells + new.cells, old.missing + new.missing, old.outside + new.outside, dict(refused))

@@ -1,0 +1,41 @@
+"""Predictions for a file of new records, batch by batch, into a CSV file that is whole or not there."""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from pathlib import Path
+
+from adlm.analyst.model import Model
+from adlm.curator.tables import read_batches, table_of
+from adlm.errors import UserError
+
+
+def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
+    """Write the predicted class and the probability of each class for each record; return how many."""
+    table = table_of(model.certificate.features["spec"])
+    out = Path(out)
+    records = 0
+    temporary: Path | None = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
+        temporary = Path(name)
+        with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(["prediction", *(f"probability of {name}" for name in model.classes)])
+            for batch in read_batches(file, table, labels=False, bounded=False):
+                chance = model.probabilities(batch.x)
+                for code, row in zip(chance.argmax(1), chance, strict=True):
+                    writer.writerow([model.classes[int(code)], *(f"{p:.6f}" for p in row)])
+                records += len(batch.x)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(out)
+    except OSError as error:
+        raise UserError(f"predictions were not written to {out}: {error.strerror or error}") from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+    return records

@@ -1,0 +1,140 @@
+"""Statements about the classifier with scikit-learn's manners."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from adlm.errors import UserError
+from adlm.estimator import AdLMClassifier, PrivacyWarning, search_on_release
+from adlm.public.domain import Domain
+from adlm.public.tables import TableDomain
+from adlm.release import PEEKED, SEEDED
+
+EXPECTED_TO_FAIL: dict[str, str] = {}  # none: every check that applies to a classifier passes
+
+TOML = """
+[columns.age]
+kind = "numeric"
+lower = 0
+upper = 100
+[columns.town]
+kind = "categorical"
+values = ["north", "south"]
+[columns.ill]
+kind = "label"
+classes = ["no", "yes"]
+"""
+
+
+@pytest.mark.filterwarnings("ignore::adlm.estimator.PrivacyWarning")
+@parametrize_with_checks(
+    [AdLMClassifier(epsilon=1000, random_state=0)], expected_failed_checks=lambda _: EXPECTED_TO_FAIL
+)
+def test_scikit_learns_own_checks(estimator: Any, check: Any) -> None:
+    check(estimator)
+
+
+def people(n: int, seed: int) -> tuple[pd.DataFrame, pd.Series[str]]:
+    generator = np.random.default_rng(seed)
+    age = generator.uniform(0, 100, n)
+    town = generator.choice(["north", "south"], n)
+    ill = generator.random(n) < 1 / (1 + np.exp(-(age - 50) / 8 - 2 * (town == "south") + 1))
+    return pd.DataFrame({"age": age, "town": town}), pd.Series(np.where(ill, "yes", "no"))
+
+
+def test_a_frame_with_a_domain_is_learnt_privately() -> None:
+    frame, labels = people(4000, 0)
+    made = AdLMClassifier(epsilon=1, domain=TableDomain.from_toml(TOML)).fit(frame, labels)
+    test, truth = people(2000, 1)
+    assert made.score(test, truth) > 0.85
+    assert made.classes_.tolist() == ["no", "yes"]
+    assert float(made.certificate_.totals.epsilon_proved) <= 1
+    assert made.certificate_.stamps == ()
+    assert made.release_.certificate is made.certificate_
+    assert np.allclose(made.predict_proba(test).sum(1), 1)
+
+
+def test_an_array_with_a_domain_is_not_stamped_and_without_one_is() -> None:
+    frame, labels = people(1000, 0)
+    x, y = frame[["age"]].to_numpy(), (labels == "yes").to_numpy().astype(int)
+    declared = AdLMClassifier(epsilon=2, domain=Domain((1,), 0, 100, ("no", "yes"))).fit(x, y)
+    assert declared.certificate_.stamps == ()
+    assert set(declared.predict(x)) <= {0, 1}
+    with pytest.warns(PrivacyWarning, match="learnt from the data"):
+        learnt = AdLMClassifier(epsilon=2, random_state=1).fit(x, y)
+    assert set(learnt.certificate_.stamps) == {PEEKED, SEEDED}
+
+
+def test_images_are_learnt_by_their_own_features() -> None:
+    from sklearn.datasets import load_digits
+
+    x, y = load_digits(return_X_y=True)
+    keep = y < 2
+    domain = Domain((8, 8), 0, 16, ("0", "1"), family="drawn")
+    made = AdLMClassifier(epsilon=5, domain=domain).fit(x[keep].reshape(-1, 8, 8), y[keep])
+    assert made.score(x[keep].reshape(-1, 8, 8), y[keep]) > 0.7
+
+
+def test_a_search_that_refits_warns_that_each_refit_spends(tmp_path: Path) -> None:
+    frame, labels = people(600, 2)
+    ledger = tmp_path / "ledger"
+    base = AdLMClassifier(epsilon=1, domain=TableDomain.from_toml(TOML), ledger=ledger)
+    search = GridSearchCV(base, {"epsilon": [0.5, 1]}, cv=2)
+    with pytest.warns(PrivacyWarning, match="each fit reads the records and spends"):
+        search.fit(frame, labels)
+    spent = [json.loads(line) for line in ledger.read_text().splitlines()[1:]]
+    assert len(spent) == 5  # two settings, two folds, one refit
+
+
+def test_searching_on_one_release_is_free(tmp_path: Path) -> None:
+    frame, labels = people(2000, 3)
+    ledger = tmp_path / "ledger"
+    made = AdLMClassifier(epsilon=1, domain=TableDomain.from_toml(TOML), ledger=ledger).fit(frame, labels)
+    before = ledger.read_bytes()
+    test, truth = people(500, 4)  # stands in for public records
+
+    def score(model: Any) -> float:
+        return float((made.classes_[model.predict(made._records(test))] == truth).mean())
+
+    found = search_on_release(made.release_, [{"stages": 1}, {"stages": 3}, {"hold_back": 2.0}], score)
+    assert ledger.read_bytes() == before
+    assert list(found.scores) == sorted(found.scores, reverse=True)
+    assert score(found.best) == found.scores[0]
+    with pytest.raises(UserError, match="nothing to search"):
+        search_on_release(made.release_, [], score)
+
+
+def test_it_works_in_a_pipeline_and_clones() -> None:
+    frame, labels = people(1000, 5)
+    base = AdLMClassifier(epsilon=2, domain=TableDomain.from_toml(TOML))
+    pipeline = make_pipeline(FunctionTransformer(), base).fit(frame, labels)
+    assert pipeline.score(frame, labels) > 0.8
+    copy = clone(base)
+    assert copy is not base
+    assert copy.get_params() == base.get_params()
+    assert not hasattr(copy, "release_")
+
+
+def test_it_persists_without_pickle(tmp_path: Path) -> None:
+    frame, labels = people(1000, 6)
+    made = AdLMClassifier(epsilon=1, domain=TableDomain.from_toml(TOML)).fit(frame, labels)
+    made.save(tmp_path / "c")
+    again = AdLMClassifier.load(tmp_path / "c")
+    assert np.array_equal(again.predict_proba(frame), made.predict_proba(frame))
+    assert again.certificate_.to_dict() == made.certificate_.to_dict()
+    assert again.predict(frame).tolist() == made.predict(frame).tolist()
+    names = {path.name for path in (tmp_path / "c").rglob("*") if path.is_file()}
+    assert names == {
+        "estimator.json", "release.safetensors", "certificate.json", "model.safetensors", "model.json",
+    }  # fmt: skip

@@ -44,9 +44,7 @@ def draw(out: Path, network: str, threads: int) -> None:
     # Without noise, so for a public benchmark only: how much of the picture is signal.
     clean = relevance_sum(explained.network, train.x, train.domain) / STEPS / len(train)
     scale = 2 * train.domain.size / len(train) / float(EPSILON)
-    print(
-        f"standard deviation over features: {clean.std():.4f} of the averages, {2**0.5 * scale:.4f} of the noise"
-    )
+    print(f"over features: sd {clean.std():.4f} of the averages, {2**0.5 * scale:.4f} of the noise")
     out.mkdir(parents=True, exist_ok=True)
     titles = [f"a {train.domain.classes[code]}" for code in test.y[:DIGITS]]
     record_heat_maps(found.numpy(), train.domain.shape, titles).savefig(

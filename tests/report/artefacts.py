@@ -33,7 +33,13 @@ def records() -> tuple[Any, Any]:
     return np.clip(rng.normal(0.3, 0.1, (120, *SHAPE)) + 0.1 * y[:, None, None], 0, 1), y
 
 
-def moments(*, seeded: bool = False, delta: Fraction = Fraction(0), stamps: tuple[str, ...] = ()) -> Release:
+def moments(
+    *,
+    seeded: bool = False,
+    delta: Fraction = Fraction(0),
+    stamps: tuple[str, ...] = (),
+    relevance: bool = False,
+) -> Release:
     x, y = records()
     features = Identity(SHAPE)
     z = features(torch.from_numpy(DOMAIN.scale(x))).numpy()
@@ -46,6 +52,7 @@ def moments(*, seeded: bool = False, delta: Fraction = Fraction(0), stamps: tupl
         ledger=Ledger(),
         source=Source.seeded_with(5) if seeded else Source.system(),
         stamps=stamps,
+        extra={"relevance": torch.linspace(0, 1, 36)} if relevance else None,
     )
 
 

@@ -212,3 +212,11 @@ def test_a_model_finds_the_release_beside_it_and_no_other(tmp_path: Path) -> Non
     assert "allocation" not in read(write_report(tmp_path / "m", tmp_path / "1.html")).ids
     release.save(tmp_path / "r")
     assert "allocation" in read(write_report(tmp_path / "m", tmp_path / "2.html")).ids
+
+
+def test_relevances_of_coordinates_are_a_curve_and_those_of_pixels_a_map(tmp_path: Path) -> None:
+    """A moment release of 36 coordinates is not a picture of 6 x 6 pixels."""
+    artefacts.moments(relevance=True).save(tmp_path / "r")
+    page = write_report(tmp_path / "r", tmp_path / "r.html").read_text()
+    assert "Private relevance of each coordinate" in page
+    assert 'class="cell"' not in page

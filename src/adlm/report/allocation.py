@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -18,25 +17,46 @@ from adlm.report.subject import Subject
 MOST_CLASSES = 40
 
 
+MAPS = {
+    "relevance": (
+        "Private average relevance of each feature (the paper's Fig. 3)",
+        "Darker features matter more to the output. The values carry their own noise.",
+    ),
+    "budget_ratios": (
+        "Budget ratio of each feature (beta, Eq. 16)",
+        "Darker features have a larger share of the budget, and so less noise.",
+    ),
+}
+
+
 def relevance_maps(subject: Subject) -> Section | None:
     """Show the private relevance of each feature, and the budget ratios that follow from it."""
     if subject.release is None:
         return None
-    shape = subject.certificate.domain.shape
-    shown = {
-        "relevance": ("Private average relevance of each feature (the paper's Fig. 3)",
-                      "Darker features matter more to the output. The values carry their own noise."),
-        "budget_ratios": ("Budget ratio of each feature (beta, Eq. 16)",
-                          "Darker features have a larger share of the budget, and so less noise."),
-    }  # fmt: skip
-    parts = []
-    for name, (label, caption) in shown.items():
-        values = subject.release.tensors.get(name)
-        if values is not None and len(shape) <= 3 and values.numel() == math.prod(shape):
-            parts.append(
-                figure(drawing.heat(as_picture(values.numpy(), shape), label=label), f"{label}. {caption}")
-            )
+    found = {name: subject.release.tensors[name].numpy() for name in MAPS if name in subject.release.tensors}
+    if subject.certificate.kind == "moments":
+        parts = [_coordinates(values) for name, values in found.items() if name == "relevance"]
+    else:
+        shape = subject.certificate.domain.shape
+        parts = [_map(name, values, shape) for name, values in found.items() if len(shape) <= 3]
     return Section("relevance", "Relevance maps", join(parts)) if parts else None
+
+
+def _map(name: str, values: Any, shape: tuple[int, ...]) -> Markup:
+    label, caption = MAPS[name]
+    return figure(drawing.heat(as_picture(values, shape), label=label), f"{label}. {caption}")
+
+
+def _coordinates(values: Any) -> Markup:
+    """Relevance of what a moment release sums, which is coordinates of features and not of a picture."""
+    x = drawing.horizontal(1, max(2, len(values)), "coordinate")
+    y = drawing.vertical(0, float(values.max()) * 1.05 or 1.0, "relevance")
+    drawn = drawing.curve(x, y, list(range(1, len(values) + 1)), values.tolist(), "a")
+    label = "Private relevance of each coordinate"
+    caption = (
+        "by layer-wise relevance propagation through a model of a first small release, which was charged."
+    )
+    return figure(drawing.plot(x, y, drawn, label=label), f"{label}, {caption}")
 
 
 def allocation(subject: Subject) -> Section | None:
@@ -67,7 +87,7 @@ def _moment_noise(moments: Moments, certificate: Certificate) -> Section:
         f"Class sums of {len(sd)} coordinates: how far classes differ (with the noise's own share taken off) "
         f"against the noise. In {clear} of them the classes stand out; a classifier shrinks the others.",
     )  # fmt: skip
-    kind = certificate.settings.get("allocation", "identical")
+    kind = "identical" if np.ptp(sd) <= 1e-9 * sd.max() else "adaptive"
     y2 = drawing.vertical(0, float(sd.max() * 1.15), "noise")
     second = figure(
         drawing.plot(x, y2, drawing.curve(x, y2, places, sd.tolist(), "b"), label="Allocation of noise"),

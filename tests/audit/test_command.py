@@ -18,12 +18,17 @@ from adlm.audit.artefact import audit_release
 from adlm.audit.controls import float_laplace
 from adlm.audit.finding import ALPHA, COMMAND_ALPHA, MOST_TESTS, VIOLATED, Finding
 from adlm.audit.runner import Audit, Depth
+from adlm.audit.subjects import image_domain, paper_settings
 from adlm.cli.audit import audit
 from adlm.curator.ledger import Ledger
 from adlm.curator.moments import Design, Second, release_moments
 from adlm.curator.noise import Source
+from adlm.curator.record_release import release_records
+from adlm.privatise_table import privatise_encoded
+from adlm.public.columns import Column
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
+from adlm.public.tables import TableDomain
 from adlm.release import Release
 
 TINY = Depth(runs=200, evaluations=10, whole=20, support=2000, canaries=20)
@@ -61,6 +66,34 @@ def test_a_sound_release_passes(design: Design, relation: str, tmp_path: Path) -
     findings = audit_release(tmp_path / "R", 2000, Source.system())
     assert [f.verdict for f in findings] == ["holds"] * len(findings)
     assert len(findings) >= 2
+
+
+def test_a_sound_record_release_passes_and_a_doctored_one_does_not(tmp_path: Path) -> None:
+    """What the paper claims is far below what is proved: that is no violation, and is said."""
+    rng = np.random.default_rng(0)
+    made = release_records(
+        rng.random((5, 28, 28)), np.arange(5), image_domain(), paper_settings(), relevance=None,
+        ledger=Ledger(), source=Source.system(),
+    )  # fmt: skip
+    made.save(tmp_path / "R")
+    findings = audit_release(tmp_path / "R", 5000, Source.system())
+    assert [f.verdict for f in findings] == ["holds", "above claim", "above claim"]
+    doctored(made, batch_size=3600).save(tmp_path / "S")
+    assert audit_release(tmp_path / "S", 200, Source.system())[0].verdict == VIOLATED
+
+
+def test_a_sound_table_release_passes_and_a_doctored_one_does_not(tmp_path: Path) -> None:
+    table = TableDomain(
+        (Column("age", "numeric", 0, 1), Column("ill", "boolean"), Column("y", "label", classes=("a", "b")))
+    )
+    rng = np.random.default_rng(0)
+    x, y = rng.random((40, 2)).round().astype(np.float32), rng.integers(0, 2, 40)
+    made = privatise_encoded(lambda: [(x, y)], table, epsilon=1, source=Source.system())
+    made.save(tmp_path / "R")
+    findings = audit_release(tmp_path / "R", 2000, Source.system())
+    assert [f.verdict for f in findings] == ["holds"] * len(findings)
+    doctored(made, contributions=5).save(tmp_path / "S")
+    assert audit_release(tmp_path / "S", 200, Source.system())[0].verdict == VIOLATED
 
 
 def test_a_seeded_release_is_violated(tmp_path: Path) -> None:

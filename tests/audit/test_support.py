@@ -20,7 +20,7 @@ def test_floating_point_laplace_is_caught_at_a_thousand(scale: float) -> None:
 
 
 def test_exact_noise_shows_nothing_at_a_million() -> None:
-    """False alarm: at most 2 in 10^5."""
+    """False alarm: at most 10^-5."""
     assert support(exact_laplace(4.0, Source.system()), "exact", 1_000_000).verdict == HOLDS
 
 

@@ -1,6 +1,6 @@
 """Two worlds: bounds stay below what is proved, come close where it is tight, and catch half of the noise.
 
-At the audit's own level a sound mechanism fails a test here with probability at most 2 in 10^5. Where a bound
+At the audit's own level a sound mechanism fails a test here with probability at most 10^-5. Where a bound
 must also come close, the level is 5% as that part of the statement asks; the seed is fixed there.
 """
 

@@ -8,6 +8,7 @@ product's sampler is attacked at exactly those scales. The records are not neede
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -20,9 +21,12 @@ from adlm.audit.statistics import two_worlds_bound
 from adlm.audit.tap import draw
 from adlm.audit.two_worlds import curve, log_ratio
 from adlm.certificate import Charge, gaussian_epsilon
+from adlm.curator.additive import calibrate as calibrate_table
 from adlm.curator.clipping import Clip
 from adlm.curator.moments import Design, Second, calibrate
 from adlm.curator.noise import Source
+from adlm.polynomial import by_name
+from adlm.public.table_rule import TablePlan
 from adlm.release import SEEDED, Release
 
 FINE = 1 << 20  # sensitivities that are not whole numbers are audited on a finer grid
@@ -32,7 +36,7 @@ def audit_release(folder: Path, runs: int, source: Source) -> list[Finding]:
     """Check a release: its certificate from its settings, then its noise scales by attack."""
     release = Release.load(folder)
     totals = release.certificate.totals
-    faults = [*_stamped(release), *(_moments(release) if release.certificate.kind == "moments" else [])]
+    faults = [*_stamped(release), *_rederived(release)]
     checked = Finding(
         rung="artefact",
         mechanism=f"{folder.name}: certificate",
@@ -56,6 +60,68 @@ def _stamped(release: Release) -> list[str]:
     if SEEDED in release.certificate.stamps:
         return [f"stamped {SEEDED!r}: whoever knows the seed subtracts the noise"]
     return []
+
+
+def _rederived(release: Release) -> list[str]:
+    """Derive the charges again from the settings, by the code of the mechanism that made the release."""
+    if release.certificate.kind != "moments":
+        return _records(release)
+    return _table(release) if release.certificate.settings.get("model") == "additive" else _moments(release)
+
+
+def _records(release: Release) -> list[str]:
+    """Compare what a record release charged with eps_x = |L| d eps2 / Delta_h0 and its like for labels.
+
+    Truncation to the grid, and features that are withheld, can only make a charge smaller than that.
+    """
+    settings = release.certificate.settings
+    features, labels = release.certificate.charges[-2:]
+    batch = Fraction(settings["batch_size"])
+    loss = by_name(str(settings["loss"]))
+    orders = (0, 1, 2) if settings["mode"] == "literal" else loss.informative()
+    moved = loss.label_sensitivity(orders)
+    expected = {
+        features: batch * release.certificate.domain.size * Fraction(settings["epsilon2"])
+        / Fraction(settings["delta_h0"]),
+        labels: batch * moved * Fraction(settings["epsilon3"]) / Fraction(settings["delta_f"]),
+    }  # fmt: skip
+    return [
+        f"{charge.what}: charged {float(charge.loss):g}, the settings give {float(most):g}"
+        for charge, most in expected.items()
+        if not (charge.loss >= most * Fraction(999, 1000) or (charge is features and settings["withheld"]))
+    ]
+
+
+def _table(release: Release) -> list[str]:
+    """Derive the sensitivities of a table's release again and compare them with what was charged."""
+    settings, charges = release.certificate.settings, release.certificate.charges
+    raw, totals = settings["plan"], release.certificate.totals
+    shares = [Fraction(share) for share in raw["shares"]]
+    plan = TablePlan(
+        int(raw["detail"]),
+        raw["weights"],
+        bool(raw["residuals"]),
+        (shares[0], shares[1], shares[2], shares[3], shares[4]),
+    )
+    again = calibrate_table(
+        plan,
+        Fraction(totals.epsilon_proved),
+        totals.delta,
+        release.certificate.domain.neighbours,
+        int(settings["contributions"]),
+    ).charges
+    if [(c.what, c.mechanism) for c in again] != [(c.what, c.mechanism) for c in charges]:
+        return ["the charges are not those of the settings"]
+    return _too_small(charges, again)
+
+
+def _too_small(charges: Sequence[Charge], expected: Sequence[Charge]) -> list[str]:
+    """Say which sensitivities are below those that the settings amount to."""
+    return [
+        f"{charge.what}: sensitivity {charge.sensitivity}, should be {again.sensitivity}"
+        for charge, again in zip(charges, expected, strict=True)
+        if charge.scale != 1 and charge.sensitivity < again.sensitivity  # scale 1: the number is mu itself
+    ]
 
 
 def rebuilt_design(release: Release) -> Design:
@@ -90,12 +156,7 @@ def _moments(release: Release) -> list[str]:
     _, again = calibrate(design, neighbours)
     if [c.mechanism for c in again] != [c.mechanism for c in charges]:
         return ["the charges are not those of the settings"]
-    for charge, expected in zip(charges, again, strict=True):
-        joint = charge.scale == 1  # sensitivity and scale are then one number, mu
-        if not joint and charge.sensitivity < expected.sensitivity:
-            faults.append(
-                f"{charge.what}: sensitivity {charge.sensitivity}, should be {expected.sensitivity}"
-            )
+    faults.extend(_too_small(charges, again))
     faults.extend(_stated_noise(settings["sd_sums"], charges[0], design))
     table = release.tensors["class_sums"]
     if table.dtype != torch.int64 or tuple(table.shape) != (

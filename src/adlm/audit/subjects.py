@@ -16,14 +16,19 @@ import torch
 from torch import nn
 
 from adlm.certificate import Charge
+from adlm.curator.additive import release_additive
 from adlm.curator.ledger import Ledger
 from adlm.curator.moments import Design, Second, release_moments
 from adlm.curator.noise import Source
 from adlm.curator.record_release import release_records
 from adlm.curator.records import Settings
 from adlm.curator.relevance import PrivateRelevance, private_relevance
+from adlm.public.columns import Column
 from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.features.identity import Identity
+from adlm.public.features.tabular import TabularFeatures
+from adlm.public.table_rule import TablePlan
+from adlm.public.tables import TableDomain
 
 Reals = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
@@ -106,6 +111,38 @@ def of_moments(
 
     return Subject(name, neighbours, run, covers, design.k, classes, focus,
                    contributions=design.contributions)  # fmt: skip
+
+
+def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) -> Subject:
+    """Audit the release of a table, all of its stages: records are encoded rows of three columns."""
+    table = TableDomain(
+        (
+            Column("age", "numeric", 0, 1),
+            Column("town", "categorical", values=tuple("abcd")),
+            Column("ill", "boolean"),
+            Column("y", "label", classes=("no", "yes")),
+        ),
+        neighbours=neighbours,
+    )
+    domain, features = table.domain, TabularFeatures(table, detail=5)
+    plan = TablePlan(5, "columns", True, (Fraction(1, 5),) * 5)
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        z = features(torch.from_numpy(domain.scale(data.values))).numpy()
+        made = release_additive(
+            lambda: [(z, data.codes)],
+            domain=domain,
+            features=features,
+            plan=plan,
+            epsilon=Fraction(4 if delta else 1),
+            delta=delta,
+            ledger=ledger,
+            source=source,
+        )
+        return made.certificate.charges
+
+    covers = (0, 1, 2, 3, 3, 4)
+    return Subject(name, neighbours, run, covers, domain.size, focus=focus, tight=False, box=True)
 
 
 def of_records(
@@ -228,6 +265,12 @@ def subjects() -> tuple[Subject, ...]:
     relevant[406] = 1.0  # the worst that relevance can ask for: all of the budget on one feature
     literal = replace(paper_settings(), mode="literal")
     images = image_domain()
+    made.extend(
+        of_table(f"table, {stage}, {noise}", delta, relation, focus=focus)
+        for stage, focus in (("class tables", 0), ("all stages", None))
+        for noise, delta in (("Laplace", Fraction(0)), ("Gaussian", DELTA))
+        for relation in NEIGHBOURS
+    )
     return (
         *made,
         of_records("record features, Algorithm 1", linear, images, focus=0, relevance=relevant),

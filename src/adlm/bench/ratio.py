@@ -1,0 +1,86 @@
+"""What a comparison gives: a ratio, its spread over repeats, and whether it is what was asked for."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Sense = Literal["at least", "at most"]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """One line of the bench.
+
+    Attributes
+    ----------
+    value : median over repeats; None when it could not be measured, and `note` says why.
+    low, high : smallest and largest over repeats.
+    sense, asked : what is asked of the value, if anything.
+    """
+
+    name: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    sense: Sense | None = None
+    asked: float | None = None
+    note: str = ""
+    detail: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the value is what is asked for; None when nothing is asked or known."""
+        if self.value is None or self.asked is None:
+            return None
+        return self.value >= self.asked if self.sense == "at least" else self.value <= self.asked
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self) | {"met": self.met}
+
+
+def interleave(actions: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
+    """Run each action in turn, `repeats` rounds, so that a slow minute falls on all of them alike."""
+    found: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(repeats):
+        for name, action in actions.items():
+            found[name].append(action())
+    return found
+
+
+def ratio(
+    name: str,
+    above: Sequence[float],
+    below: Sequence[float],
+    *,
+    sense: Sense | None = None,
+    asked: float | None = None,
+    note: str = "",
+    detail: Mapping[str, Any] | None = None,
+) -> Ratio:
+    """Divide figures of the same round, and take the median."""
+    values = [a / b for a, b in zip(above, below, strict=True)]
+    return Ratio(
+        name, statistics.median(values), min(values), max(values), sense, asked, note, dict(detail or {})
+    )
+
+
+def exponent(sizes: Sequence[float], figures: Sequence[float]) -> float:
+    """Slope of a straight line through log figures over log sizes: 1 is linear growth."""
+    slope = np.polyfit(np.log(sizes), np.log(figures), 1)[0]
+    return float(slope)
+
+
+def shown(value: float | None) -> str:
+    """Three significant figures."""
+    if value is None:
+        return "not measured"
+    if value == 0 or not math.isfinite(value):
+        return str(value)
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"

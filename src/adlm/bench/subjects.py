@@ -1,0 +1,286 @@
+"""Work that is measured in a process of its own, so that its peak memory is its own.
+
+`python -m adlm.bench.subjects NAME '{"n": 1800}'` prints one JSON object with `seconds` and `peak`, the
+process's largest resident set in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Given = dict[str, Any]
+Figures = dict[str, Any]
+
+
+def measure(name: str, given: Given) -> Figures:
+    """Run a subject in a new process and return its figures."""
+    words = [sys.executable, "-m", "adlm.bench.subjects", name, json.dumps(given)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=os.environ)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"the bench's subject {name} failed: {last}")
+    figures: Figures = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
+
+
+def _noise_images(given: Given) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Images as large as MNIST's, of noise: speed does not depend on what is in them."""
+    chance = np.random.default_rng(0)
+    side = int(given.get("side", 28))
+    x = chance.integers(0, 256, (given["n"], side, side), dtype=np.uint8)
+    return x, chance.integers(0, 10, (given["n"],), dtype=np.int64)
+
+
+def _domain(given: Given) -> Any:
+    from adlm.public.domain import Domain
+
+    side = int(given.get("side", 28))
+    return Domain((side, side), 0, 255, tuple(map(str, range(10))))
+
+
+def _settings(batch: int) -> Any:
+    from adlm.curator.records import Settings
+
+    return Settings(Fraction(1), Fraction(1, 2), batch, Fraction(9800), "given", 25, "identical")
+
+
+def _record_release(given: Given) -> Any:
+    from adlm.curator.ledger import Ledger
+    from adlm.curator.noise import Source
+    from adlm.curator.record_release import release_records
+
+    x, y = _noise_images(given)
+    return release_records(
+        x, y, _domain(given), _settings(1800), relevance=None, ledger=Ledger(), source=Source.system()
+    )
+
+
+def epoch_release(given: Given) -> Figures:
+    """An epoch of a network on a record release."""
+    import torch
+
+    from adlm.analyst.examples import from_records
+    from adlm.analyst.networks import build
+    from adlm.analyst.training import Plan, train
+
+    release = _record_release(given)
+    network, examples = build(given["network"], (28, 28), 10), from_records(release)
+    plan = Plan(epochs=1, batch_size=given["batch"], optimiser="SGD", learning_rate=0.01)
+
+    def epoch() -> None:
+        train(network, examples, plan, device="cpu")
+
+    torch.manual_seed(0)
+    return _best_of(epoch, given)
+
+
+def epoch_plain(given: Given) -> Figures:
+    """The same epoch in plain PyTorch on raw records, with the usual loss."""
+    import torch
+
+    from adlm.analyst.networks import build
+
+    x, y = _noise_images(given)
+    scaled, labels = torch.from_numpy(_domain(given).scale(x)), torch.from_numpy(y)
+    network = build(given["network"], (28, 28), 10).train()
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.01)
+
+    def epoch() -> None:
+        for rows in torch.split(torch.randperm(len(scaled)), given["batch"]):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(network(scaled[rows]), labels[rows]).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+
+    return _best_of(epoch, given)
+
+
+def epoch_opacus(given: Given) -> Figures:
+    """The same epoch by DP-SGD on Opacus, the min-max layer left out, which it cannot train."""
+    import torch
+
+    from adlm.analyst.networks import build
+    from adlm.baselines import dpsgd, networks
+
+    x, y = _noise_images(given)
+    scaled = torch.from_numpy(_domain(given).scale(x))
+    network = networks.uncoupled(build(given["network"], (28, 28), 10))
+    batch = min(given["batch"], len(x) - 1)
+    settings = dpsgd.Settings("bench", batch, 1, 1.0, 0.01, chunk=given["batch"])
+    certificate = dpsgd.Certificate(
+        Fraction(1), Fraction(1, 10**5), batch / len(x), settings.steps(len(x)), 1.0, 1.0
+    )
+    return _best_of(lambda: dpsgd.follow(network, scaled, y, settings, certificate), given)
+
+
+def _best_of(epoch: Callable[[], object], given: Given) -> Figures:
+    """Time an epoch after one to warm up, with a thread a core."""
+    epoch()
+    start = time.perf_counter()
+    for _ in range(given.get("times", 1)):
+        epoch()
+    return {"seconds": (time.perf_counter() - start) / given.get("times", 1)}
+
+
+def pipeline_release(given: Given) -> Figures:
+    """From a data set's files to an evaluated model, by a moment release."""
+    from adlm.analyst.fit import fit
+    from adlm.curation import privatise
+    from adlm.public import datasets
+
+    start = time.perf_counter()
+    train, test = datasets.load(given["data"], "train"), datasets.load(given["data"], "test")
+    if "at" in given:  # after the data set was found, which may be in the usual cache
+        os.environ["ADLM_CACHE"] = given["at"]
+    release = privatise(
+        train.x[: given["n"]], train.y[: given["n"]], domain=train.domain, epsilon=given["epsilon"],
+        delta="1e-5", cache=given["cache"],
+    )  # fmt: skip
+    accuracy = float((fit(release).predict(test.x) == test.y).mean())
+    return {"seconds": time.perf_counter() - start, "accuracy": accuracy}
+
+
+def pipeline_opacus(given: Given) -> Figures:
+    """The same by DP-SGD on the tanh network, to its own best accuracy; or one epoch, to be multiplied."""
+    import torch
+
+    from adlm.baselines import dpsgd, networks
+    from adlm.public import datasets
+
+    start = time.perf_counter()
+    train, test = datasets.load(given["data"], "train"), datasets.load(given["data"], "test")
+    x, y = torch.from_numpy(train.domain.scale(train.x[: given["n"]])), train.y[: given["n"]]
+    torch.manual_seed(0)
+    network = networks.tanh(train.domain.shape, len(train.domain.classes))
+    settings = dpsgd.TANH if given["epochs"] is None else replace(dpsgd.TANH, epochs=given["epochs"])
+    trained = dpsgd.train(network, x, y, settings, epsilon=given["epsilon"])
+    trained_at = time.perf_counter()
+    accuracy = trained.accuracy(torch.from_numpy(test.domain.scale(test.x)), test.y)
+    seconds = time.perf_counter() - start
+    if given["epochs"] is not None:  # the rest of the epochs would take as long as these
+        seconds += (trained_at - start) * (dpsgd.TANH.epochs / given["epochs"] - 1)
+    return {"seconds": seconds, "accuracy": accuracy}
+
+
+def release_records_to_disk(given: Given) -> Figures:
+    """Stream a record release to a folder."""
+    from adlm.curator.ledger import Ledger
+    from adlm.curator.noise import Source
+    from adlm.curator.record_release import write_records
+
+    x, y = _noise_images(given)
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        write_records(
+            Path(folder) / "release", x, y, _domain(given), _settings(1800), relevance=None,
+            ledger=Ledger(), source=Source.system(),
+        )  # fmt: skip
+        return {"seconds": time.perf_counter() - start, "input": x.nbytes}
+
+
+def release_moments_of(given: Given) -> Figures:
+    """Class sums and second moments of vectors that are there already."""
+    from adlm.curation import design
+    from adlm.curator.ledger import Ledger
+    from adlm.curator.moments import release_moments
+    from adlm.curator.noise import Source
+    from adlm.public.domain import Domain
+    from adlm.public.features.identity import Identity
+    from adlm.public.rule import Plan
+
+    k = given["k"]
+    chance = np.random.default_rng(0)
+    y = chance.integers(0, 10, (given["n"],), dtype=np.int64)
+    z = chance.normal(size=(given["n"], k)).astype(np.float32)
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    plan = Plan(k, "gaussian", 1.0, 0.2, q=k)
+    domain = Domain((k,), 0, 1, tuple(map(str, range(10))))
+    features = Identity((k,))
+    start = time.perf_counter()
+    release_moments(
+        lambda: [(z[i : i + 4000], y[i : i + 4000]) for i in range(0, len(z), 4000)],
+        domain=domain, features=features, design=design(plan, Fraction(1), Fraction(1, 10**5)),
+        ledger=Ledger(), source=Source.system(),
+    )  # fmt: skip
+    return {"seconds": time.perf_counter() - start}
+
+
+TABLE = """
+[columns.age]
+kind = "numeric"
+lower = 0
+upper = 120
+[columns.dose]
+kind = "numeric"
+lower = 0.0
+upper = 10.0
+[columns.ward]
+kind = "categorical"
+values = ["north", "south", "east"]
+[columns.outcome]
+kind = "label"
+classes = ["well", "ill"]
+"""
+
+
+def write_table(file: Path, rows: int) -> None:
+    """Write a CSV file that TABLE declares, a block at a time."""
+    chance = np.random.default_rng(0)
+    with file.open("w", encoding="utf-8") as out:
+        out.write("age,dose,ward,outcome\n")
+        for start in range(0, rows, 10_000):
+            size = min(10_000, rows - start)
+            columns = (
+                chance.integers(0, 121, size),
+                chance.uniform(0, 10, size).round(3),
+                chance.choice(["north", "south", "east"], size),
+                chance.choice(["well", "ill"], size),
+            )
+            out.writelines(",".join(map(str, row)) + "\n" for row in zip(*columns, strict=True))
+
+
+def release_table(given: Given) -> Figures:
+    """Release a table from a CSV file of so many rows, read batch by batch."""
+    from adlm.privatise_table import privatise_table
+    from adlm.public.tables import TableDomain
+
+    domain = TableDomain.from_toml(TABLE)
+    start = time.perf_counter()
+    privatise_table(given["file"], domain, epsilon="1")
+    return {"seconds": time.perf_counter() - start, "input": Path(given["file"]).stat().st_size}
+
+
+SUBJECTS: dict[str, Callable[[Given], Figures]] = {
+    "epoch-release": epoch_release,
+    "epoch-plain": epoch_plain,
+    "epoch-opacus": epoch_opacus,
+    "pipeline-release": pipeline_release,
+    "pipeline-opacus": pipeline_opacus,
+    "records": release_records_to_disk,
+    "moments": release_moments_of,
+    "table": release_table,
+}
+
+
+def main(words: list[str]) -> None:
+    """Run a subject and print its figures with the process's peak memory."""
+    figures = SUBJECTS[words[0]](json.loads(words[1]))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps(figures | {"peak": peak}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,47 @@
+"""`adlm bench`: ratios of speed and memory, side by side."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from adlm.cli.console import AsJson, Output, Quiet
+
+
+def bench(
+    only: Annotated[
+        str | None,
+        typer.Option(help="Only these: noise, features, training, pipeline, growth, tables."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Less work; the spread is larger.")] = False,
+    repeats: Annotated[int, typer.Option(help="Interleaved rounds.", min=1)] = 3,
+    kymatio_python: Annotated[
+        str | None, typer.Option(help="The Python of an environment that has kymatio 0.3.0.", metavar="PATH")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for bench.json, a table and a picture.")] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure noise, features, training, the whole way and growth, each against others in the same run.
+
+    Only ratios are given, as the median of interleaved repeats with their spread; times say more about a
+    machine than about a program. With --json: {"command", "cores", "repeats", "ratios": [{"name", "value",
+    "low", "high", "sense", "asked", "met", "note", "detail"}]}.
+    """
+    from adlm.bench.comparisons import Scale
+    from adlm.bench.conduct import HEADINGS, cells, conduct
+
+    output = Output(as_json, quiet)
+    words = ["adlm bench", *(["--quick"] if quick else []), f"--repeats {repeats}"]
+    words += [f"--only {only}"] if only else []
+    names = [part.strip() for part in (only or "").split(",") if part.strip()]
+    scale = Scale(quick, repeats, kymatio_python or sys.executable)
+    result = conduct(names, scale, out, " ".join(words))
+    output.result(result)
+    output.table(HEADINGS, [cells(entry) for entry in result["ratios"]])
+    for entry in result["ratios"]:
+        if entry["note"]:
+            output.say(f"{entry['name']}: {entry['note']}")

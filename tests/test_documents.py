@@ -161,6 +161,10 @@ def test_the_documentation_builds_strictly(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stdout + built.stderr
     pages = list((tmp_path / "site").glob("*.html"))
     assert len(pages) >= 12
+    from adlm.cli.app import COMMANDS
+
+    reference = (tmp_path / "site" / "commands.html").read_text()
+    assert [name for name, *_ in COMMANDS if f'id="adlm-{name}"' not in reference] == []
     for page in pages:
         fetched = re.findall(r'<(?:script|img|iframe)[^>]+src="(https?:[^"]+)"', page.read_text())
         fetched += re.findall(

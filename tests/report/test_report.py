@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from fractions import Fraction
 from html.parser import HTMLParser
@@ -9,9 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 from tests.report import artefacts
+from typer.testing import CliRunner
 
 from adlm.artefact import canonical
+from adlm.cli.report import report
 from adlm.errors import UserError
 from adlm.release import PEEKED, SEEDED
 from adlm.report import write_report
@@ -220,3 +224,39 @@ def test_relevances_of_coordinates_are_a_curve_and_those_of_pixels_a_map(tmp_pat
     page = write_report(tmp_path / "r", tmp_path / "r.html").read_text()
     assert "Private relevance of each coordinate" in page
     assert 'class="cell"' not in page
+
+
+def test_the_command_writes_the_file_and_prints_the_totals(tmp_path: Path) -> None:
+    artefacts.demo(tmp_path / "d")
+    (tmp_path / "audit.json").write_text(json.dumps(artefacts.AUDIT))
+    out = tmp_path / "report.html"
+    words = [str(tmp_path / "d"), "--out", str(out), "--audit", str(tmp_path / "audit.json"), "--json"]
+    ended = CliRunner().invoke(command(), words)
+    assert ended.exit_code == 0
+    told = json.loads(ended.stdout)
+    assert told == {
+        "out": str(out), "stamps": [SEEDED], "epsilon_claimed": 2.0, "epsilon_proved": 2.0, "delta": 0.0,
+        "neighbours": "replace-one", "unproved": [],
+    }  # fmt: skip
+    assert "float Laplace" in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [("[]", "must hold one JSON object"), ("{", "is not JSON"), (None, "cannot be read")],
+)
+def test_figures_that_cannot_be_read_are_one_sentence(
+    content: str | None, words: str, tmp_path: Path
+) -> None:
+    artefacts.moments().save(tmp_path / "r")
+    if content is not None:
+        (tmp_path / "audit.json").write_text(content)
+    ended = CliRunner().invoke(command(), [str(tmp_path / "r"), "--audit", str(tmp_path / "audit.json")])
+    assert isinstance(ended.exception, UserError)
+    assert words in str(ended.exception)
+
+
+def command() -> typer.Typer:
+    app = typer.Typer()
+    app.command()(report)
+    return app

@@ -96,8 +96,8 @@ class PriorProjection(Features):
         # A written character of another size fills its frame; the synthetic ones keep a margin of 4 pixels.
         margin = 4 if self.family == "drawn" else 0
         inner = SIZE - 2 * margin
-        resized = nn.functional.interpolate(images[:, None], (inner, inner), mode="bilinear", antialias=True)
-        return nn.functional.pad(resized, [margin] * 4)[:, 0]
+        resized = nn.functional.interpolate(images[:, None], (inner, inner), mode="bicubic", antialias=True)
+        return nn.functional.pad(resized.clamp(0, 1), [margin] * 4)[:, 0]
 
     def spec(self) -> dict[str, Any]:
         """Describe the map: {"name": "prior-projection", "family": ..., "shape": [...]}."""

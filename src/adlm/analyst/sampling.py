@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adlm.analyst.discriminant import shrunk_counts, spread_within
+from adlm.analyst.discriminant import _floor, _within, shrunk_counts
 from adlm.moments import Moments
 from adlm.public.features import PriorStatistics
 
@@ -47,3 +47,27 @@ def class_laws(moments: Moments, prior: PriorStatistics | None) -> ClassLaws:
     covariance = spread_within(moments, prior)
     values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
     return ClassLaws(share, mean, vectors * values.clamp_min(0).sqrt())
+
+
+def spread_within(moments: Moments, prior: PriorStatistics | None) -> Tensor:
+    """Return the covariance (k, k) of a new record around its class's released mean, noise on it included.
+
+    Where second moments were not released, records spread as the public prior's do, or evenly without one.
+    """
+    counts = shrunk_counts(moments)
+    means = moments.sums / counts[:, None]
+    noise = (moments.sd_sums[None] / counts[:, None]).square()
+    _, spread, basis, within = _within(moments, counts / counts.sum(), means, noise)
+    k = means.shape[1]
+    public = torch.eye(k, dtype=means.dtype)
+    if prior is not None and len(prior.mean) >= k:
+        public = prior.within[:k, :k].to(means)
+        public = public / public.diagonal().mean().clamp_min(1e-12)
+    rest = torch.eye(k, dtype=means.dtype) - basis @ basis.T
+    covariance = spread * (rest @ public @ rest)
+    if within is not None:
+        values, vectors = torch.linalg.eigh(within)
+        inner = basis @ vectors
+        covariance = covariance + (inner * values.clamp_min(_floor(moments, len(values)))) @ inner.T
+    pooled = noise.mean(0)
+    return covariance + torch.diag(pooled + pooled.square() / (2 * covariance.diagonal()))

@@ -17,7 +17,7 @@ from adlm.errors import UserError
 from adlm.moments import Moments
 from adlm.public.features.base import PriorStatistics
 
-EVEN = 0.5  # least variance around the means, relative to records that vary evenly
+EVEN = 1.0  # least variance around the means, relative to records that vary evenly
 HEAT = 4.0  # fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public
 IMBALANCE = 0.1  # how much class sizes differ when counts are too noisy to tell, relative to n / M
 

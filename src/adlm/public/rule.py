@@ -22,6 +22,7 @@ PER_COORDINATE = 10  # pure: records of a class, times epsilon, that a coordinat
 FEWEST = 10  # coordinates, however small the budget
 ENOUGH = (100, 200)  # coordinates for class sums without noise: a third of the width, within these
 BESIDE = 50  # directions beside the class means, in second moments with pure epsilon
+INSIDE = 0.4  # energy of a record in directions between class means and the leading ones
 LEAST = 4  # directions beside the class means for which second moments are worth a part of the budget
 
 
@@ -84,18 +85,18 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> Plan:
     """Radial noise: a coordinate of a class mean has standard deviation 2 sqrt(k) M / (epsilon n)."""
     width = features.width
     wide = _enough(width)
-    q = min(classes - 1 + BESIDE, math.floor((0.55 * budget * n / ENOUGH[1]) ** (2 / 3)))
-    share = Fraction(3, 5)
+    q = min(classes - 1 + BESIDE, wide // 2, math.floor((0.55 * budget * n / ENOUGH[1]) ** (2 / 3)))
+    share = Fraction(7, 10)
     k = min(wide, math.floor(float(share) * budget * n / (PER_COORDINATE * classes)))
     if q >= classes + LEAST and k >= 2 * q:
-        level = second_level(features.prior, k, q)
+        level = second_level(features.prior, q)
         return Plan(
             k, "radial", 1.0, 0.1, q=q, basis="means", second_level=level, share_sums=share,
             reasons=(
                 f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, at most {wide}",
                 f"q = {q}: second moments around the released means are worth their noise from "
                 f"{classes + LEAST} directions, (0.55 epsilon n / {ENOUGH[1]})^(2/3)",
-                f"clip level {level:.3g}: what the prior expects of the length of a record in {q} directions",
+                f"clip level {level:.3g}: what to expect of the length of a record in {q} directions",
             ),
         )  # fmt: skip
     k = max(min(wide, math.floor(budget * n / (PER_COORDINATE * classes))), min(width, FEWEST))
@@ -116,17 +117,13 @@ def _gaussian(n: int, classes: int, mu: float, width: int) -> Plan:
     return Plan(k, "gaussian", 1.0, 0.2, reasons=(why, "no second moments: they are not worth their noise"))
 
 
-def second_level(prior: PriorStatistics | None, k: int, q: int) -> float:
-    """Clip level of q directions of a unit vector in k: the L1 norm to expect, and a tenth more.
+def second_level(prior: PriorStatistics | None, q: int) -> float:
+    """Clip level of q directions of a unit vector: the L1 norm to expect, and a tenth more.
 
-    A direction of energy share s adds sqrt(2 s / (pi q)) a coordinate. Directions between class means carry
-    more than an even share; the prior tells how much the leading ones do.
+    A vector of energy share s in q directions has an L1 norm of about sqrt(2 s q / pi) there. Features that
+    come with a prior leave much of their energy outside any few directions; of others nothing is known.
     """
-    share = 1.0
-    if prior is not None and len(prior.mean) >= k:
-        size = prior.within.diagonal() + prior.weight + prior.mean.square()
-        share = float(size[:q].sum() / size[:k].sum().clamp_min(1e-12))
-    return 1.1 * math.sqrt(2 / math.pi * q * min(1.0, max(share, 0.4)))
+    return 1.1 * math.sqrt(2 / math.pi * q * (1.0 if prior is None else INSIDE))
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:

@@ -6,11 +6,22 @@ import importlib
 from typing import Annotated
 
 import typer
+from typer.core import TyperGroup
 
 from adlm.version import __version__
 
+
+class _InOrder(TyperGroup):
+    """List commands and groups of commands in the order of COMMANDS."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
+        """Return the names in the order a person uses them."""
+        return [name for name, *_ in COMMANDS]
+
+
 app = typer.Typer(
     name="adlm",
+    cls=_InOrder,
     help="Train neural networks on sensitive records: privatise once, train forever, every epsilon proved "
     "and audited.",
     epilog="Start with: adlm demo --out demo",
@@ -36,29 +47,31 @@ def _root(
     pass
 
 
-# name, module, attribute, example; a name without an attribute is a group of commands
+# name, module, attribute (none: a group of commands), what it does, example
 COMMANDS = (
-    ("demo", "demo", "demo", "adlm demo --out demo"),
-    ("data", "data", None, "adlm data get mnist"),
-    ("domain", "domain", None, "adlm domain init patients.csv"),
-    ("plan", "plan", "plan", "adlm plan --data mnist --epsilon 0.5"),
-    ("release", "release", "release", "adlm release --data digits --epsilon 1 --out R"),
-    ("verify", "verify", "verify", "adlm verify R"),
-    ("train", "train", "train", "adlm train R --out M"),
-    ("evaluate", "evaluate", "evaluate", "adlm evaluate M --data digits"),
-    ("predict", "predict", "predict", "adlm predict M new.csv --out predictions.csv"),
-    ("export", "export", "export", "adlm export M --out model.onnx"),
-    ("report", "report", "report", "adlm report M --out report.html"),
-    ("audit", "audit", "audit", "adlm audit"),
-    ("experiment", "experiment", None, "adlm experiment list"),
-    ("bench", "bench", "bench", "adlm bench --quick"),
-    ("pretrain", "pretrain", "pretrain", "adlm pretrain --data mnist --out network"),
-    ("cache", "cache", None, "adlm cache clear"),
-)
+    ("demo", "demo", "demo", "The main job from end to end.", "adlm demo --out demo"),
+    ("data", "data", None, "Public data sets by name.", "adlm data get mnist"),
+    ("domain", "domain", None, "Declare what is public of a table.", "adlm domain init patients.csv"),
+    ("plan", "plan", "plan", "What to expect, before anything is spent.", "adlm plan --data mnist"),
+    ("release", "release", "release", "Read records once, write what may be known of them.",
+     "adlm release --data digits --epsilon 2 --out R"),
+    ("verify", "verify", "verify", "Check a release or a model.", "adlm verify R"),
+    ("train", "train", "train", "Make a model of a release alone.", "adlm train R --out M"),
+    ("evaluate", "evaluate", "evaluate", "Measure a model.", "adlm evaluate M --data digits"),
+    ("predict", "predict", "predict", "Predict classes of a file.", "adlm predict M new.csv --out p.csv"),
+    ("export", "export", "export", "Write a model as ONNX.", "adlm export M --out model.onnx"),
+    ("report", "report", "report", "One HTML file that explains it all.", "adlm report M --out report.html"),
+    ("audit", "audit", "audit", "Attack every mechanism.", "adlm audit"),
+    ("experiment", "experiment", None, "The paper's figures, and ours.", "adlm experiment list"),
+    ("bench", "bench", "bench", "Ratios of speed and memory.", "adlm bench --quick"),
+    ("pretrain", "pretrain", "pretrain", "A relevance network from public classes.", "adlm pretrain"),
+    ("cache", "cache", None, "Kept features of private records.", "adlm cache clear"),
+)  # fmt: skip
 
-for name, module, attribute, example in COMMANDS:
+for name, module, attribute, does, example in COMMANDS:
     loaded = importlib.import_module(f"adlm.cli.{module}")
+    short, end = f"{does} Example: {example}", f"Example: {example}"
     if attribute is None:
-        app.add_typer(loaded.app, name=name, epilog=f"Example: {example}")
+        app.add_typer(loaded.app, name=name, short_help=short, epilog=end)
     else:
-        app.command(name, epilog=f"Example: {example}", no_args_is_help=False)(getattr(loaded, attribute))
+        app.command(name, short_help=short, epilog=end)(getattr(loaded, attribute))

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from adlm.errors import UserError
+from adlm.public.features import build
 from adlm.public.features.base import PriorStatistics
 from adlm.public.features.natural import (
     SHIPPED,
@@ -65,7 +66,7 @@ def test_fewer_coordinates_are_the_leading_ones_at_unit_norm(small: str, picture
 
 def test_a_spec_makes_the_same_map_again(small: str) -> None:
     features = NaturalImages(16, small)
-    again = NaturalImages.from_spec(features.spec())
+    again = build(features.spec())
     assert again.fingerprint() == features.fingerprint()
     assert NaturalImages(15, small).fingerprint() != features.fingerprint()
 

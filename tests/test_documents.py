@@ -153,7 +153,6 @@ def test_the_documentation_builds_strictly(tmp_path: Path) -> None:
         "mkdocs",
         "build",
         "--strict",
-        "--quiet",
         "--site-dir",
         str(tmp_path / "site"),
     ]

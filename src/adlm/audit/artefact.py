@@ -8,10 +8,11 @@ product's sampler is attacked at exactly those scales. The records are not neede
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,6 @@ from adlm.audit.tap import draw
 from adlm.audit.two_worlds import curve, log_ratio
 from adlm.certificate import Charge, gaussian_epsilon
 from adlm.curator.additive import calibrate as calibrate_table
-from adlm.curator.clipping import Clip
 from adlm.curator.moments import Design, Second, calibrate
 from adlm.curator.noise import Source
 from adlm.polynomial import by_name
@@ -148,23 +148,25 @@ def rebuilt_design(release: Release) -> Design:
 
 
 def _moments(release: Release) -> list[str]:
-    """Derive a moment release's sensitivities again and compare them with what was charged."""
+    """Derive a moment release's sensitivities again and compare them with what was charged.
+
+    Charges of a first release, whose private relevances the noise follows, stand before its own.
+    """
     settings, charges = release.certificate.settings, release.certificate.charges
     design = rebuilt_design(release)
     neighbours = release.certificate.domain.neighbours
-    faults = []
     _, again = calibrate(design, neighbours)
-    if [c.mechanism for c in again] != [c.mechanism for c in charges]:
+    own = charges[len(charges) - len(again) :]
+    if [c.mechanism for c in again] != [c.mechanism for c in own]:
         return ["the charges are not those of the settings"]
-    faults.extend(_too_small(charges, again))
-    faults.extend(_stated_noise(settings["sd_sums"], charges[0], design))
+    faults = _too_small(own, again)
+    if not design.joint:
+        faults.extend(_stated_noise(settings["sd_sums"], own[0], design))
     table = release.tensors["class_sums"]
-    if table.dtype != torch.int64 or tuple(table.shape) != (
-        len(release.certificate.domain.classes),
-        1 + design.k,
-    ):
+    shape = (len(release.certificate.domain.classes), 1 + design.k)
+    if table.dtype != torch.int64 or tuple(table.shape) != shape:
         faults.append("class sums are not whole numbers of grid steps, or not of the stated shape")
-    if design.joint and (fault := _joint(release, design, design.clip(), neighbours)):
+    if design.joint and (fault := _joint(settings, own[0], design, neighbours)):
         faults.append(fault)
     return faults
 
@@ -172,20 +174,17 @@ def _moments(release: Release) -> list[str]:
 def _stated_noise(sd: float, charge: Charge, design: Design) -> list[str]:
     """Compare the standard deviation that the settings state with the scale that was charged."""
     spread = {"laplace": math.sqrt(2), "radial": math.sqrt(2 + design.k), "gaussian": 1.0}[charge.mechanism]
-    if charge.scale != 1 and not math.isclose(sd, spread * float(charge.scale), rel_tol=1e-9):
+    if not math.isclose(sd, spread * float(charge.scale), rel_tol=1e-9):
         return [f"{charge.what}: noise of deviation {sd:g} is stated, scale {charge.scale} was charged"]
     return []
 
 
-def _joint(release: Release, design: Design, clip: Clip, neighbours: str) -> str:
+def _joint(settings: Mapping[str, Any], charge: Charge, design: Design, neighbours: str) -> str:
     """Derive the cost of class sums and second moments together from the stated noise."""
-    settings = release.certificate.settings
     sums, second = (Fraction(settings[key]) for key in ("sd_sums", "sd_second_diagonal"))
-    loss = clip.joint_loss_squared(sums, second, neighbours) * design.contributions**2
-    charged = release.certificate.charges[0].loss ** 2
-    return (
-        f"joint cost mu^2 = {float(loss):g} is above {float(charged):g} as charged" if loss > charged else ""
-    )
+    loss = design.clip().joint_loss_squared(sums, second, neighbours) * design.contributions**2
+    charged = charge.loss**2
+    return f"joint mu^2 is {float(loss):g}, charged was {float(charged):g}" if loss > charged else ""
 
 
 def _attacked(charge: Charge, name: str, runs: int, source: Source) -> Finding:

@@ -101,7 +101,7 @@ class Audit:
 def audit_mechanism(subject: Subject, depth: Depth, source: Source) -> list[Finding]:
     """Search for a mechanism's worst neighbours, then tell the two worlds apart."""
     worst = worst_neighbours(subject, source, evaluations=depth.evaluations)
-    slow = next((factor for kind, factor in SLOW.items() if kind in subject.name), 1)
+    slow = max(SLOW.get(call.mechanism, 1) for call, _ in worst.comparison.pairs)
     found = [report(subject, worst, depth.evaluations)]
     found.append(two_worlds(subject, worst, max(100, depth.runs // slow), source))
     if subject.name in WHOLE:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from adlm.certificate import Charge
+from adlm.curation import privatise
 from adlm.curator.additive import release_additive
 from adlm.curator.ledger import Ledger
 from adlm.curator.moments import Design, Second, release_moments
@@ -145,6 +146,28 @@ def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) 
     return Subject(name, neighbours, run, covers, domain.size, focus=focus, tight=False, box=True)
 
 
+def of_product(name: str, delta: Fraction, neighbours: str) -> Subject:
+    """Audit the whole way from raw records: domain, public features, the public rule, the release."""
+    domain = Domain((4,), -1.0, 3.0, ("a", "b"), neighbours)
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        made = privatise(
+            4 * data.values - 1,
+            data.codes,
+            domain=domain,
+            epsilon=4 if delta else 1,
+            delta=delta,
+            k=4,
+            second=0,
+            ledger=ledger,
+            source=source,
+            size=4,
+        )
+        return made.certificate.charges
+
+    return Subject(name, neighbours, run, (0,), 4, tight=False, box=True)
+
+
 def of_records(
     name: str, settings: Settings, domain: Domain, *, focus: int | None, relevance: Reals | None = None
 ) -> Subject:
@@ -269,6 +292,11 @@ def subjects() -> tuple[Subject, ...]:
         of_table(f"table, {stage}, {noise}", delta, relation, focus=focus)
         for stage, focus in (("class tables", 0), ("all stages", None))
         for noise, delta in (("Laplace", Fraction(0)), ("Gaussian", DELTA))
+        for relation in NEIGHBOURS
+    )
+    made.extend(
+        of_product(f"from raw records, {noise}", delta, relation)
+        for noise, delta in (("pure", Fraction(0)), ("Gaussian", DELTA))
         for relation in NEIGHBOURS
     )
     return (

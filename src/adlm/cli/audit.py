@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from adlm.cli.console import AsJson, Output, Quiet
+
+if TYPE_CHECKING:
+    from adlm.audit.runner import Audit
 
 
 def audit(
@@ -19,7 +22,7 @@ def audit(
         bool, typer.Option("--controls", help="Attack mechanisms that are wrong on purpose too.")
     ] = False,
     runs: Annotated[
-        int | None, typer.Option(min=100, max=10**8, help="Runs of each mechanism in each of two worlds.")
+        int | None, typer.Option(min=100, max=10**7, help="Runs of each mechanism in each of two worlds.")
     ] = None,
     long: Annotated[
         bool, typer.Option("--long", help="Try harder: more runs, membership inference. Minutes.")
@@ -60,36 +63,27 @@ def audit(
     if picture is not None:
         draw(found, picture)
         output.say(f"picture: {picture}")
-    output.result(found.to_dict(), _sentence(found.findings, found.sound, found.seconds))
+    output.result(found.to_dict(), _sentence(found))
     if not found.sound:
         raise typer.Exit(1)
 
 
-def _sentence(findings: object, sound: bool, seconds: float) -> str:
-    from adlm.audit.finding import Finding
-
-    assert isinstance(findings, tuple)
-    lines: list[Finding] = list(findings)
-    own = [f for f in lines if not f.control]
-    wrong = [f for f in lines if f.control]
-    held = sum(f.as_it_should_be for f in own)
-    caught = sum(f.as_it_should_be for f in wrong)
-    text = f"{held} of {len(own)} attacks stay below what is proved"
+def _sentence(found: Audit) -> str:
+    own = [f for f in found.findings if not f.control]
+    wrong = [f for f in found.findings if f.control]
+    text = f"{sum(f.as_it_should_be for f in own)} of {len(own)} attacks stay below what is proved"
     if wrong:
-        text += f"; {caught} of {len(wrong)} controls caught"
-    return f"{text}; {'sound' if sound else 'NOT SOUND'} ({seconds:.0f} s)"
+        text += f"; {sum(f.as_it_should_be for f in wrong)} of {len(wrong)} controls caught"
+    return f"{text}; {'sound' if found.sound else 'NOT SOUND'} ({found.seconds:.0f} s)"
 
 
-def _membership(figures: dict[str, object]) -> str:
+def _membership(figures: dict[str, Any]) -> str:
     def pair(key: str) -> str:
-        entries = figures[key]
-        assert isinstance(entries, list)
-        return " and ".join(f"{e['advantage']:+.3f} ± {e['margin']:.3f}" for e in entries)
+        return " and ".join(f"{e['advantage']:+.3f} ± {e['margin']:.3f}" for e in figures[key])
 
-    spent = figures["epsilon_dp_sgd"]
-    assert isinstance(spent, list)
+    first, last = figures["epsilon_dp_sgd"]
     return (
         f"membership inference after 1 and 100 epochs, {figures['shadows']} shadow models: advantage "
         f"{pair('adlm')} on a release of epsilon {figures['epsilon']:g}, {pair('no_privacy')} without "
-        f"privacy; DP-SGD's epsilon {spent[0]:.2f} and {spent[1]:.2f}"
+        f"privacy; DP-SGD's epsilon {first:.2f} and {last:.2f}"
     )

@@ -38,7 +38,7 @@ class Recipe:
 
 RECIPES: dict[str, Recipe] = {
     "drawn": Recipe(strokes.draw, classes=2400, per_class=12, width=300),
-    "garments": Recipe(shapes.draw, classes=1700, per_class=14, width=600, temper=0.25),
+    "garments": Recipe(shapes.draw, classes=1700, per_class=14, width=600, temper=0.12),
 }
 
 

@@ -19,6 +19,7 @@ from adlm.cli.report import report
 from adlm.errors import UserError
 from adlm.release import PEEKED, SEEDED
 from adlm.report import write_report
+from adlm.report.audit import audit as audit_section
 from adlm.report.drawing import MOST_CELLS, bars, heat, nice, thinned
 from adlm.report.html import Markup, tag, text
 
@@ -102,6 +103,11 @@ def test_the_figures_are_those_of_the_artefacts(demo: Reader) -> None:
     assert "arXiv:1709.05750" in words
 
 
+def test_the_command_to_check_names_the_artefact_and_not_where_it_lies(demo: Reader) -> None:
+    assert re.search(r"adlm verify demo\d+/release adlm release", said(demo))
+    assert "/tmp" not in said(demo)
+
+
 def test_both_models_are_shown_with_their_epochs(demo: Reader) -> None:
     assert "model-1 linear 1 0.8750" in " ".join(demo.words)
     assert "model-100 linear 100 0.8750" in " ".join(demo.words)
@@ -111,6 +117,22 @@ def test_the_audit_is_shown_with_its_controls(demo: Reader) -> None:
     words = " ".join(demo.words)
     assert "class sums replace-one two worlds 2 1.9 100000 holds" in words
     assert "float Laplace replace-one control 1 unbounded 1000 violated" in words
+
+
+def test_a_long_audit_is_folded_under_its_count_with_the_nearest_attack_of_each_mechanism() -> None:
+    first = artefacts.AUDIT["findings"][0]
+    many = [dict(first) | {"epsilon_lower": 0.05 * i, "mechanism": f"m{i % 3}"} for i in range(30)]
+    section = audit_section(
+        {"findings": [*many, dict(first) | {"verdict": "VIOLATED", "epsilon_lower": 3.0}]}
+    )
+    assert section is not None
+    assert "<details><summary>All 31 findings</summary>" in section.body
+    assert '30 attacks on the product: <span class="good">holds</span>' in section.body
+    assert '1 attacks on the product: <span class="bad">VIOLATED</span>' in section.body
+    longest = re.findall(
+        r'class="tick">([\d.]+)</text><text x="222" y="\d+" text-anchor="end"></text>', section.body
+    )
+    assert longest == ["3", "1.45", "1.4", "1.35"]
 
 
 @pytest.mark.parametrize("words", [SEEDED, PEEKED])

@@ -49,10 +49,18 @@ def render(subject: Subject) -> str:
         allocation(subject),
         accuracy(subject.models, certificate.domain.classes),
         audit_section(subject.audit),
-        provenance.rerun(certificate, str(subject.folder)),
+        provenance.rerun(certificate, _relative(subject)),
     ]
     top = join([sections.stamps(certificate), sections.summary(subject)])
     lead = (
         f"Privatised once, by adlm {certificate.software.get('adlm', '')}; {certificate.totals.sentence()}."
     )
-    return page(f"Privacy report: {subject.folder.name}", lead, top, [s for s in parts if s is not None])
+    return page(
+        f"Privacy report: {subject.folder.resolve().name}", lead, top, [s for s in parts if s is not None]
+    )
+
+
+def _relative(subject: Subject) -> str:
+    """Name the artefact from its folder on: where that lies on somebody's disk is nobody's business."""
+    folder = subject.folder.resolve()
+    return str(Path(folder.name) / subject.place.resolve().relative_to(folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,12 @@ from adlm.report import attacker, drawing
 from adlm.report.html import Markup, figure, join, paragraph, table, tag
 from adlm.report.page import Section
 
+MOST_ROWS = 12  # a longer table is folded away under its summary
+MOST_BARS = 12
 MOST_CURVES = 4
+STYLES = {"VIOLATED": "bad", "NOT CAUGHT": "bad", "above claim": "warn"}
+
+Finding = Mapping[str, Any]
 
 
 def audit(found: Mapping[str, Any] | None) -> Section | None:
@@ -18,31 +24,63 @@ def audit(found: Mapping[str, Any] | None) -> Section | None:
     findings = [f for f in (found or {}).get("findings", []) if isinstance(f, Mapping)]
     if not findings:
         return None
+    words = paragraph(
+        "An attack gives a lower bound on epsilon with stated confidence. It must never lie above what is "
+        "proved; controls are broken on purpose and must be caught."
+    )
+    whole = [words, _summary(findings), _rows(findings), *_bounds(findings), *_curves(findings)]
+    return Section("audit", "Audit", join(whole))
+
+
+def _summary(findings: Sequence[Finding]) -> Markup:
+    """Count the verdicts, of the product and of the controls."""
+    parts: list[object] = []
+    for control, name in ((False, "attacks on the product"), (True, "controls")):
+        verdicts = Counter(str(f.get("verdict", "")) for f in findings if bool(f.get("control")) is control)
+        for verdict, count in verdicts.most_common():
+            told = tag(
+                "span", "caught" if control and verdict == "violated" else verdict, class_=_style(verdict)
+            )
+            parts += [f"{count} {name}: ", told, ". "]
+    return paragraph(*parts)
+
+
+def _rows(findings: Sequence[Finding]) -> Markup:
     rows = [
         (f.get("mechanism", "?"), f.get("neighbours", ""), f.get("rung", ""),
-         _epsilon(f.get("epsilon_proved")),
-         _epsilon(f.get("epsilon_lower"), "unbounded"), f.get("runs", ""), _verdict(f))
+         _epsilon(f.get("epsilon_proved")), _epsilon(f.get("epsilon_lower"), "unbounded"), f.get("runs", ""),
+         tag("span", f.get("verdict", ""), class_=_style(str(f.get("verdict", "")))))
         for f in findings
     ]  # fmt: skip
     heading = ("mechanism", "relation", "attack", "proved", "lower bound found", "runs", "verdict")
-    parts = [
-        paragraph("An attack gives a lower bound on epsilon with stated confidence. It must never lie above "
-                  "what is proved; controls are broken on purpose and must be caught."),
-        table(heading, rows),
-    ]  # fmt: skip
-    return Section("audit", "Audit", join([*parts, *_bounds(findings), *_curves(findings)]))
+    shown = table(heading, rows)
+    if len(rows) <= MOST_ROWS:
+        return shown
+    return tag("details", tag("summary", f"All {len(rows)} findings"), shown)
 
 
-def _verdict(finding: Mapping[str, Any]) -> Markup:
-    verdict = str(finding.get("verdict", ""))
-    return tag("span", verdict, class_="bad" if verdict in ("VIOLATED", "NOT CAUGHT") else "good")
+def _style(verdict: str) -> str:
+    return STYLES.get(verdict, "good")
 
 
-def _bounds(findings: Sequence[Mapping[str, Any]]) -> list[Markup]:
-    kept = [f for f in findings if _number(f.get("epsilon_proved")) and _number(f.get("epsilon_lower"))]
+def _tightness(finding: Finding) -> float:
+    """Return the share of the proved epsilon that the attack reached; below zero where there is none."""
+    proved, lower = finding.get("epsilon_proved"), finding.get("epsilon_lower")
+    if not (_number(proved) and _number(lower)):
+        return -1.0
+    return float(lower or 0) / max(float(proved or 0), 1e-12)
+
+
+def _bounds(findings: Sequence[Finding]) -> list[Markup]:
+    """Show one pair of bars a mechanism: the attack by experiment that came nearest to what is proved."""
+    tried = [f for f in findings if f.get("rung") == "two worlds" and not f.get("control")] or list(findings)
+    best: dict[str, Finding] = {}
+    for f in sorted(tried, key=_tightness):
+        best[str(f.get("mechanism", "?"))] = f
+    kept = [f for f in reversed(best.values()) if _tightness(f) >= 0][:MOST_BARS]
     if not kept:
         return []
-    names = [str(f.get("mechanism", "?")) for f in kept for _ in range(2)]
+    names = [str(f.get("mechanism", "?")) if part == 0 else "" for f in kept for part in range(2)]
     values = [float(f[key]) for f in kept for key in ("epsilon_lower", "epsilon_proved")]
     styles = ["b", "a"] * len(kept)
     picture = drawing.bars(names, values, label="Lower bounds by attack and proved epsilons", styles=styles)
@@ -50,9 +88,9 @@ def _bounds(findings: Sequence[Mapping[str, Any]]) -> list[Markup]:
     return [figure(join([picture, named]), "The truth lies between each pair.")]
 
 
-def _curves(findings: Sequence[Mapping[str, Any]]) -> list[Markup]:
+def _curves(findings: Sequence[Finding]) -> list[Markup]:
     parts: list[Markup] = []
-    for f in findings:
+    for f in sorted(findings, key=_tightness, reverse=True):
         points = sorted((float(p[0]), float(p[1])) for p in f.get("curve", []) if len(p) == 2)
         if not points or len(parts) == MOST_CURVES:
             continue
@@ -66,9 +104,7 @@ def _curves(findings: Sequence[Mapping[str, Any]]) -> list[Markup]:
             marks.insert(0, drawing.area(x, y, rates, rates, most, "a"))
         marks.append(drawing.curve(x, y, [p[0] for p in points], [p[1] for p in points], "b"))
         label = f"Attack on {f.get('mechanism', '?')} ({f.get('rung', '')})"
-        caption = (
-            f"{label}: the curve must stay inside the shaded region, which is all that the proof allows."
-        )
+        caption = f"{label}: but for sampling error, it must stay inside what the proof allows, shaded."
         parts.append(figure(drawing.plot(x, y, *marks, label=label), caption))
     return parts
 

@@ -141,13 +141,13 @@ def bars(
     shown: Sequence[str] | None = None,
 ) -> Markup:
     """Draw bars from the left, one a row, with whiskers of length `spread` either way."""
-    row, left, room = 26, 168, 300
+    row, left, room = 26, 230, 240
     reach = [abs(v) + (spread[i] if spread else 0.0) for i, v in enumerate(values)]
     top = max([*reach, 1e-12])
     drawn: list[Markup] = []
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
         middle, width = i * row + row / 2, max(0.0, value) / top * room
-        drawn.append(tag("text", _short(name, 24), x=left - 8, y=middle + 4, text_anchor="end"))
+        drawn.append(tag("text", _short(name, 25), x=left - 8, y=middle + 4, text_anchor="end"))
         style = styles[i] if styles else "a"
         drawn.append(
             tag("rect", x=left, y=middle - 8, width=round(width, 2), height=16, class_=f"bar {style}")

@@ -56,6 +56,7 @@ pre{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padd
 font:13px/1.45 ui-monospace,monospace}
 code{font-family:ui-monospace,monospace;font-size:.9em}
 .bad{color:var(--bad);font-weight:600}.good{color:var(--good);font-weight:600}
+.warn{color:var(--b);font-weight:600}summary{cursor:pointer;color:var(--a)}
 @media(max-width:34rem){svg{font-size:16px}nav ol{columns:1}h1{font-size:1.4rem}
 body{padding:.8rem .7rem 3rem}}
 @media print{body{max-width:none;font-size:11pt;color:#000;background:#fff}figure,table,.stamp,.tile

@@ -32,6 +32,7 @@ class Subject:
     Attributes
     ----------
     folder : what the report was asked for.
+    place : the artefact to verify, within the folder.
     certificate : of the release; every model here carries the same one.
     release : the release itself, when it is at hand.
     models : in order of their names.
@@ -39,6 +40,7 @@ class Subject:
     """
 
     folder: Path
+    place: Path
     certificate: Certificate
     release: Release | None
     models: tuple[Trained, ...] = ()
@@ -71,6 +73,7 @@ def find(
         raise UserError(f"an evaluation was given, but {folder} holds {len(made)} models; give one of them")
     return Subject(
         folder,
+        (released or made)[0],
         next(iter(certificates.values())),
         _release(released, folder, next(iter(certificates))),
         tuple(_model(place, alone, single=len(made) == 1) for place in made),

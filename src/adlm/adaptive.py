@@ -81,7 +81,7 @@ def first_release(
         linear.weight.copy_(head.weight)
         linear.bias.copy_(head.bias)
     z, codes = class_laws(moments, features.prior).sample(DRAWS, torch.Generator().manual_seed(0))
-    explained = propagate(linear, z, target=codes).features.abs().mean(0).double()
+    explained = propagate(nn.Sequential(linear), z, target=codes).features.abs().mean(0).double()
     charges = tuple(replace(c, what=f"{c.what}, for private relevances") for c in release.certificate.charges)
     return First(SHARE, explained, z.abs().mean(0).double(), charges, {"relevance": explained})
 

@@ -41,7 +41,7 @@ def build(spec: Mapping[str, Any]) -> Features:
 def for_domain(domain: Domain) -> Features:
     """Return the public features that suit the declared family and shape of the records."""
     if domain.family == "natural" and domain.shape == (3, 32, 32):
-        return build({"name": "natural", "width": 1200, "weights": "natural-32"})
+        return build({"name": "natural", "width": 1000, "weights": "natural-32"})
     if domain.family in ("drawn", "garments"):
         return build({"name": "prior-projection", "family": domain.family, "shape": list(domain.shape)})
     return build({"name": "identity", "shape": list(domain.shape)})

@@ -25,7 +25,8 @@ class _BoundedResponse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> tuple[Tensor, None, None, None, None]:
         h, band, inner, outer = ctx.saved_tensors
-        direct = torch.where(h < outer, upstream[0] / outer, 0.0)  # where h wins the max the result is 1
+        # Where h wins the max the result is 1. A product, as a choice would take longer on noisy records.
+        direct = (upstream[0] / outer).mul_(h < outer)
         around = F.conv2d(direct * h / inner, band)
         return direct - 2 * ctx.alpha * ctx.beta * h * around, None, None, None, None
 

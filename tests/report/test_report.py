@@ -159,6 +159,7 @@ def test_where_nothing_is_proved_no_protection_is_described(tmp_path: Path) -> N
         "No epsilon is proved for this release: the relevance network was trained on private records" in words
     )
     assert "fold" not in words
+    assert words.index("No epsilon is proved") < words.index("Contents")
     assert reader.ids == ["plain-words", "claimed-and-proved", "relevance", "allocation", "cite"]
     assert "Budget ratio of each feature" in words
 

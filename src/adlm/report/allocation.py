@@ -20,11 +20,11 @@ MOST_CLASSES = 40
 MAPS = {
     "relevance": (
         "Private average relevance of each feature (the paper's Fig. 3)",
-        "Darker features matter more to the output. The values carry their own noise.",
+        "Fuller colour: the feature matters more to the output. The values carry their own noise.",
     ),
     "budget_ratios": (
         "Budget ratio of each feature (beta, Eq. 16)",
-        "Darker features have a larger share of the budget, and so less noise.",
+        "Fuller colour: the feature has a larger share of the budget, and so less noise.",
     ),
 }
 

@@ -141,7 +141,7 @@ def bars(
     shown: Sequence[str] | None = None,
 ) -> Markup:
     """Draw bars from the left, one a row, with whiskers of length `spread` either way."""
-    row, left, room = 26, 230, 240
+    row, left, room = 26, 230, 215
     reach = [abs(v) + (spread[i] if spread else 0.0) for i, v in enumerate(values)]
     top = max([*reach, 1e-12])
     drawn: list[Markup] = []
@@ -170,7 +170,7 @@ def heat(
     columns: Sequence[str] | None = None,
     counts: bool = False,
 ) -> Markup:
-    """Draw a matrix as squares, darker where a value is larger; `counts` writes the numbers too."""
+    """Draw a matrix as squares, in fuller colour where a value is larger; `counts` writes the numbers too."""
     values = thinned(values)
     high, low = float(values.max()), float(min(values.min(), 0.0))
     left, top = (110.0 if rows else 2.0), (26.0 if columns else 2.0)

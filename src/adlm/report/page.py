@@ -50,7 +50,8 @@ svg .cell-text.strong{fill:var(--bg)}
 .legend i.a{background:var(--a)}.legend i.b{background:var(--b)}.legend i.quiet{background:var(--soft)}
 table{border-collapse:collapse;font-size:.92rem;min-width:50%}
 th,td{border-bottom:1px solid var(--line);padding:.35rem .7rem .35rem 0;text-align:left;vertical-align:top;
-overflow-wrap:normal}
+overflow-wrap:normal;min-width:4.5rem}
+td:last-child{min-width:7rem}
 th{color:var(--soft);font-weight:600}
 pre{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padding:.7rem;overflow-x:auto;
 font:13px/1.45 ui-monospace,monospace}

@@ -28,7 +28,11 @@ RELATIONS = {
 def stamps(certificate: Certificate) -> Markup:
     """Show every warning that travels with the release."""
     other = "This warning was put on the release when it was made."
-    return join(stamp(words, MEANINGS.get(words, other)) for words in certificate.stamps)
+    shown = [stamp(words, MEANINGS.get(words, other)) for words in certificate.stamps]
+    totals = certificate.totals
+    if math.isinf(totals.epsilon_proved):
+        shown.append(stamp("No epsilon is proved", f"{'; '.join(totals.unproved)}."))
+    return join(shown)
 
 
 def summary(subject: Subject) -> Markup:

@@ -53,8 +53,7 @@ def test_every_block_of_a_page_runs_in_order(
     """Python blocks of a page share one namespace; commands share one folder, cache and ledger."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ADLM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
+    monkeypatch.setenv("ADLM_LEDGERS", str(tmp_path / "ledgers"))
     names: dict[str, Any] = {"__name__": page.stem}
     for block in runnable(page):
         where = f"{page.name}, line {block.line}"

@@ -87,7 +87,7 @@ def rehearse(
             seconds.append(spread * n / (float(moments.sd_second[0, -1]) * math.sqrt(len(moments.sd_second))))
     result = torch.tensor(scores)
     return Rehearsal(
-        float(budget), float(slack), plan, float(result.mean()), float(result.std()),
+        float(budget), float(slack), plan, float(result.mean()), float(result.std(correction=0)),
         sum(ratios) / times, sum(seconds) / times if seconds else None,
     )  # fmt: skip
 

@@ -1,0 +1,38 @@
+"""A plan tells what to expect from public quantities alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from adlm.errors import UserError
+from adlm.public import datasets
+from adlm.public.features import for_domain
+from adlm.rehearsal import rehearse
+
+FEATURES = for_domain(datasets.domain("digits"))
+
+
+def test_more_budget_or_more_records_make_a_better_forecast() -> None:
+    small, large = (rehearse(FEATURES, 1437, 10, epsilon) for epsilon in ("0.05", "2"))
+    assert small.accuracy < large.accuracy
+    assert small.signal_to_noise < large.signal_to_noise
+    assert rehearse(FEATURES, 100, 10, "0.2").accuracy < rehearse(FEATURES, 100_000, 10, "0.2").accuracy
+
+
+def test_the_plan_is_the_one_that_the_release_follows() -> None:
+    from adlm import privatise
+
+    train = datasets.load("digits", "train")
+    made = privatise(train.x, train.y, domain=train.domain, epsilon=1)
+    assert made.certificate.settings["plan"] == rehearse(FEATURES, len(train), 10, 1).plan.to_dict()
+
+
+def test_delta_buys_second_moments_sooner() -> None:
+    pure, approximate = (rehearse(FEATURES, 60_000, 10, "0.5", delta, times=1) for delta in ("0", "1e-5"))
+    assert pure.plan.q < approximate.plan.q
+    assert approximate.signal_to_noise_second is not None
+
+
+def test_impossible_sizes_are_one_sentence() -> None:
+    with pytest.raises(UserError, match="at least one record"):
+        rehearse(FEATURES, 0, 10, 1)

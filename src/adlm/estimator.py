@@ -72,6 +72,9 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     spends at each refit. `search_on_release` searches on one release for nothing.
     """
 
+    _table: TableDomain | None
+    _shape: tuple[int, ...] | None
+
     def __init__(
         self,
         epsilon: float = 1.0,
@@ -233,7 +236,9 @@ def _labels(y: Any, table: TableDomain) -> tuple[npt.NDArray[Any], npt.NDArray[n
     return _coded(y, encode_labels(table.label, y), table.label.classes)
 
 
-def _coded(y: Any, codes: npt.NDArray[np.int64], names: tuple[str, ...]) -> Any:
+def _coded(
+    y: Any, codes: npt.NDArray[np.int64], names: tuple[str, ...]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Class labels in the type that the user gave: names for texts, numbers for numbers."""
     kind = np.asarray(y).dtype
     if kind.kind not in "iuf":

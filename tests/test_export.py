@@ -1,0 +1,110 @@
+"""Statements about ONNX files: the same predictions, served without torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor
+
+from adlm.analyst import tables
+from adlm.analyst.fit import fit
+from adlm.analyst.training import Plan
+from adlm.curation import privatise
+from adlm.errors import UserError
+from adlm.export import export_onnx
+from adlm.privatise_table import privatise_encoded
+from adlm.public.domain import Domain
+from adlm.public.features import Features
+from adlm.public.tables import TableDomain
+
+TOML = """
+crosses = [["age", "stage"]]
+[columns.age]
+kind = "numeric"
+lower = 0
+upper = 100
+missing = 50
+[columns.gain]
+kind = "numeric"
+lower = 0
+upper = 1000
+scale = "log"
+cuts = [1, 10, 100]
+[columns.stage]
+kind = "ordinal"
+values = ["I", "II", "III"]
+[columns.town]
+kind = "categorical"
+values = ["a", "b", "c"]
+missing = "category"
+[columns.sex]
+kind = "boolean"
+[columns.ill]
+kind = "label"
+classes = ["no", "yes"]
+"""
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def test_a_table_is_served_with_the_same_predictions(tmp_path: Path) -> None:
+    table = TableDomain.from_toml(TOML)
+    generator = np.random.default_rng(0)
+    x = generator.random((500, table.domain.size)).astype(np.float32)
+    y = (x[:, 0] > 0.5).astype(np.int64)
+    model = tables.train(privatise_encoded(lambda: [(x, y)], table, epsilon=2, seed=0))
+    export_onnx(model, tmp_path / "m.onnx")
+    run = session(tmp_path / "m.onnx")
+    probabilities, code = run.run(None, {"records": x})
+    assert np.abs(probabilities - model.probabilities(x)).max() < 1e-5
+    assert np.array_equal(code, probabilities.argmax(1))
+    told = run.get_modelmeta().custom_metadata_map
+    assert json.loads(told["adlm.classes"]) == ["no", "yes"]
+    assert json.loads(told["adlm.records"]) == list(table.domain.features or ())
+    assert json.loads(told["adlm.privacy"])["epsilon_proved"] <= 2
+    assert json.loads(told["adlm.stamps"]) == ["NOT PRIVATE: seeded"]
+
+
+def test_arrays_in_their_own_units_are_served_with_the_same_predictions(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    x = generator.uniform(-50, 50, (400, 6))
+    y = (x[:, 0] + x[:, 1] > 0).astype(int)
+    domain = Domain((6,), -40, 40, ("low", "high"))
+    release = privatise(x, y, domain=domain, epsilon=5, seed=0)
+    for network in (None, "mlp"):
+        model = fit(release, network, Plan(epochs=1, batch_size=100), draws=200)
+        export_onnx(model, tmp_path / f"{network}.onnx")
+        found = session(tmp_path / f"{network}.onnx").run(
+            ["probabilities"], {"records": x.astype(np.float32)}
+        )
+        assert np.abs(found[0] - model.probabilities(x)).max() < 1e-5
+
+
+class Spectrum(Features):
+    """Features that have no twin in ONNX."""
+
+    width = 6
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fft.fft(x.flatten(1)).abs() / 20
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": "spectrum"}
+
+
+def test_what_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    x = np.random.default_rng(2).uniform(-40, 40, (60, 6))
+    domain = Domain((6,), -40, 40, ("low", "high"))
+    model = fit(privatise(x, (x[:, 0] > 0).astype(int), domain=domain, epsilon=5, seed=0))
+    with pytest.raises(UserError, match="the features 'spectrum' cannot be written as ONNX"):
+        export_onnx(replace(model, features=Spectrum()), tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from adlm.analyst.discriminant import fit
-from adlm.analyst.sampling import class_laws
 from adlm.certificate import Charge
 from adlm.curator.allocation import noise_scales
 from adlm.curator.ledger import Ledger
@@ -26,6 +25,7 @@ from adlm.curator.noise import Source
 from adlm.public.domain import Domain
 from adlm.public.features import Features
 from adlm.public.rule import Plan
+from adlm.sampling import class_laws
 
 SHARE = Fraction(1, 10)  # of the budget, for the first release
 DRAWS = 2000

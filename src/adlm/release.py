@@ -158,7 +158,7 @@ class Release:
 
         The draws read the release alone, so there may be as many as one likes.
         """
-        from adlm.analyst.sampling import class_laws
+        from adlm.sampling import class_laws
 
         laws = class_laws(self.moments(), self.features().prior)
         return laws.sample(n, torch.Generator().manual_seed(seed))

@@ -7,8 +7,9 @@ import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from torch import Tensor
 
-from adlm.analyst.discriminant import LinearHead, fit, shrunk_counts
+from adlm.analyst.discriminant import LinearHead, fit
 from adlm.errors import UserError
+from adlm.estimates import shrunk_counts
 from adlm.moments import Moments
 from adlm.public.features.base import PriorStatistics, unit_norm
 

@@ -7,19 +7,18 @@ told; elsewhere records are taken to spread evenly, as public features were made
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from adlm.errors import UserError
+from adlm.estimates import second_floor, shrunk_counts, within_classes
 from adlm.moments import Moments
 from adlm.public.features.base import PriorStatistics
 
 EVEN = 1.0  # least variance around the means, relative to records that vary evenly
 HEAT = 4.0  # fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public
-IMBALANCE = 0.1  # how much class sizes differ when counts are too noisy to tell, relative to n / M
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
     between = means - centre
     noise = (moments.sd_sums[None] / counts[:, None]).square()  # (M, k) variance of the noise on a mean
     share = counts / counts.sum()
-    energy_left, spread, basis, within = _within(moments, share, means, noise)
+    energy_left, spread, basis, within = within_classes(moments, share, means, noise)
     pooled = noise.mean(0)
     outside = _with_noise(spread, pooled)
     precise = between / outside
@@ -70,7 +69,7 @@ def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
         # Inside the basis, the covariance is known; outside it, records spread evenly.
         values, vectors = torch.linalg.eigh(within)
         inner = basis @ vectors  # (k, q)
-        least = _floor(moments, len(values))
+        least = second_floor(moments, len(values))
         if moments.basis is not None and len(values) < len(pooled):
             # Around the means records vary at least as much as elsewhere; less is the work of clipping.
             least = max(least, EVEN * min(float(energy_left) / len(pooled), float(values.median())))
@@ -92,50 +91,6 @@ def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
 def _with_noise(variance: Tensor, noise: Tensor) -> Tensor:
     """What a coordinate is to be divided by, when class means along it carry noise of the given variance."""
     return variance + noise + noise.square() / (2 * variance)
-
-
-def shrunk_counts(moments: Moments) -> Tensor:
-    """Class counts, pulled towards n / M as far as their noise is larger than their differences: (M,).
-
-    Differences count as real only where they clearly exceed what noise alone would show over M classes; a
-    mild imbalance is always allowed for.
-    """
-    M, even = len(moments.counts), moments.n / len(moments.counts)
-    seen = float((moments.counts - even).square().mean())
-    variance = moments.sd_counts**2
-    clear = variance * (1 + 2 * math.sqrt(2 / max(M - 1, 1)))
-    signal = max(seen - clear, 0.0) + (IMBALANCE * even) ** 2
-    counts = even + (signal / (signal + variance)) * (moments.counts - even)
-    counts = counts.clamp_min(0.02 * even)
-    return counts * (moments.n / counts.sum())
-
-
-def _floor(moments: Moments, q: int) -> float:
-    """Smallest eigenvalue that noisy second moments can tell: half the edge of their noise's spectrum."""
-    assert moments.sd_second is not None
-    off = moments.sd_second[~torch.eye(q, dtype=torch.bool)] if q > 1 else moments.sd_second.flatten()
-    return max(float(off.square().mean().sqrt()) / moments.n * math.sqrt(q), 1e-9)
-
-
-def _within(
-    moments: Moments, share: Tensor, means: Tensor, noise: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Energy within classes, variance along a coordinate outside, the basis (k, q), covariance in it or None.
-
-    A record has norm at most 1, so what the means leave of that is what it varies by.
-    """
-    k = means.shape[1]
-    energy = (share[:, None] * (means.square() - noise)).sum().clamp(0.0, 0.95)
-    if moments.second is None:
-        return 1 - energy, (1 - energy) / k, torch.zeros(k, 0, dtype=means.dtype), None
-    q = len(moments.second)
-    basis = torch.eye(k, q, dtype=means.dtype) if moments.basis is None else moments.basis
-    inside = means @ basis
-    lifted = (share[:, None] * noise).sum(0)  # what noise adds to the scatter of means, per coordinate
-    scatter = (inside.T * share) @ inside - basis.T @ (lifted[:, None] * basis)
-    within = moments.second / moments.n - scatter
-    left = (1 - energy - within.trace().clamp_min(0)).clamp_min(0.02 * float(1 - energy))
-    return 1 - energy, left / max(k - q, 1), basis, (within + within.T) / 2
 
 
 def _temperature(precise: Tensor, prior: PriorStatistics | None, *, evenly: bool) -> float:

@@ -11,10 +11,10 @@ from adlm.analyst import discriminant, networks
 from adlm.analyst.anatomy import perturb_bias
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.model import Model
-from adlm.analyst.sampling import class_laws
 from adlm.analyst.training import History, Plan, train
 from adlm.errors import UserError
 from adlm.release import Release
+from adlm.sampling import class_laws
 
 DRAWS = 20_000
 LINEAR = "linear, in closed form"

@@ -15,7 +15,6 @@ import numpy.typing as npt
 import torch
 
 from adlm.analyst.examples import Examples
-from adlm.analyst.sampling import class_laws
 from adlm.analyst.training import Plan, train
 from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.statistics import one_run_bound
@@ -25,6 +24,7 @@ from adlm.curator.noise import Source
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
 from adlm.release import Release
+from adlm.sampling import class_laws
 
 Reals = npt.NDArray[np.float64]
 

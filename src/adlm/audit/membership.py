@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 from adlm import progress
 from adlm.analyst.examples import Examples
-from adlm.analyst.sampling import class_laws
 from adlm.analyst.training import Plan, train
 from adlm.curator.ledger import Ledger
 from adlm.curator.moments import Design, release_moments
 from adlm.curator.noise import Source
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
+from adlm.sampling import class_laws
 
 Reals = npt.NDArray[np.float64]
 EPOCHS = (1, 100)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from adlm.analyst.examples import Examples
 from adlm.analyst.fit import fit
-from adlm.analyst.sampling import ClassLaws, class_laws
 from adlm.analyst.training import Plan, train
 from adlm.artefact import canonical
 from adlm.baselines import dpsgd
@@ -23,6 +22,7 @@ from adlm.experiments import material
 from adlm.experiments.cells import Cell, Outcome
 from adlm.public import datasets
 from adlm.release import Release
+from adlm.sampling import ClassLaws, class_laws
 
 
 def _release(cell: Cell) -> Release:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adlm.analyst.discriminant import _floor, _within, shrunk_counts
+from adlm.estimates import second_floor, shrunk_counts, within_classes
 from adlm.moments import Moments
 from adlm.public.features import PriorStatistics
 
@@ -57,7 +57,7 @@ def spread_within(moments: Moments, prior: PriorStatistics | None) -> Tensor:
     counts = shrunk_counts(moments)
     means = moments.sums / counts[:, None]
     noise = (moments.sd_sums[None] / counts[:, None]).square()
-    _, spread, basis, within = _within(moments, counts / counts.sum(), means, noise)
+    _, spread, basis, within = within_classes(moments, counts / counts.sum(), means, noise)
     k = means.shape[1]
     public = torch.eye(k, dtype=means.dtype)
     if prior is not None and len(prior.mean) >= k:
@@ -68,6 +68,6 @@ def spread_within(moments: Moments, prior: PriorStatistics | None) -> Tensor:
     if within is not None:
         values, vectors = torch.linalg.eigh(within)
         inner = basis @ vectors
-        covariance = covariance + (inner * values.clamp_min(_floor(moments, len(values)))) @ inner.T
+        covariance = covariance + (inner * values.clamp_min(second_floor(moments, len(values)))) @ inner.T
     pooled = noise.mean(0)
     return covariance + torch.diag(pooled + pooled.square() / (2 * covariance.diagonal()))

@@ -83,16 +83,13 @@ def gaussian_epsilon(mu: Fraction, delta: Fraction) -> Fraction:
 
 
 def gaussian_delta(mu: Fraction, epsilon: Fraction) -> Fraction:
-    """Return delta(epsilon) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), rounded up.
-
-    Rounding adds at least 10^-60, which covers the sampler's own error (`noise.GAUSSIAN_ERROR`) many times.
-    """
+    """Return delta(epsilon) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), rounded up."""
     import mpmath
 
     with mpmath.workdps(80):
         m, e = mpmath.mpf(mu.numerator) / mu.denominator, mpmath.mpf(epsilon.numerator) / epsilon.denominator
         value = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
-        return Fraction(int(mpmath.ceil(value * mpmath.mpf(10) ** 60)) + 1, 10**60)
+        return Fraction(int(mpmath.ceil(value * mpmath.mpf(10) ** 60)), 10**60)
 
 
 def gaussian_mu(epsilon: Fraction, delta: Fraction) -> Fraction:

@@ -97,6 +97,19 @@ def test_rounding_never_makes_a_coordinate_longer(made: tuple[Clip, Integers]) -
     assert (length <= clip.level * (1 + 1e-12)).all()
 
 
+@pytest.mark.parametrize("norm", NORMS)
+def test_quotients_beyond_any_double_stay_in_the_ball(norm: Norm) -> None:
+    clip = Clip(norm, (1e-6, 1.0), 1e-6)
+    rows = clip.integers([[1e300, 0.0], [-1e308, 1e308]])
+    assert np.isfinite(rows).all()
+    assert not clip._exceeds(rows).any()
+
+
+def test_steps_too_small_to_divide_by_are_refused() -> None:
+    with pytest.raises(UserError, match="too small to divide by"):
+        Clip("l1", (1e-150,), 1e-150)
+
+
 @given(st.sampled_from(NORMS), arrays.arrays(np.float64, (3, 5), elements=st.floats(-1, 1)))
 def test_a_record_inside_the_ball_is_only_rounded_towards_zero(
     norm: Norm, z: npt.NDArray[np.float64]

@@ -131,6 +131,13 @@ def test_radial_noise_of_one_coordinate_is_rounded_laplace_noise() -> None:
     assert stats.chisquare(cells, mass * len(sample)).pvalue > FALSE_ALARM
 
 
+def test_a_normal_draw_beyond_24_deviations_is_not_lost() -> None:
+    """Bits that fail every trial below 24 and pass the next one: that happens once in 2^400 draws."""
+    ties = int((noise._whole_part_trials().first_octet() == 255).sum())
+    script = Scripted(b"\xff" * (noise._WHOLE + 8 * ties) + b"\x00")
+    assert noise._whole_parts(1, script).tolist() == [noise._WHOLE]
+
+
 @pytest.mark.parametrize("law", LAWS)
 def test_low_bits_of_wide_noise_are_fair(law: str) -> None:
     """Holes in the support would show here. Eight bits, false-alarm rate 1e-6 each."""

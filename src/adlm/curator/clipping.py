@@ -55,6 +55,8 @@ class Clip:
             raise UserError("noise scales must be positive finite numbers, one for each feature coordinate")
         if not (math.isfinite(self.level) and self.level > 0):
             raise UserError(f"the clip level must be a positive number, got {self.level}")
+        if self.level * min(self.scales) < 1e-200:
+            raise UserError("noise scales or clip level are too small to divide by; give larger ones")
         if not 0 <= self.constant < 1:
             raise UserError(f"the count's share of the clip must lie in [0, 1), got {self.constant}")
 
@@ -87,7 +89,8 @@ class Clip:
             raise UserError(f"features must be (n, {len(self.scales)}), got {values.shape}")
         if not np.isfinite(values).all():
             raise UserError("features hold a value that is not a finite number; check the feature map")
-        ratio = values / self.steps
+        with np.errstate(over="ignore"):  # a quotient beyond 2^60 steps is as far outside as any
+            ratio = np.clip(values / self.steps, -(2.0**60), 2.0**60)
         size = np.abs(ratio).sum(1) if self.norm == "l1" else np.sqrt((ratio**2).sum(1))
         shrink = np.minimum(1.0, self.room / np.maximum(size, 1e-300))
         rows: Reals = np.trunc(ratio * shrink[:, None])

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.certificate import Charge, Mechanism, gaussian_mu, root_up
+from adlm.certificate import Charge, Mechanism, compose, gaussian_mu, root_up
 from adlm.curator import noise
 from adlm.curator.clipping import EXACT_ROWS, Clip, Norm, Reals
 from adlm.curator.ledger import Ledger
@@ -128,9 +128,14 @@ def calibrate(design: Design, neighbours: str) -> tuple[Scales, tuple[Charge, ..
     at most the design's epsilon and delta; they are computed from the integers returned, not from the
     request. Proved in docs/proof-moments.md (Theorems 1 to 3).
     """
-    if design.delta:
-        return _calibrate_gaussian(design, neighbours)
-    return _calibrate_pure(design, neighbours)
+    if not design.delta:
+        return _calibrate_pure(design, neighbours)
+    mu = gaussian_mu(design.epsilon, design.delta) / design.contributions
+    while True:  # once, unless rounding up in the charge costs more than rounding down in mu left
+        scales, charges = _calibrate_gaussian(design, neighbours, mu)
+        if compose(charges).epsilon_proved <= design.epsilon:
+            return scales, charges
+        mu *= Fraction(999_999, 1_000_000)
 
 
 def _calibrate_pure(design: Design, neighbours: str) -> tuple[Scales, tuple[Charge, ...]]:
@@ -150,8 +155,7 @@ def _calibrate_pure(design: Design, neighbours: str) -> tuple[Scales, tuple[Char
     return Scales(scale, fine, 2 * fine), tuple(charges)
 
 
-def _calibrate_gaussian(design: Design, neighbours: str) -> tuple[Scales, tuple[Charge, ...]]:
-    mu = gaussian_mu(design.epsilon, design.delta) / design.contributions
+def _calibrate_gaussian(design: Design, neighbours: str, mu: Fraction) -> tuple[Scales, tuple[Charge, ...]]:
     clip, fine_clip = design.clip(), design.second_clip()
     share = design.share_sums if fine_clip else Fraction(1)
     sums = clip.sums_sensitivity(neighbours)

@@ -42,6 +42,7 @@ Integers = npt.NDArray[np.int64]
 
 _LANES = 1 << 15  # draws made together; small enough for their bytes to stay in the processor's cache
 _MAX_SCALE = 1 << 55  # the largest digit of a draw must fit in 63 bits
+_WHOLE = 24  # whole parts of a normal draw that are tried together
 _TAIL = 91  # digits stop where exp(-2^i / s) < exp(-91) < 2^-131; the rest is drawn exactly, and never
 
 
@@ -140,9 +141,6 @@ class Trials:
             tied = tied[words == threshold]
             index += 1
         return outcome
-
-
-GAUSSIAN_ERROR = Fraction(1, 1 << 400)  # total variation of one normal draw; Laplace draws have none
 
 
 def _checked(scale: Scale) -> Fraction:
@@ -279,29 +277,42 @@ def _even_chain(
     return even
 
 
+def _hazard(k: int) -> Probability:
+    """Pr[whole part = k | at least k] when Pr[k] is proportional to exp(-k^2/2)."""
+
+    def evaluate() -> Any:
+        first = mpmath.exp(-mpmath.mpf(k * k) / 2)
+        total, term, j = first, first, k
+        while term > total * mpmath.eps / 16:
+            j += 1
+            term = mpmath.exp(-mpmath.mpf(j * j) / 2)
+            total += term
+        return first / total
+
+    return Probability(evaluate)
+
+
 @lru_cache(maxsize=1)
 def _whole_part_trials() -> Trials:
-    """Trials whose first success is the whole part k of |Y| before rejection, Pr[k] prop. to exp(-k^2/2).
+    """Trials whose first success is the whole part of |Y| before rejection."""
+    return Trials(tuple(_hazard(k) for k in range(_WHOLE)))
 
-    Trial k succeeds with probability exp(-k^2/2) / sum_{j >= k} exp(-j^2/2). A lane where none succeeds is
-    rejected: that is |Y| >= 24, of probability below 2^-400, the sampler's only error (`GAUSSIAN_ERROR`).
-    """
 
-    def hazard(k: int) -> Any:
-        terms = [mpmath.exp(-mpmath.mpf(j * j) / 2) for j in range(k, k + 64)]
-        return terms[0] / mpmath.fsum(terms)
-
-    return Trials(tuple(Probability(lambda k=k: hazard(k)) for k in range(24)))
+def _whole_parts(count: int, source: Source) -> Integers:
+    outcome = _whole_part_trials().draw(count, source)
+    whole: Integers = outcome.argmax(axis=0).astype(np.int64)
+    for lane in np.flatnonzero(~outcome.any(axis=0)):  # |Y| >= 24: less than once in 2^400 draws
+        whole[lane] = _WHOLE
+        while not Trials((_hazard(int(whole[lane])),)).draw(1, source)[0, 0]:
+            whole[lane] += 1
+    return whole
 
 
 def _half_normal(count: int, source: Source) -> tuple[Integers, _Uniform]:
     """Draw |Y| = k + x for standard normal Y by exact rejection (after Karney 2016)."""
-    outcome = _whole_part_trials().draw(count, source)
-    whole = outcome.argmax(axis=0).astype(np.int64)
+    whole = _whole_parts(count, source)
     x = _Uniform(count, source)
-    accepted: npt.NDArray[np.bool_] = np.asarray(outcome.any(axis=0))
-    lanes = np.flatnonzero(accepted)
-    accepted[lanes] = _even_chain(x, lanes, True, source)  # exp(-x^2/2)
+    accepted = _even_chain(x, np.arange(count), True, source)  # exp(-x^2/2)
     for power in range(1, int(whole.max(initial=0)) + 1):  # exp(-k x), a factor exp(-x) at a time
         lanes = np.flatnonzero(accepted & (whole >= power))
         accepted[lanes] = _even_chain(x, lanes, False, source)

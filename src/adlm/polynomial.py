@@ -1,4 +1,4 @@
-"""The degree-2 polynomials that stand for a loss (Eq. 24, Lemma 5): what the curator perturbs and the
+"""The degree-2 polynomials that stand for a loss (Eq. 25, Lemma 5): what the curator perturbs and the
 analyst sums.
 
 For output l of record i with logit z, the loss is phi0 + phi1 z + phi2 z^2, where each coefficient is a

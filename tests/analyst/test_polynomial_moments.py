@@ -35,7 +35,7 @@ def test_the_objective_is_the_sum_over_records() -> None:
     for record, label in zip(z, y, strict=True):
         for output in range(M):
             score = float(weight[output] @ record)
-            slow += math.log(2) + (0.5 - float(label == output)) * score + score**2 / 8  # Eq. 24
+            slow += math.log(2) + (0.5 - float(label == output)) * score + score**2 / 8  # Eq. 25
     assert float(objective(moments_of(z, y), ridge=0)(weight)) == pytest.approx(slow / N)
 
 

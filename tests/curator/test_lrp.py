@@ -1,4 +1,4 @@
-"""Relevance propagation against a twin written from Eqs. 3-8, against captum, and by conservation."""
+"""Relevance propagation against a twin written from Eqs. 4-9, against captum, and by conservation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adlm.errors import UserError
 
 
 def share(p: Tensor, weight: Tensor, bias: Tensor, above: Tensor, mu: float) -> Tensor:
-    """Eqs. 3-6 for one record, one pair of neurons at a time."""
+    """Eqs. 4-7 for one record, one pair of neurons at a time."""
     below = torch.zeros_like(p)
     for m in range(len(above)):
         z = sum((p[q] * weight[m, q] for q in range(len(p))), start=bias[m])

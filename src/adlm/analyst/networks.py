@@ -36,7 +36,7 @@ def _convolution(maps: int, out: int, patch: int) -> list[nn.Module]:
 
 
 def _dense_head(layers: list[nn.Module], shape: Shape, hidden: int, classes: int) -> nn.Sequential:
-    """Flatten, a dense layer normalised to [0, 1], and the output layer h W^T (Eq. 22 has no bias there)."""
+    """Flatten, a dense layer normalised to [0, 1], and the output layer h W^T (Eq. 23 has no bias there)."""
     with torch.no_grad():
         width = nn.Sequential(*layers, nn.Flatten()).eval()(torch.zeros(1, *shape)).shape[1]
     dense = [nn.Flatten(), nn.Linear(width, hidden), nn.ReLU(), MinMax(hidden)]

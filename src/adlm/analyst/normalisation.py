@@ -1,4 +1,4 @@
-"""The layers that bound hidden neurons to [0, 1] before the next layer is stacked (line 15, Eq. 21)."""
+"""The layers that bound hidden neurons to [0, 1] before the next layer is stacked (line 15, Eq. 22)."""
 
 from __future__ import annotations
 

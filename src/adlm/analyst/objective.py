@@ -94,7 +94,7 @@ def unbounded_below(phi: Coefficients) -> int:
 
 
 def exact_loss(polynomial: Polynomial, logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss that the polynomial stands for: logistic cross-entropy of every output (Eq. 23), or square
+    """The loss that the polynomial stands for: logistic cross-entropy of every output (Eq. 24), or square
     error.
     """
     y = torch.nn.functional.one_hot(labels, logits.shape[1]).to(logits)

@@ -1,4 +1,4 @@
-"""The polynomial objective of the paper (Eq. 24) built from released sums, and its minimum.
+"""The polynomial objective of the paper (Eq. 25) built from released sums, and its minimum.
 
 F(W) = sum_l [ n log 2 + W_l . sum_i (1/2 - y_il) z_i + 1/8 W_l' (sum_i z_i z_i') W_l ], here per record and
 with a ridge. It needs class sums and second moments and nothing else of the records.

@@ -1,4 +1,4 @@
-"""Who gets how much of the budget: identical (ILM), linear in the relevance (Eq. 15), or optimal.
+"""Who gets how much of the budget: identical (ILM), linear in the relevance (Eq. 16), or optimal.
 
 Pure functions of public or already private numbers. Noise of scale b_j on coordinate j costs range_j / b_j,
 so eps_j = range_j / b_j is the coordinate's share of the budget and sum_j eps_j the whole.
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 def budget_ratios(
     allocation: str, relevance: Sequence[float] | Floats | None = None, *, size: int | None = None
 ) -> Floats:
-    """beta_j of Eq. 15 for d features of equal range: not negative, and d in sum.
+    """beta_j of Eq. 16 for d features of equal range: not negative, and d in sum.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
-"""Layer-wise relevance propagation: how much each feature of a record contributes to the outcome (Eqs. 3-8).
+"""Layer-wise relevance propagation: how much each feature of a record contributes to the outcome (Eqs. 4-9).
 
 The network is traced into a graph once. Relevance then walks the graph backwards: through an affine map by
-Eq. 4, with the bias in the denominator and the stabiliser mu carrying the sign of z; unchanged through
+Eq. 5, with the bias in the denominator and the stabiliser mu carrying the sign of z; unchanged through
 activations, normalisations and drop-out, which act on each neuron alone; and split between the summands of a
 residual sum as between any two neurons that feed a third. Pooling is an affine map too: an average has equal
 weights, a maximum weighs its winner with one.
@@ -24,12 +24,12 @@ from adlm.errors import UserError
 class Relevances:
     """Relevance of every feature of every record, and what was lost on the way.
 
-    ``outcome = features.sum + bias + stabiliser`` for every record: Eq. 8 with its small print.
+    ``outcome = features.sum + bias + stabiliser`` for every record: Eq. 9 with its small print.
 
     Attributes
     ----------
     features : (n, *shape) relevance R_xij of each feature.
-    outcome : (n,) the outcome the walk started from, F_x(theta) in Eq. 7.
+    outcome : (n,) the outcome the walk started from, F_x(theta) in Eq. 8.
     bias : (n,) relevance absorbed by biases.
     stabiliser : (n,) relevance absorbed by mu.
     """
@@ -55,7 +55,7 @@ def relevance(
     network : any classifier made of known layers; used in evaluation mode and left as it was.
     x : (n, *shape) records, on the network's device.
     target : (n,) index of the output to explain; each record's largest output when not given.
-    mu : stabiliser of Eqs. 4 and 7, not negative. At mu = 0 a neuron whose z is zero passes nothing on.
+    mu : stabiliser of Eqs. 5 and 8, not negative. At mu = 0 a neuron whose z is zero passes nothing on.
     batch_size : records taken through the network together; it does not change the answer.
 
     Formal guarantees
@@ -93,7 +93,7 @@ def _propagate(module: fx.GraphModule, x: Tensor, target: Tensor | None, mu: flo
     outcome = output.gather(1, chosen)
     walk = _Walk(module, forward.env, mu, outcome.new_zeros(len(x)), outcome.new_zeros(len(x)), {})
     nodes = list(module.graph.nodes)
-    # Eq. 7: the outcome is the relevance of the output variable it belongs to; all others have none.
+    # Eq. 8: the outcome is the relevance of the output variable it belongs to; all others have none.
     walk.send(nodes[-1].args[0], torch.zeros_like(output).scatter_(1, chosen, outcome))
     for node in reversed(nodes):
         if node.op != "placeholder" and node in walk.relevance:
@@ -120,11 +120,11 @@ class _Walk:
     relevance: dict[Any, Tensor]
 
     def send(self, node: Any, amount: Tensor) -> None:
-        """Eq. 3: the relevance of a neuron is the sum of the messages from all neurons above it."""
+        """Eq. 4: the relevance of a neuron is the sum of the messages from all neurons above it."""
         self.relevance[node] = self.relevance[node] + amount if node in self.relevance else amount
 
     def ratio(self, z: Tensor, amount: Tensor) -> Tensor:
-        """R_m / (z_m + mu sign z_m) of Eq. 4, where the sign of zero is plus; mu's own share is noted."""
+        """R_m / (z_m + mu sign z_m) of Eq. 5, where the sign of zero is plus; mu's own share is noted."""
         signed = self.mu * torch.where(z >= 0, 1.0, -1.0).to(z)
         denominator = z + signed
         lost = denominator == 0
@@ -166,7 +166,7 @@ def _rearranged(walk: _Walk, node: fx.Node, amount: Tensor) -> None:
 
 
 def _affine(walk: _Walk, node: fx.Node, amount: Tensor) -> None:
-    """Eqs. 4-6: R_p = sum_m p W_pm / (z_m + mu sign z_m) R_m, as value times gradient of the affine map."""
+    """Eqs. 5-7: R_p = sum_m p W_pm / (z_m + mu sign z_m) R_m, as value times gradient of the affine map."""
     ratio = walk.ratio(walk.values[node], amount)
     p, back = walk.pull_back(node, ratio)
     walk.absorb(ratio * _bias(walk, node, ratio))
@@ -174,7 +174,7 @@ def _affine(walk: _Walk, node: fx.Node, amount: Tensor) -> None:
 
 
 def _bias(walk: _Walk, node: fx.Node, like: Tensor) -> Tensor:
-    """b_m of Eq. 6, shaped to stand against ``like``; zero for pooling."""
+    """b_m of Eq. 7, shaped to stand against ``like``; zero for pooling."""
     layer = walk.module.get_submodule(str(node.target)) if node.op == "call_module" else None
     if isinstance(layer, BATCH_NORM):
         return cast(Tensor, layer(torch.zeros_like(like))).detach()
@@ -187,7 +187,7 @@ def _bias(walk: _Walk, node: fx.Node, like: Tensor) -> Tensor:
 
 
 def _sum(walk: _Walk, node: fx.Node, amount: Tensor) -> None:
-    """A residual sum z = a + b: each summand gets its share by Eq. 4, and a constant keeps its own."""
+    """A residual sum z = a + b: each summand gets its share by Eq. 5, and a constant keeps its own."""
     if node.kwargs.get("alpha", 1) != 1:
         raise UserError("layer 'add' with alpha is not supported by relevance propagation; multiply first.")
     ratio = walk.ratio(walk.values[node], amount)

@@ -18,10 +18,10 @@ from adlm.errors import UserError
 class Passage(Enum):
     """How relevance passes a node."""
 
-    AFFINE = "shared out by Eq. 4"
+    AFFINE = "shared out by Eq. 5"
     THROUGH = "unchanged: the node acts on each neuron alone"
     REARRANGED = "unchanged, in another order or shape"
-    SUM = "shared between the summands by Eq. 4"
+    SUM = "shared between the summands by Eq. 5"
     CONCATENATED = "each part gets its own"
     NONE = "carries no relevance"
 
@@ -135,7 +135,7 @@ def passage(module: fx.GraphModule, node: fx.Node) -> Passage:
 
 
 def _fold_batch_norms(module: fx.GraphModule) -> None:
-    """Fold each BatchNorm into the affine layer that feeds it, so that Eq. 4 sees one affine map."""
+    """Fold each BatchNorm into the affine layer that feeds it, so that Eq. 5 sees one affine map."""
     layers = dict(module.named_modules())
     calls = [str(node.target) for node in module.graph.nodes if node.op == "call_module"]
     for node in list(module.graph.nodes):

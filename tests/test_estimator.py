@@ -76,6 +76,20 @@ def test_an_array_with_a_domain_is_not_stamped_and_without_one_is() -> None:
     assert set(learnt.certificate_.stamps) == {PEEKED, SEEDED}
 
 
+def test_a_persons_records_are_bounded_in_a_frame_too() -> None:
+    frame, labels = people(300, 7)
+    table = TableDomain.from_toml(TOML + '[columns.id]\nkind = "person"\nrecords = 1\n')
+    with pytest.raises(UserError, match="there is no column 'id'"):
+        AdLMClassifier(domain=table).fit(frame, labels)
+    with pytest.raises(UserError, match="give a DataFrame"):
+        AdLMClassifier(domain=table).fit(frame[["age"]].to_numpy(), labels)
+    frame["id"] = [f"p{i // 3}" for i in range(300)]
+    made = AdLMClassifier(epsilon=1, domain=table).fit(frame, labels)
+    assert made.certificate_.settings["n"] == 100
+    assert made.predict(frame).shape == (300,)  # predicting reads every record, and needs no person
+    assert made.predict(frame.drop(columns="id")).shape == (300,)
+
+
 def test_a_search_that_refits_warns_that_each_refit_spends(tmp_path: Path) -> None:
     frame, labels = people(600, 2)
     ledger = tmp_path / "ledger"

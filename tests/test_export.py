@@ -95,7 +95,7 @@ class Spectrum(Features):
     width = 6
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.fft.fft(x.flatten(1)).abs() / 20
+        return torch.as_tensor(torch.fft.fft(x.flatten(1)).abs() / 20)
 
     def spec(self) -> dict[str, Any]:
         return {"name": "spectrum"}

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from sklearn.base import BaseEstimator, ClassifierMixin, _clone_parametrized
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -30,6 +31,7 @@ from adlm.analyst.model import Model
 from adlm.artefact import canonical, new_folder, read_json
 from adlm.curation import privatise
 from adlm.curator.ledger import Ledger
+from adlm.curator.persons import Persons
 from adlm.errors import UserError
 from adlm.privatise_table import privatise_encoded
 from adlm.public.columns import Column
@@ -199,13 +201,18 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.n_features_in_ = len(X.columns)
             self.feature_names_in_ = np.array([str(name) for name in X.columns], dtype=object)
             self.classes_, codes = _labels(y, given)
-            return given, None, encode_frame(given, X), codes
+            keep = _bounded(given, X)
+            return given, None, encode_frame(given, X)[keep], codes[keep]
         if isinstance(given, Domain) and given.family in IMAGES:
             x = np.asarray(X)
             self._table, self._shape = None, given.shape
             self.n_features_in_ = given.size
             self.classes_, codes = _coded(y, given.encode_labels(y), given.classes)
             return None, given, x, codes
+        if isinstance(given, TableDomain) and given.person is not None:
+            raise UserError(
+                f"the domain names persons by column {given.person.name!r}; give a DataFrame with it"
+            )
         x, labels = validate_data(self, X, y, dtype="numeric", ensure_min_samples=2)
         check_classification_targets(labels)
         table = given if isinstance(given, TableDomain) else _array_table(x, labels, given)
@@ -230,6 +237,17 @@ def _seed(random_state: Any) -> int | None:
     if random_state is None or isinstance(random_state, int | np.integer):
         return None if random_state is None else int(random_state)
     return int(random_state.randint(2**31))
+
+
+def _bounded(table: TableDomain, frame: Any) -> npt.NDArray[np.bool_]:
+    """Which records to keep: the first few of each person, as the domain allows; all without a person."""
+    if table.person is None:
+        return np.ones(len(frame), dtype=np.bool_)
+    name = table.person.name
+    if name not in list(frame.columns):
+        raise UserError(f"the domain bounds records by person, but there is no column {name!r}; add it")
+    with Persons(name, table.person.records) as persons:
+        return persons.keep(pa.array(frame[name].astype(str)))
 
 
 def _labels(y: Any, table: TableDomain) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from adlm.curator import persons
+from adlm.curator import tables as files
 from adlm.curator.persons import Persons
 from adlm.curator.tables import read_batches, read_labelled
 from adlm.errors import UserError
@@ -171,3 +172,24 @@ def test_labelled_records_are_read_whole_for_evaluation(tmp_path: Path, table: T
     x, y = read_labelled(tmp_path / "a.csv", TabularFeatures(table).spec())
     assert x.shape == (5, 3)
     assert y.tolist() == [0, 1, 0, 0, 1]
+
+
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python's and numpy's peak while reading, for a file and for one four times as long.
+
+    Blocks are small here so that what is read ahead is less than the smaller file.
+    """
+    import tracemalloc
+
+    monkeypatch.setattr(files, "BLOCK", 1 << 16)
+    table = TableDomain.from_toml(TOML.replace('kind = "person"\nrecords = 2', 'kind = "ignored"'))
+    line = "someone,42,Köln,yes\n" * 4000
+    peaks = []
+    for times in (80, 320):
+        path = tmp_path / f"{times}.csv"
+        path.write_text("person,age,town,ill\n" + line * times, encoding="utf-8")
+        tracemalloc.start()
+        assert sum(len(batch.y) for batch in read_batches(path, table)) == 4000 * times
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0]

@@ -27,6 +27,7 @@ from adlm.public.encoding import CellError, encode_column, encode_labels
 from adlm.public.tables import TableDomain
 
 ROWS = 8192
+BLOCK = 1 << 20  # bytes parsed at once; Arrow reads some 32 blocks ahead, whatever the size of the file
 DELIMITERS = (",", ";", "\t", "|")
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 PARQUET = (".parquet", ".pq")
@@ -145,7 +146,7 @@ def _csv(path: Path, table: TableDomain, wanted: Sequence[str], rows: int) -> It
             reader = arrow_csv.open_csv(
                 stream,
                 read_options=arrow_csv.ReadOptions(
-                    use_threads=False, block_size=1 << 22, column_names=None if table.header else names
+                    use_threads=False, block_size=BLOCK, column_names=None if table.header else names
                 ),
                 parse_options=arrow_csv.ParseOptions(
                     delimiter=dialect.delimiter,

@@ -8,7 +8,6 @@ quarter to look at). Test records are read here, to be measured, and nowhere els
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import os
 import tempfile
@@ -115,15 +114,15 @@ def _sides(name: str, data: Path) -> Iterator[tuple[Path, Path]]:
     with tempfile.TemporaryDirectory() as made, zipfile.ZipFile(folder / "dataset_diabetes.zip") as archive:
         sides = Path(made) / "train.csv", Path(made) / "test.csv"
         member = next(m for m in archive.namelist() if m.endswith("diabetic_data.csv"))
-        with archive.open(member) as raw, sides[0].open("w") as train, sides[1].open("w") as test:
-            lines = (line.decode() for line in raw)
-            header = next(lines)
-            at = next(csv.reader([header])).index("patient_nbr")
-            train.write(header), test.write(header)
-            for line in lines:
-                patient = line.split(",")[at]
-                fifth = hashlib.sha256(patient.encode()).digest()[0] < 51  # of 256: one patient in five
-                (test if fifth else train).write(line)
+        header, *lines = archive.read(member).decode().splitlines(keepends=True)
+        at = next(csv.reader([header])).index("patient_nbr")
+        patients = list(dict.fromkeys(line.split(",")[at] for line in lines))
+        # one patient in five, drawn once: the same that development never looked at
+        order = np.random.default_rng(1).permutation(len(patients))
+        held = {patients[i] for i in order[: len(patients) // 5]}
+        for path, test in zip(sides, (False, True), strict=True):
+            mine = [line for line in lines if (line.split(",")[at] in held) == test]
+            path.write_text(header + "".join(mine), encoding="utf-8")
         yield sides
 
 

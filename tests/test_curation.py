@@ -13,6 +13,7 @@ from torch import nn
 
 from adlm import Budget, Ledger, Model, Plan, Release, UserError, fit, privatise
 from adlm.public import datasets
+from adlm.public.features import Backbone
 from adlm.public.features.identity import Identity
 from adlm.release import CERTIFICATE, SEEDED
 
@@ -98,7 +99,7 @@ def test_private_relevance_is_charged_and_kept(release: Release) -> None:
     made = privatise(
         TRAIN.x, TRAIN.y, domain=TRAIN.domain, epsilon=4, relevance="private", allocation="optimal"
     )
-    assert [c.what for c in made.certificate.charges][0].endswith("for private relevances")
+    assert made.certificate.charges[0].what.endswith("for private relevances")
     assert made.certificate.totals.epsilon_proved <= 4
     assert made.certificate.settings["allocation"] == "adaptive"
     assert len(made.tensors["relevance"]) == made.certificate.settings["k"]
@@ -160,3 +161,32 @@ def test_features_are_cached_for_their_owner_alone(tmp_path: Path, monkeypatch: 
     assert kept[0].stat().st_mode & 0o077 == 0
     assert clear_cache() == 1
     assert not cache_folder().exists()
+
+
+class TwoLayers(nn.Module):
+    """A stand-in for a network that a person brings along."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, 40), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.layers(x)
+        return out
+
+
+def test_your_own_backbone_is_fingerprinted(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    mine = Backbone(TwoLayers(), (8, 8))
+    made = privatise(TRAIN.x, TRAIN.y, domain=TRAIN.domain, epsilon=8, features=mine)
+    made.save(tmp_path / "r")
+    again = Release.load(tmp_path / "r")
+    with pytest.raises(UserError, match="a backbone of your own"):
+        fit(again)
+    with pytest.raises(UserError, match="are not those that the release was made with"):
+        fit(again, features=Backbone(TwoLayers(), (8, 8)))
+    model = fit(again, features=mine)
+    model.save(tmp_path / "m")
+    loaded = Model.load(tmp_path / "m", features=mine)
+    assert (loaded.predict(TEST.x) == model.predict(TEST.x)).all()
+    assert accuracy(model) > 0.3

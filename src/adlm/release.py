@@ -24,7 +24,7 @@ from adlm.certificate import Charge, Totals, compose
 from adlm.errors import UserError
 from adlm.moments import Moments
 from adlm.public.domain import Domain
-from adlm.public.features import Features, build
+from adlm.public.features import Features, checked
 from adlm.version import __version__
 
 SCHEMA = 1
@@ -136,16 +136,9 @@ class Release:
         )
         return cls(tensors, certificate)
 
-    def features(self) -> Features:
-        """Build the public features again and check that they are those the release was made with."""
-        entry = self.certificate.features
-        features = build(entry["spec"])
-        if features.fingerprint() != entry["fingerprint"]:
-            raise UserError(
-                f"the features {entry['spec'].get('name')!r} of this version are not those of the release; "
-                f"install adlm {self.certificate.software.get('adlm')}"
-            )
-        return features
+    def features(self, given: Features | None = None) -> Features:
+        """Build the public features again, or take given ones, and check that they are the release's."""
+        return checked(self.certificate.features, given)
 
     def moments(self) -> Moments:
         """Return the released moments with what is known of their noise."""
@@ -153,14 +146,14 @@ class Release:
             raise UserError(f"a release of kind {self.certificate.kind!r} holds no moments")
         return Moments.from_tensors(self.tensors, self.certificate.settings)
 
-    def sample(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    def sample(self, n: int, seed: int = 0, features: Features | None = None) -> tuple[Tensor, Tensor]:
         """Draw (n, k) labelled feature vectors and (n,) class codes from released moments: train on them.
 
         The draws read the release alone, so there may be as many as one likes.
         """
         from adlm.sampling import class_laws
 
-        laws = class_laws(self.moments(), self.features().prior)
+        laws = class_laws(self.moments(), self.features(features).prior)
         return laws.sample(n, torch.Generator().manual_seed(seed))
 
     def save(self, folder: Path | str) -> None:

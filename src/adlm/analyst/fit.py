@@ -7,12 +7,13 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from adlm.analyst import discriminant, networks
+from adlm.analyst import discriminant, networks, tables
 from adlm.analyst.anatomy import perturb_bias
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.model import Model
 from adlm.analyst.training import History, Plan, train
 from adlm.errors import UserError
+from adlm.public.features import Features
 from adlm.release import Release
 from adlm.sampling import class_laws
 
@@ -25,6 +26,7 @@ def fit(
     network: str | nn.Module | None = None,
     plan: Plan | None = None,
     *,
+    features: Features | None = None,
     draws: int = DRAWS,
     device: str = "cpu",
     checkpoints: Path | None = None,
@@ -37,21 +39,26 @@ def fit(
     network : None for the linear classifier of a moment release in closed form; else a network by name, or
         any module that takes the features (moment release) or scaled records (record release).
     plan : how to train a network; 12 epochs of noisy records, or 30 of drawn examples, when not given.
+    features : the features of a moment release, when they are a backbone of your own.
     draws : how many labelled vectors to draw from released moments for a network.
     """
+    if tables.is_additive(release):
+        if network is not None:
+            raise UserError("a table's release makes an additive model; leave the network out")
+        return tables.train(release)
     if release.certificate.kind == "moments":
+        taken = release.features(features)
         if network is None:
-            return _closed_form(release)
-        return _on_draws(
-            release, network, plan or Plan(epochs=30, batch_size=500), draws, device, checkpoints, resume
-        )
+            return _closed_form(release, taken)
+        plan = plan or Plan(epochs=30, batch_size=500)
+        return _on_draws(release, taken, network, plan, draws, device, checkpoints, resume)
     if network is None:
         network = str(release.certificate.settings.get("network", "paper-mnist"))
     return _on_records(release, network, plan or Plan(epochs=12), device, checkpoints, resume)
 
 
-def _closed_form(release: Release) -> Model:
-    features, moments = release.features(), release.moments()
+def _closed_form(release: Release, features: Features) -> Model:
+    moments = release.moments()
     head = discriminant.fit(moments, features.prior)
     width, classes = features.width, len(release.certificate.domain.classes)
     linear = nn.Linear(width, classes)
@@ -64,6 +71,7 @@ def _closed_form(release: Release) -> Model:
 
 def _on_draws(
     release: Release,
+    features: Features,
     network: str | nn.Module,
     plan: Plan,
     draws: int,
@@ -71,7 +79,7 @@ def _on_draws(
     checkpoints: Path | None,
     resume: bool,
 ) -> Model:
-    features, moments = release.features(), release.moments()
+    moments = release.moments()
     k = moments.sums.shape[1]
     generator = torch.Generator().manual_seed(plan.seed)
     z, codes = class_laws(moments, features.prior).sample(draws, generator)

@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from adlm.analyst.networks import build as build_network
 from adlm.artefact import canonical, new_folder, read_json, sha256
 from adlm.errors import UserError
-from adlm.public.features import Features
-from adlm.public.features import build as build_features
+from adlm.public.features import Features, checked
 from adlm.release import CERTIFICATE, Certificate, describe, read_tensors
 
 SCHEMA = 1
@@ -92,12 +91,15 @@ class Model:
             (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
 
     @classmethod
-    def load(cls, folder: Path | str, network: nn.Module | None = None) -> Model:
+    def load(
+        cls, folder: Path | str, network: nn.Module | None = None, features: Features | None = None
+    ) -> Model:
         """Read a model and check all of it.
 
         Parameters
         ----------
         network : the head's architecture, when it is one that adlm does not know by name.
+        features : the features, when they are a backbone of your own.
         """
         folder = Path(folder)
         if not folder.is_dir():
@@ -110,17 +112,13 @@ class Model:
                 f"the model description {folder / DESCRIPTION} was altered or is of another version"
             )
         weights = read_tensors(folder / WEIGHTS, raw["weights"])
-        features = None
-        if raw["on_features"]:
-            features = build_features(certificate.features["spec"])
-            if features.fingerprint() != certificate.features["fingerprint"]:
-                raise UserError("the public features of this version of adlm are not those of the model")
+        taken = checked(certificate.features, features) if raw["on_features"] else None
         head = network or _head(raw["architecture"], weights, certificate)
         try:
             head.load_state_dict(weights)
         except RuntimeError as error:
             raise UserError(f"the weights in {folder} do not fit the network: {error}") from None
-        return cls(certificate, head, raw["architecture"], features, raw["training"])
+        return cls(certificate, head, raw["architecture"], taken, raw["training"])
 
 
 def _head(

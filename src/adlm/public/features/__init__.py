@@ -7,10 +7,20 @@ from typing import Any
 
 from adlm.errors import UserError
 from adlm.public.domain import Domain
+from adlm.public.features.backbone import Backbone
 from adlm.public.features.base import Features, PriorStatistics, unit_norm
 from adlm.public.features.narrowed import Narrowed
 
-__all__ = ["Features", "Narrowed", "PriorStatistics", "build", "for_domain", "unit_norm"]
+__all__ = [
+    "Backbone",
+    "Features",
+    "Narrowed",
+    "PriorStatistics",
+    "build",
+    "checked",
+    "for_domain",
+    "unit_norm",
+]
 
 
 def build(spec: Mapping[str, Any]) -> Features:
@@ -34,6 +44,10 @@ def build(spec: Mapping[str, Any]) -> Features:
             from adlm.public.features.natural import NaturalImages
 
             return NaturalImages.from_spec(spec)
+        case "backbone":
+            raise UserError(
+                f"the features are a backbone of your own, {spec.get('module')}: give it again (features=...)"
+            )
         case other:
             raise UserError(f"there are no public features called {other!r}")
 
@@ -45,3 +59,23 @@ def for_domain(domain: Domain) -> Features:
     if domain.family in ("drawn", "garments"):
         return build({"name": "prior-projection", "family": domain.family, "shape": list(domain.shape)})
     return build({"name": "identity", "shape": list(domain.shape)})
+
+
+def checked(entry: Mapping[str, Any], given: Features | None = None) -> Features:
+    """Return the features of a certificate's entry: built again, or given, and the same ones in any case.
+
+    A given map may be the wide one that was narrowed for the release.
+    """
+    spec = entry["spec"]
+    if given is None:
+        features = build(spec)
+    elif spec.get("name") == "narrowed" and given.width != spec["width"]:
+        features = Narrowed(given, int(spec["width"]))
+    else:
+        features = given
+    if features.fingerprint() != entry["fingerprint"]:
+        raise UserError(
+            f"these features, {features.spec().get('name')!r}, are not those that the release was made with; "
+            "give the same ones, or install the version of adlm that its certificate names"
+        )
+    return features

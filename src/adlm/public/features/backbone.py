@@ -1,0 +1,53 @@
+"""Your own frozen network as the public feature map."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from adlm.errors import UserError
+from adlm.public.features.base import Features, PriorStatistics, unit_norm
+
+
+class Backbone(Features):
+    """Wrap a frozen module: its output, flattened, less a public centre, scaled to unit norm.
+
+    The module must be public: trained on data that nobody in the private data set is in, or on nothing. Its
+    weights go into the fingerprint, so a release cannot be read with another one. As adlm cannot build it
+    again from a certificate, give it to `fit(release, features=...)` and `Model.load(folder, features=...)`.
+
+    Parameters
+    ----------
+    module : maps (n, *shape) in [0, 1] to (n, ...).
+    shape : of one record.
+    centre : public mean of its output, subtracted before scaling; None for no centring.
+    """
+
+    def __init__(self, module: nn.Module, shape: tuple[int, ...], centre: Tensor | None = None) -> None:
+        super().__init__()
+        self.module, self.shape = module.eval(), tuple(shape)
+        for parameter in self.module.parameters():
+            parameter.requires_grad_(False)
+        with torch.inference_mode():
+            self.width = self.module(torch.zeros(1, *self.shape)).flatten(1).shape[1]
+        if centre is not None and centre.shape != (self.width,):
+            raise UserError(f"the centre must have shape ({self.width},), got {tuple(centre.shape)}")
+        self.register_buffer("centre", torch.zeros(self.width) if centre is None else centre.float())
+        self.prior: PriorStatistics | None = None
+
+    centre: Tensor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, *shape) to (n, width)."""
+        self.module.eval()  # records must not meet through batch statistics
+        return unit_norm(self.module(x).flatten(1) - self.centre)
+
+    def spec(self) -> dict[str, Any]:
+        """Describe the map; the weights are in the fingerprint."""
+        kind = type(self.module)
+        return {
+            "name": "backbone", "module": f"{kind.__module__}.{kind.__qualname__}", "shape": list(self.shape),
+            "width": self.width,
+        }  # fmt: skip

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,15 +106,27 @@ def test_it_learns_at_a_large_budget_and_not_at_a_tiny_one_and_repeats_itself() 
     assert run("0.01", 1) < 0.5
 
 
-def test_gradients_in_small_chunks_make_the_same_step() -> None:
+@pytest.mark.parametrize("changes", [{"chunk": 50}, {"ghost": True}, {"ghost": True, "chunk": 50}])
+def test_small_chunks_and_ghost_clipping_make_the_same_step(changes: dict[str, Any]) -> None:
     x, y = digits("train")
 
-    def run(chunk: int) -> torch.Tensor:
+    def run(settings: dpsgd.Settings) -> torch.Tensor:
         head = nn.Sequential(nn.Flatten(), networks.linear(64, 10))
-        dpsgd.train(head, x, y, replace(QUICK, chunk=chunk, epochs=0.5), epsilon="8", seed=3)
+        dpsgd.train(head, x, y, settings, epsilon="8", seed=3)
         return torch.cat([p.detach().flatten() for p in head.parameters()])
 
-    torch.testing.assert_close(run(50), run(2048), rtol=1e-4, atol=1e-5)
+    half = replace(QUICK, epochs=0.5)
+    torch.testing.assert_close(run(replace(half, **changes)), run(half), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("ghost", [False, True])
+def test_an_empty_sample_still_gets_its_noise(ghost: bool) -> None:
+    settings = dpsgd.Settings("empty", batch=1, epochs=3, clip=1.0, rate=1.0, ghost=ghost)
+    certificate = dpsgd.Certificate(Fraction(1), Fraction(1, 10**5), 1e-9, 1, 1.0, 1.0)
+    head = networks.linear(4, 3)
+    dpsgd.follow(head, torch.rand(10, 4), np.zeros(10, dtype=np.int64), settings, certificate)
+    moved = torch.cat([p.detach().flatten() for p in head.parameters()])
+    assert bool(torch.isfinite(moved).all() & (moved != 0).all())
 
 
 def test_a_missing_opacus_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import xml.dom.minidom
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from functools import lru_cache
@@ -209,10 +210,16 @@ def test_relevance_by_column_finds_the_column_that_matters() -> None:
     x, y = made_records(4000, 2, 9)
     x[:, 1:5] = np.eye(4, dtype=np.float32)[generator.integers(0, 4, 4000)]
     x[:, 5] = generator.random(4000) < 0.5
-    relevance = tables.relevance(privatise_encoded(passes(x, y), made_table(), epsilon=2, seed=1))
+    release = privatise_encoded(passes(x, y), made_table(), epsilon=2, seed=1)
+    relevance = tables.relevance(release)
     assert sum(relevance.values()) == pytest.approx(1)
     assert max(relevance, key=lambda name: relevance[name]) == "age"
     assert relevance["age"] > 0.8
+    picture = tables.relevance_picture(release)
+    assert [picture.index(f">{name}<") for name in sorted(relevance, key=lambda n: -relevance[n])] == sorted(
+        picture.index(f">{name}<") for name in relevance
+    )
+    xml.dom.minidom.parseString(picture)
 
 
 def test_the_number_of_records_is_kept_only_where_it_is_public() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
 
 import numpy as np
 import torch
@@ -93,14 +94,15 @@ def _slope(told: additive.Scores, curvature: float) -> float:
 
 
 def relevance(release: Release) -> dict[str, float]:
-    """How much each original column moves the prediction: the spread of its weights over its cells.
+    """How much each original column moves the prediction, as shares that sum to one.
 
-    It reads the release alone, so it is free to show: the share of each column in the sum over columns of
-    the standard deviation of its contribution, cells weighted by their released counts.
+    In a linear model LRP gives a cell the relevance weight times value, so a column's relevance to a record
+    is the weight of the cell that is on. What is shown is its standard deviation over the records, cells
+    counted by their *released* tables: it reads the release alone and costs nothing.
     """
     features = release.features()
-    if not isinstance(features, TabularFeatures):
-        raise UserError("relevance by column is for tables; this release is of something else")
+    if not isinstance(features, TabularFeatures) or not is_additive(release):
+        raise UserError("relevance by column is for a table's release; this one is of something else")
     model = _linear(release, features, 3, 1.0)
     records = release.tensors["records"].numpy()
     spread: dict[str, float] = {}
@@ -108,6 +110,28 @@ def relevance(release: Release) -> dict[str, float]:
         mass = records[start:stop] / max(float(records[start:stop].sum()), 1.0)
         weight = model.weight[:, start:stop] - model.weight[:, start:stop].mean(0)
         middle = (weight * mass).sum(1, keepdims=True)
-        spread[name] = float(np.sqrt((mass * (weight - middle) ** 2).sum(1).sum()))
+        spread[name] = float(np.sqrt((mass * (weight - middle) ** 2).sum()))
     total = sum(spread.values()) or 1.0
     return {name: value / total for name, value in spread.items()}
+
+
+def relevance_picture(release: Release) -> str:
+    """Draw the relevance of each column as an SVG: one bar each, the most relevant first."""
+    shares = sorted(relevance(release).items(), key=lambda item: -item[1])
+    longest = max(share for _, share in shares) or 1.0
+    left, line, width = 220, 22, 640
+    bars = []
+    for row, (name, share) in enumerate(shares):
+        y, length = 30 + row * line, (width - left - 70) * share / longest
+        bars.append(
+            f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>'
+            f'<rect x="{left}" y="{y + 3}" width="{length:.1f}" height="{line - 8}" fill="#3b6ea5"/>'
+            f'<text x="{left + length + 6:.1f}" y="{y + 14}">{100 * share:.1f}%</text>'
+        )
+    height = 40 + len(shares) * line
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'font-family="sans-serif" font-size="12"><title>Relevance of each column</title>'
+        f'<text x="{left}" y="18" font-weight="bold">share of what moves the prediction</text>'
+        f"{''.join(bars)}</svg>"
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -28,6 +28,8 @@ def evaluate(
     --json: {"accuracy", "balanced_accuracy", "auc", "calibration_error", "log_loss", "confusion", "n",
     "classes"} and the certificate's totals; accuracies are fractions.
     """
+    import numpy as np
+
     from adlm.analyst.metrics import measure
     from adlm.analyst.model import Model
     from adlm.artefact import canonical, write_file
@@ -38,6 +40,7 @@ def evaluate(
         raise UserError("give either a file or --data NAME; adlm data list shows the names")
     loaded = Model.load(model)
     domain = loaded.certificate.domain
+    x: np.ndarray[Any, Any]
     if data is not None:
         from adlm.public import datasets
 

@@ -56,6 +56,13 @@ def release(
         str, typer.Option(help="Records: counted, per-patch (the authors' code) or a number.")
     ] = "counted",
     mode: Annotated[str, typer.Option(help="Records: economical or literal loss noise.")] = "economical",
+    loss: Annotated[str, typer.Option(help="Records: cross-entropy or square.")] = "cross-entropy",
+    relevance_network: Annotated[
+        Path | None, typer.Option(help="Records: a folder of adlm pretrain; made anew when not given.")
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(help="A public guess of the number of records, where that is private.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(help="Read only the first LIMIT records (public).")] = None,
     seed: Annotated[
         int | None, typer.Option(help="Repeatable noise. The release is stamped NOT PRIVATE.")
@@ -89,12 +96,12 @@ def release(
     if kind == "records":
         records = _named(data, file, "records", neighbours, limit)
         make = _records_maker(
-            records, epsilon, delta, method, split, network, batch_size, delta_h0, allocation, mode, book,
-            source, out,
+            records, epsilon, delta, method, split, network, batch_size, delta_h0, allocation, mode, loss,
+            relevance_network, book, source, out,
         )  # fmt: skip
     else:
         options = {"epsilon": epsilon, "delta": delta, "ledger": book, "source": source, "device": chosen,
-                   "k": k, "second": second, "share_sums": share, "relevance": relevance,
+                   "k": k, "second": second, "share_sums": share, "relevance": relevance, "size": size,
                    "allocation": allocation or ("identical" if method == "ilm" else None)}  # fmt: skip
         make = _moments_maker(data, file, domain, neighbours, limit, cache, options, out)
     made = make()
@@ -148,8 +155,8 @@ def _moments_maker(
     options: dict[str, Any],
     out: Path,
 ) -> Callable[[], Release]:
-    from adlm.errors import UserError
     from adlm.curation import privatise
+    from adlm.errors import UserError
     from adlm.privatise_table import privatise_table
 
     def make() -> Release:
@@ -169,13 +176,14 @@ def _moments_maker(
 
 def _records_maker(
     records: Any, epsilon: str, delta: str, method: str, split: str, network: str, batch_size: int,
-    delta_h0: str, allocation: str | None, mode: str, ledger: Ledger, source: Any, out: Path,
+    delta_h0: str, allocation: str | None, mode: str, loss: str, explained_by: Path | None, ledger: Ledger,
+    source: Any, out: Path,
 ) -> Callable[[], Release]:  # fmt: skip
     from adlm.algorithm1 import Budgets, Explained, make_release
     from adlm.analyst import networks
     from adlm.errors import UserError
-    from adlm.public.pretrain import CLASSES, pretrain, synthetic
     from adlm.release import Release
+    from adlm.relevance_network import RelevanceNetwork, make_public
 
     if Fraction(delta) != 0:
         raise UserError("a record release has pure epsilon; leave --delta at 0")
@@ -186,13 +194,16 @@ def _records_maker(
     def make() -> Release:
         explained = None
         if method == "adlm":
-            relevant = networks.build("mlp", shape, CLASSES)
-            pretrain(relevant, *synthetic(shape), epochs=4)
-            explained = Explained(relevant, "public")
+            known = (
+                RelevanceNetwork.load(explained_by)
+                if explained_by
+                else make_public(shape, name="mlp", epochs=4)
+            )
+            explained = Explained(known.network, known.provenance)
         make_release(
             records.x, records.y, records.domain, built, budgets, explained=explained, L=batch_size,
             delta_h0=int(delta_h0) if delta_h0.isdigit() else delta_h0, allocation=allocation or "linear",
-            mode=mode, ledger=ledger, source=source, folder=out,
+            loss=loss, mode=mode, ledger=ledger, source=source, folder=out,
         )  # fmt: skip
         return Release.load(out)
 

@@ -171,20 +171,23 @@ def pipeline(scale: Scale) -> list[Ratio]:
 
 def growth(scale: Scale) -> list[Ratio]:
     """How time and memory of a release grow: exponents over doubled sizes."""
-    base = 2000 if scale.quick else 15_000
+    base = 2000 if scale.quick else 5000
     sizes = [base, 2 * base, 4 * base]
     sides = [14, 28, 56]
     widths = [100, 200, 400]
     found = [
         *_exponents("record release, time over n", "records", "n", sizes, {}, scale, asked=1.1),
         *_exponents("record release, time over d", "records", "side", sides, {"n": base}, scale, power=2),
-        *_exponents("moment release, time over n", "moments", "n", [8 * s for s in sizes], {"k": 200}, scale),
+        *_exponents(
+            "moment release, time over n", "moments", "n", [20 * s for s in sizes], {"k": 100}, scale
+        ),
         *_exponents("moment release, time over k", "moments", "k", widths, {"n": 4 * base}, scale),
     ]
-    rounds = _measured({str(n): ("records", {"n": n}) for n in (sizes[0], sizes[-1])}, scale.repeats)
+    few, many = 4 * base, 16 * base  # enough for memory to show over what a process takes anyway
+    rounds = _measured({str(n): ("records", {"n": n}) for n in (few, many)}, scale.repeats)
     grown = [
         (large["peak"] - small["peak"]) / (large["input"] - small["input"])
-        for small, large in zip(rounds[str(sizes[0])], rounds[str(sizes[-1])], strict=True)
+        for small, large in zip(rounds[str(few)], rounds[str(many)], strict=True)
     ]
     ones = [1.0] * len(grown)
     found.append(

@@ -1,0 +1,91 @@
+"""Write the tables of README.md from the results, so that no figure there is typed by hand.
+
+A table stands between `<!-- results: results/frontier-mnist/summary.json -->` and `<!-- /results -->`; the
+path is relative to the README. `bench.json` files give the table of the bench. A list of methods after the
+path keeps those rows: `<!-- results: results/frontier-mnist/summary.json moments psgd-tanh -->`. A word in
+place of a path stands for all experiments whose names begin with it: `<!-- results: frontier -->`.
+
+    python -m adlm.experiments.readme            # rewrite README.md
+    python -m adlm.experiments.readme --check    # exit 1 if it would change
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from adlm.artefact import write_file
+from adlm.bench.conduct import HEADINGS, cells
+from adlm.errors import UserError
+from adlm.experiments.catalogue import EXPERIMENTS
+from adlm.experiments.conduct import SUMMARY
+from adlm.experiments.tabulate import grid, table
+
+_BLOCK = re.compile(r"<!-- results: (?P<path>\S+)(?P<methods>[^>]*?) -->\n.*?<!-- /results -->", re.DOTALL)
+
+
+def rewritten(text: str, folder: Path) -> str:
+    """Return the text with every marked table made anew from its result file."""
+
+    def block(match: re.Match[str]) -> str:
+        path, methods = match["path"], match["methods"].split()
+        head = " ".join([path, *methods])
+        made = _table(folder / path, methods) if path.endswith(".json") else _several(folder, path, methods)
+        return f"<!-- results: {head} -->\n{made}\n<!-- /results -->"
+
+    if text.count("<!-- results:") != len(_BLOCK.findall(text)):
+        raise UserError("every <!-- results: PATH --> line needs a <!-- /results --> line after it")
+    return _BLOCK.sub(block, text)
+
+
+def _several(folder: Path, word: str, methods: list[str]) -> str:
+    """Tables of all experiments whose names begin with a word, in the order of the catalogue."""
+    paths = [folder / "results" / name / SUMMARY for name in EXPERIMENTS if name.startswith(word)]
+    there = [path for path in paths if path.exists()]
+    if not there:
+        raise UserError(f"there are no results whose names begin with {word!r}; run the experiment first")
+    titled = [(json.loads(path.read_text(encoding="utf-8"))["title"], path) for path in there]
+    return "\n\n".join(f"{title}:\n\n{_table(path, methods)}" for title, path in titled)
+
+
+def _table(path: Path, methods: list[str]) -> str:
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"the results {path} cannot be read ({error}); run the experiment first") from None
+    if "ratios" in found:
+        return grid(HEADINGS, [cells(entry) for entry in found["ratios"]])
+    if methods:
+        known = {row["method"] for row in found["rows"]}
+        for method in methods:
+            if method not in known:
+                raise UserError(f"{path} has no method {method!r}; it has {', '.join(sorted(known))}")
+        found["rows"] = [row for name in methods for row in found["rows"] if row["method"] == name]
+    return table(found)
+
+
+def main(words: list[str]) -> int:
+    """Rewrite a README, or check that nothing in it would change."""
+    parser = argparse.ArgumentParser(prog="python -m adlm.experiments.readme", description=__doc__)
+    parser.add_argument("file", nargs="?", type=Path, default=Path("README.md"))
+    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if something would")
+    given = parser.parse_args(words)
+    try:
+        text = given.file.read_text(encoding="utf-8")
+        new = rewritten(text, given.file.parent)
+        if given.check:
+            return int(new != text)
+        if new != text:
+            write_file(given.file, new.encode(), what="README")
+    except (UserError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,14 +1,16 @@
 """Plan before you spend: rehearse a release on synthetic classes, which costs nothing and reads no record.
 
 A release cannot be taken back. From the number of records, the classes and the budget alone, the rule's plan
-is followed on classes drawn from the public prior, with noise of the very scales that the release would have,
-and the classifier that the analyst would fit is tested on further draws.
+is followed on groups of the most alike classes of the public random process, with noise of the very scales
+that the release would have, and the classifier that the analyst would fit is tested on synthetic records
+that it has not seen.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,14 +18,15 @@ from torch import Tensor
 
 from adlm.analyst.discriminant import fit
 from adlm.certificate import parse_delta, parse_epsilon
+from adlm.curation import design
 from adlm.curator.clipping import Clip
 from adlm.curator.moments import Design, calibrate
 from adlm.moments import Moments
-from adlm.curation import design
-from adlm.public.features import Features, Narrowed, PriorStatistics
+from adlm.public.features import Features, Narrowed
 from adlm.public.rule import Plan, choose
 
-TESTS = 100  # synthetic test vectors a class
+BANK = (120, 50)  # synthetic classes, and records of each
+TIMES = 8  # groups of alike classes that a release is rehearsed on
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Rehearsal:
     Attributes
     ----------
     plan : the settings that the rule chooses.
-    accuracy, spread : mean and standard deviation over rehearsals, on synthetic classes.
+    accuracy, spread : mean and standard deviation over groups of alike synthetic classes.
     signal_to_noise : of the class means: spread of a coordinate between classes over the noise on it.
     signal_to_noise_second : of the second moments, or None when there are none.
     """
@@ -64,56 +67,62 @@ def rehearse(
     neighbours: str = "replace-one",
     *,
     plan: Plan | None = None,
-    times: int = 4,
+    times: int = TIMES,
     seed: int = 0,
 ) -> Rehearsal:
     """Rehearse a release of n records of some classes; public quantities alone."""
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     plan = plan or choose(n, classes, float(budget), float(slack), neighbours, features)
-    narrow = Narrowed(features, plan.k) if plan.k < features.width else features
     followed = design(plan, budget, slack)
-    prior = narrow.prior or _flat(narrow.width)
+    bank = _narrowed(_bank(features, seed), plan.k)
+    half = bank.shape[1] // 2
+    means, within = bank[:, :half].mean(1), _pooled(bank)
+    prior = None if features.prior is None else Narrowed(features, plan.k).prior
     generator = torch.Generator().manual_seed(seed)
     scores, ratios, seconds = [], [], []
-    for _ in range(times):
-        means = _class_means(prior, classes, generator)
-        moments = _noisy(followed, means, prior, n, neighbours, generator)
-        head = fit(moments, narrow.prior)
-        test, codes = _draw(means, prior, generator)
-        scores.append(float((head.logits(test.double()).argmax(1) == codes).double().mean()))
-        ratios.append(float(means.std(0).mean() / (moments.sd_sums / (n / classes)).mean()))
+    for anchor in torch.randperm(len(bank), generator=generator)[:times].tolist():
+        group = torch.cdist(means[anchor][None], means)[0].argsort()[:classes]
+        moments = _noisy(followed, means[group], within, n, neighbours, generator)
+        logits = fit(moments, prior).logits(bank[group, half:].flatten(0, 1))
+        codes = torch.arange(len(group)).repeat_interleave(bank.shape[1] - half)
+        scores.append(float((logits.argmax(1) == codes).double().mean()))
+        ratios.append(float(means[group].std(0).mean() / (moments.sd_sums / (n / classes)).mean()))
         if moments.sd_second is not None:
-            spread = float(prior.within.diagonal()[: len(moments.sd_second)].mean())
+            spread = float(within.diagonal()[: len(moments.sd_second)].mean())
             seconds.append(spread * n / (float(moments.sd_second[0, -1]) * math.sqrt(len(moments.sd_second))))
     result = torch.tensor(scores)
     return Rehearsal(
         float(budget), float(slack), plan, float(result.mean()), float(result.std(correction=0)),
-        sum(ratios) / times, sum(seconds) / times if seconds else None,
+        sum(ratios) / len(ratios), sum(seconds) / len(seconds) if seconds else None,
     )  # fmt: skip
 
 
-def _flat(width: int) -> PriorStatistics:
-    """Stand in for features without a prior: classes a fifth as far apart as records are wide."""
-    one = torch.full((width,), 1 / width)
-    return PriorStatistics(one.sqrt() * 0.8, one * 0.04, torch.diag(one * 0.96), torch.zeros(width))
+@lru_cache(maxsize=4)
+def _bank(features: Features, seed: int) -> Tensor:
+    """Return synthetic classes (classes, per_class, width); normal ones for features without a process."""
+    drawn = features.synthetic(*BANK, seed)
+    if drawn is not None:
+        return drawn.double()
+    generator = torch.Generator().manual_seed(seed)
+    classes, per_class = BANK
+    centre = torch.randn(classes, 1, features.width, generator=generator, dtype=torch.float64)
+    return centre + torch.randn(classes, per_class, features.width, generator=generator, dtype=torch.float64)
 
 
-def _class_means(prior: PriorStatistics, classes: int, generator: torch.Generator) -> Tensor:
-    white = torch.randn(classes, len(prior.mean), generator=generator, dtype=torch.float64)
-    return prior.mean.double() + white * prior.weight.double().sqrt()
+def _narrowed(bank: Tensor, k: int) -> Tensor:
+    return torch.nn.functional.normalize(bank[:, :, :k], dim=2)
 
 
-def _draw(means: Tensor, prior: PriorStatistics, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    codes = torch.arange(len(means)).repeat_interleave(TESTS)
-    values, vectors = torch.linalg.eigh(prior.within.double())
-    white = torch.randn(len(codes), means.shape[1], generator=generator, dtype=torch.float64)
-    return means[codes] + (white * values.clamp_min(0).sqrt()) @ vectors.T, codes
+def _pooled(bank: Tensor) -> Tensor:
+    """Return the covariance (k, k) within classes, over all of them."""
+    apart = (bank - bank.mean(1, keepdim=True)).flatten(0, 1)
+    return apart.T @ apart / (len(apart) - len(bank))
 
 
 def _noisy(
     followed: Design,
     means: Tensor,
-    prior: PriorStatistics,
+    within: Tensor,
     n: int,
     neighbours: str,
     generator: torch.Generator,
@@ -138,7 +147,7 @@ def _noisy(
         centred = means - means.mean(0)
         directions = torch.linalg.svd(centred, full_matrices=False)[2][: min(classes - 1, q)].T
         basis = torch.linalg.qr(torch.hstack([directions, basis]))[0][:, :q]
-    raw = n * (prior.within.double() + means.T @ means / classes)
+    raw = n * (within + means.T @ means / classes)
     sd_second = _second_sd(fine, scales.second, scales.second_diagonal, q) * spread[followed.second_mechanism]
     error = torch.randn(q, q, generator=generator, dtype=torch.float64) * sd_second
     second = basis.T @ raw @ basis + error.triu() + error.triu(1).T

@@ -25,11 +25,11 @@ def plan(
 ) -> None:
     """Tell from public quantities alone which settings a release would have, and what to expect of it.
 
-    The release is rehearsed on synthetic classes of the public prior: it spends nothing and reads no record,
-    and the same rule then makes the release. Real classes differ from synthetic ones, so take the accuracy
-    as a forecast. With --json: {"n", "classes", "features", "neighbours", "plans": [{"epsilon", "delta",
-    "accuracy", "spread", "signal_to_noise", "signal_to_noise_second", "k", "q", "level", "share_sums",
-    "reasons", ...}]}.
+    The release is rehearsed on the most alike classes of a public random process: it spends nothing and
+    reads no record, and the same rule then makes the release. Real classes differ from synthetic ones, so
+    take the accuracy as a forecast, no more. With --json: {"n", "classes", "features", "neighbours",
+    "plans": [{"epsilon", "delta", "accuracy", "spread", "signal_to_noise", "signal_to_noise_second", "k",
+    "q", "level", "share_sums", "reasons", ...}]}.
     """
     from adlm import progress
     from adlm.errors import UserError

@@ -48,6 +48,13 @@ class Features(nn.Module, ABC):
     def spec(self) -> dict[str, Any]:
         """Describe the map in JSON values; the key ``name`` says which kind it is."""
 
+    def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor | None:
+        """Return features (classes, per_class, width) of random public classes, or None without a process.
+
+        They are what a release is rehearsed on.
+        """
+        return None
+
     def fingerprint(self) -> str:
         """SHA-256 over the spec and every parameter and buffer, in order of their names."""
         digest = hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode())

@@ -31,6 +31,11 @@ class Narrowed(Features):
         """Narrow (n, inner width) features that were taken already."""
         return unit_norm(z[:, : self.width])
 
+    def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor | None:
+        """Narrow the inner map's synthetic classes."""
+        wide = self.inner.synthetic(classes, per_class, seed)
+        return None if wide is None else self.of(wide.flatten(0, 1)).reshape(classes, per_class, -1)
+
     def spec(self) -> dict[str, Any]:
         """Describe the map."""
         return {"name": "narrowed", "width": self.width, "of": self.inner.spec()}

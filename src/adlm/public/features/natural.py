@@ -157,6 +157,15 @@ class NaturalImages(Features):
             )
         return unit_norm(self.blocks(x) @ self.projection - self.offset)
 
+    def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor:
+        """Draw classes of scenes and map them: (classes, per_class, width)."""
+        from adlm.public.priors import scenes
+
+        images, _ = scenes.draw(classes, per_class, torch.Generator().manual_seed(seed))
+        with torch.inference_mode():
+            parts = [self(images[i : i + 100]) for i in range(0, len(images), 100)]
+        return torch.cat(parts).reshape(classes, per_class, -1)
+
     def spec(self) -> dict[str, Any]:
         """Describe the map."""
         return {"name": "natural", "width": self.width, "weights": self.weights}

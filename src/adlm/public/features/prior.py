@@ -99,6 +99,17 @@ class PriorProjection(Features):
         resized = nn.functional.interpolate(images[:, None], (inner, inner), mode="bicubic", antialias=True)
         return nn.functional.pad(resized.clamp(0, 1), [margin] * 4)[:, 0]
 
+    def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor:
+        """Draw classes of the family's random process and map them: (classes, per_class, width)."""
+        from adlm.public.priors import shapes, strokes
+
+        process = strokes if self.family == "drawn" else shapes
+        images, _ = process.draw(classes, per_class, torch.Generator().manual_seed(seed))
+        whole = PriorProjection(self.family) if self.image != (SIZE, SIZE) else self
+        with torch.inference_mode():
+            mapped: Tensor = whole(images.reshape(-1, *whole.shape))
+        return mapped.reshape(classes, per_class, self.width)
+
     def spec(self) -> dict[str, Any]:
         """Describe the map: {"name": "prior-projection", "family": ..., "shape": [...]}."""
         return {"name": "prior-projection", "family": self.family, "shape": list(self.shape)}

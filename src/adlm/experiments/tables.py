@@ -135,7 +135,7 @@ def run(
     releases: int = RELEASES,
     compare: bool = True,
 ) -> list[Row]:
-    """Measure every method (ours alone without `compare`); write `tables.jsonl` and `tables.md` to a folder."""
+    """Measure every method, or ours alone; write `tables.jsonl` and `tables.md` to a folder."""
     place = data or Path(os.environ.get("ADLM_DATA", "data"))
     rows: list[Row] = []
     for name in names:

@@ -190,3 +190,14 @@ def test_your_own_backbone_is_fingerprinted(tmp_path: Path) -> None:
     loaded = Model.load(tmp_path / "m", features=mine)
     assert (loaded.predict(TEST.x) == model.predict(TEST.x)).all()
     assert accuracy(model) > 0.3
+
+
+def test_under_add_remove_no_record_moves_the_features_of_another() -> None:
+    from adlm.curator.featurise import featurise
+    from adlm.public.features import for_domain
+
+    domain = replace(TRAIN.domain, neighbours="add-remove")
+    features = for_domain(domain)
+    whole = featurise(TRAIN.x[:60], domain, features)
+    without = featurise(np.delete(TRAIN.x[:60], 7, axis=0), domain, features)
+    assert (np.delete(whole, 7, axis=0) == without).all()

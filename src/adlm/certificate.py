@@ -92,6 +92,7 @@ def gaussian_delta(mu: Fraction, epsilon: Fraction) -> Fraction:
         return Fraction(int(mpmath.ceil(value * mpmath.mpf(10) ** 60)), 10**60)
 
 
+@lru_cache(maxsize=256)
 def gaussian_mu(epsilon: Fraction, delta: Fraction) -> Fraction:
     """Return the largest sensitivity, in standard deviations, that costs at most `epsilon`."""
     low, high = Fraction(0), Fraction(64)

@@ -76,7 +76,14 @@ def privatise(
             public_size(domain, len(codes), size), len(domain.classes), float(budget), float(slack),
             domain.neighbours, features,
         )  # fmt: skip
-    plan = adjusted(plan, features, k=k, second=second, share_sums=share_sums, allocation=allocation)
+    plan = adjusted(
+        plan,
+        features,
+        k=k,
+        second=second,
+        share_sums=share_sums,
+        allocation=None if relevance == "private" else allocation,
+    )
     if plan.k < features.width:
         features = Narrowed(features, plan.k)
     z = featurise(records, domain, features, device=device, cache=cache)

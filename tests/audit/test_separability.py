@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from adlm.audit.finding import VIOLATED
-from adlm.audit.separability import identity_separability, moved, separability
+from adlm.audit.separability import moved, product_separability, separability
 from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.features.identity import Identity
 
@@ -28,4 +28,4 @@ def test_features_that_look_at_their_batch_are_caught(relation: str) -> None:
 
 
 def test_identity_keeps_records_apart() -> None:
-    assert all(f.verdict == "holds" for f in identity_separability())
+    assert all(f.verdict == "holds" for f in product_separability())

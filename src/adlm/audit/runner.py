@@ -17,7 +17,7 @@ from adlm.audit.canaries import canary_design, model_scores, one_run, plant, rel
 from adlm.audit.controls import SINGLE, Control, half_sensitivity
 from adlm.audit.finding import COMMAND_ALPHA, MOST_TESTS, Finding
 from adlm.audit.membership import EPOCHS, summary
-from adlm.audit.separability import identity_separability
+from adlm.audit.separability import product_separability
 from adlm.audit.subjects import Subject, subjects
 from adlm.audit.support import exact_laplace, support
 from adlm.audit.two_worlds import two_worlds, whole_releases
@@ -149,7 +149,7 @@ def run(
 def _product(depth: Depth, source: Source, rng: np.random.Generator) -> list[Step]:
     """List the attacks on the product's own mechanisms."""
     steps: list[Step] = [partial(audit_mechanism, subject, depth, source) for subject in subjects()]
-    steps.append(identity_separability)
+    steps.append(product_separability)
     steps.append(lambda: [support(exact_laplace(4.0, source), "exact Laplace noise", depth.support)])
     steps.extend(partial(_canaries, relation, depth, rng, source) for relation in NEIGHBOURS)
     return steps

@@ -65,11 +65,15 @@ def separability(features: Features, domain: Domain, name: str) -> Finding:
     )
 
 
-def identity_separability() -> list[Finding]:
-    """Check the features that are the record itself, under both relations."""
+def product_separability() -> list[Finding]:
+    """Check features that are the record itself and features of images, under both relations."""
+    from adlm.public.features import for_domain
     from adlm.public.features.identity import Identity
 
-    return [
-        separability(Identity((7,)), Domain((7,), 0.0, 1.0, ("a", "b"), relation), "features: identity")
-        for relation in NEIGHBOURS
-    ]
+    found = []
+    for relation in NEIGHBOURS:
+        row = Domain((7,), 0.0, 1.0, ("a", "b"), relation)
+        image = Domain((28, 28), 0.0, 1.0, ("a", "b"), relation, family="drawn")
+        found.append(separability(Identity((7,)), row, "features: identity"))
+        found.append(separability(for_domain(image), image, "features: drawn images"))
+    return found

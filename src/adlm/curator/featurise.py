@@ -40,10 +40,19 @@ def clear_cache() -> int:
 def featurise(
     x: npt.ArrayLike, domain: Domain, features: Features, *, device: str = "cpu", cache: bool = False
 ) -> npt.NDArray[np.float32]:
-    """Scale records by their domain and map them to (n, width) features."""
+    """Scale records by their domain and map them to (n, width) features.
+
+    Formal guarantees
+    -----------------
+    The last bits of a feature can depend on a record's place in its batch. Under replace-one every other
+    record keeps its place. Under add-remove they move up, so each is mapped alone: slower, and then no
+    record's features depend on another record.
+    """
+    alone = domain.neighbours == "add-remove"
     if isinstance(features, Narrowed):  # the wide features serve every width
         wide = featurise(x, domain, features.inner, device=device, cache=cache)
-        parts = [features.of(torch.from_numpy(wide[i : i + 5000].copy())) for i in range(0, len(wide), 5000)]
+        step = 1 if alone else 10 * BATCH
+        parts = [features.of(torch.from_numpy(wide[i : i + step].copy())) for i in range(0, len(wide), step)]
         return torch.cat(parts).numpy()
     records = np.asarray(x)
     kept = cache_folder() / f"{_key(records, domain, features)}.npy" if cache else None
@@ -52,8 +61,9 @@ def featurise(
     mapped = np.empty((len(records), features.width), dtype=np.float32)
     features = features.to(device).eval()
     with torch.inference_mode(), progress.bar(len(records), "features", "records") as advance:
-        for start in range(0, len(records), BATCH):
-            scaled = torch.from_numpy(domain.scale(records[start : start + BATCH])).to(device)
+        step = 1 if alone else BATCH
+        for start in range(0, len(records), step):
+            scaled = torch.from_numpy(domain.scale(records[start : start + step])).to(device)
             mapped[start : start + len(scaled)] = features(scaled).cpu().numpy()
             advance(len(scaled))
     if kept is not None:

@@ -20,12 +20,29 @@ class BatchCentred(Identity):
         return torch.clamp(z - z.mean(0), -0.1, 0.1)
 
 
-@pytest.mark.parametrize("relation", NEIGHBOURS)
-def test_features_that_look_at_their_batch_are_caught(relation: str) -> None:
+class Remembering(Identity):
+    """Features that subtract the record before: mapping each record alone does not help."""
+
+    before = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = super().forward(x) - self.before
+        self.before = float(x[-1].mean())
+        return z
+
+
+@pytest.mark.parametrize(
+    ("features", "relation"), [(BatchCentred, "replace-one"), (Remembering, "add-remove")]
+)
+def test_features_that_look_at_other_records_are_caught(features: type[Identity], relation: str) -> None:
     domain = Domain((5,), -2.0, 3.0, ("a", "b"), relation)
-    assert separability(BatchCentred((5,)), domain, "centred").verdict == VIOLATED
-    assert moved(Identity((5,)), domain) == 0
+    assert separability(features((5,)), domain, "wrong").verdict == VIOLATED
 
 
-def test_identity_keeps_records_apart() -> None:
+@pytest.mark.parametrize("relation", NEIGHBOURS)
+def test_what_is_computed_value_by_value_moves_nobody(relation: str) -> None:
+    assert moved(Identity((5,)), Domain((5,), -2.0, 3.0, ("a", "b"), relation)) == 0
+
+
+def test_the_products_features_keep_records_apart() -> None:
     assert all(f.verdict == "holds" for f in product_separability())

@@ -36,3 +36,27 @@ def test_delta_buys_second_moments_sooner() -> None:
 def test_impossible_sizes_are_one_sentence() -> None:
     with pytest.raises(UserError, match="at least one record"):
         rehearse(FEATURES, 0, 10, 1)
+
+
+def test_a_table_is_rehearsed_on_made_records() -> None:
+    from adlm.public.tables import TableDomain
+    from adlm.rehearsal_tables import rehearse_table
+
+    table = TableDomain.from_toml(
+        """
+        [columns.age]
+        kind = "numeric"
+        lower = 0
+        upper = 100
+        [columns.ward]
+        kind = "categorical"
+        values = ["a", "b", "c"]
+        [columns.ill]
+        kind = "label"
+        classes = ["no", "yes"]
+        """
+    )
+    little, much = (rehearse_table(table, 5000, epsilon) for epsilon in ("0.001", "4"))
+    assert little.accuracy < much.accuracy <= much.ceiling + 0.02
+    assert much.accuracy > 0.65
+    assert much.plan.reasons

@@ -36,6 +36,7 @@ def plan(
     from adlm.public import datasets
     from adlm.public.domain import Domain
     from adlm.public.features import for_domain
+    from adlm.public.tables import is_table_domain
     from adlm.rehearsal import rehearse
 
     output = Output(as_json, quiet)
@@ -48,6 +49,9 @@ def plan(
         assert domain is not None
         if size is None or size < 1:
             raise UserError("--domain needs --size, the number of records, public or guessed")
+        if is_table_domain(domain):
+            _plan_table(domain, size, epsilon.split(","), delta, neighbours, output)
+            return
         known, n = Domain.load(domain), size
     features = for_domain(known)
     relation = neighbours or known.neighbours
@@ -79,5 +83,41 @@ def plan(
         {
             "n": n, "classes": len(known.classes), "features": features.spec(), "neighbours": relation,
             "plans": [p.to_dict() for p in plans],
+        }
+    )  # fmt: skip
+
+
+def _plan_table(
+    domain: Path, n: int, budgets: list[str], delta: str, neighbours: str | None, output: Output
+) -> None:
+    from dataclasses import replace
+
+    from adlm import progress
+    from adlm.public.tables import TableDomain
+    from adlm.rehearsal_tables import rehearse_table
+
+    table = TableDomain.load(domain)
+    table = table if neighbours is None else replace(table, neighbours=neighbours)
+    plans = []
+    with progress.bar(len(budgets), "rehearsals") as advance:
+        for budget in budgets:
+            plans.append(rehearse_table(table, n, budget, delta))
+            advance(1)
+    rows = [
+        [f"{p.epsilon:g}", str(p.plan.detail), p.plan.weights, "yes" if p.plan.residuals else "no",
+         f"{100 * p.accuracy:.1f}", f"{100 * p.ceiling:.1f}"]
+        for p in plans
+    ]  # fmt: skip
+    output.table(
+        ["epsilon", "cells", "weights", "residuals", "forecast, %", "of at most, %"], rows,
+        title=f"{n} records, {len(table.features)} columns, {table.neighbours}, delta {delta}; nothing spent",
+    )  # fmt: skip
+    for p in plans:
+        for reason in p.plan.reasons:
+            output.say(f"epsilon {p.epsilon:g}: {reason}")
+    output.result(
+        {
+            "n": n, "classes": len(table.label.classes), "features": {"name": "tabular"},
+            "neighbours": table.neighbours, "plans": [p.to_dict() for p in plans],
         }
     )  # fmt: skip

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from adlm.analyst.fit import fit
     from adlm.analyst.model import Model
     from adlm.analyst.training import Plan
+    from adlm.curation import privatise
     from adlm.curator.ledger import Budget, Ledger
     from adlm.errors import UserError
     from adlm.estimator import AdLMClassifier
-    from adlm.curation import privatise
     from adlm.public.domain import Domain
     from adlm.release import Certificate, Release
 

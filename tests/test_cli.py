@@ -171,3 +171,19 @@ def test_a_mistake_ends_with_exit_code_2_on_standard_error_and_without_a_traceba
 
 def test_version() -> None:
     assert run("--version").strip() == f"adlm {__version__}"
+
+
+def test_a_table_can_be_released_record_by_record(place: Path) -> None:
+    (place / "t.toml").write_text(
+        '[columns.age]\nkind = "numeric"\nlower = 0\nupper = 100\n'
+        '[columns.ill]\nkind = "label"\nclasses = ["no", "yes"]\n'
+    )
+    lines = [f"{age},{'yes' if age > 50 else 'no'}" for age in range(100)]
+    (place / "t.csv").write_text("\n".join(["age,ill", *lines]) + "\n")
+    words = ["release", "t.csv", "--domain", "t.toml", "--kind", "records", "--network", "mlp"]
+    made = figures(*words, "--method", "ilm", "--batch-size", "20", "--epsilon", "4", "--out", "TR")
+    assert made["n"] == 100
+    run("train", "TR", "--network", "mlp", "--epochs", "1", "--batch-size", "20", "--out", "TM")
+    assert figures("evaluate", "TM", "t.csv")["n"] == 100
+    run("predict", "TM", "t.csv", "--out", "t-predictions.csv")
+    assert len((place / "t-predictions.csv").read_text().splitlines()) == 101

@@ -6,8 +6,10 @@ numbers are the paper's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy.typing as npt
 from torch import nn
@@ -45,6 +47,7 @@ def make_release(
     source: Source,
     folder: Path | None = None,
     stamps: tuple[str, ...] = (),
+    features: Mapping[str, Any] | None = None,
 ) -> Release | None:
     """Lines 1-19, the curator's: read the records once and release them with noise.
 
@@ -56,6 +59,7 @@ def make_release(
     delta_h0 : `counted`, `per-patch`, or a number.
     rows : records to average relevances over; all of them when not given.
     folder : stream the release there and return None; in memory when not given.
+    features : how the records were encoded, for the certificate; a table's columns.
     """
     # Line 9: Delta_h0 = 2 sum over h0 of d; line 17: Delta_F = M (|h| + |h|^2 / 4)
     settings = settings_for(domain, network, budgets, L, delta_h0, allocation, loss, mode)
@@ -77,10 +81,27 @@ def make_release(
     # Lines 16-19: phi_l + (1/|L|) Lap(Delta_F / eps3)
     if folder is None:
         return release_records(
-            D, y, domain, settings, relevance=relevance, ledger=ledger, source=source, stamps=stamps
+            D,
+            y,
+            domain,
+            settings,
+            relevance=relevance,
+            ledger=ledger,
+            source=source,
+            stamps=stamps,
+            features=features,
         )
     write_records(
-        folder, D, y, domain, settings, relevance=relevance, ledger=ledger, source=source, stamps=stamps
+        folder,
+        D,
+        y,
+        domain,
+        settings,
+        relevance=relevance,
+        ledger=ledger,
+        source=source,
+        stamps=stamps,
+        features=features,
     )
     return None
 

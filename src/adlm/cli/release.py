@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from adlm.cli.console import AsJson, Device, Output, Quiet, pick_device
 
 if TYPE_CHECKING:
     from adlm.curator.ledger import Ledger
+    from adlm.public.domain import Domain
     from adlm.release import Release
 
 KINDS = ("moments", "records")
@@ -94,7 +96,7 @@ def release(
     chosen = pick_device(device)
     make: Callable[[], Release]
     if kind == "records":
-        records = _named(data, file, "records", neighbours, limit)
+        records = _table(file, domain, neighbours) if file else _named(data, neighbours, limit)
         make = _records_maker(
             records, epsilon, delta, method, split, network, batch_size, delta_h0, allocation, mode, loss,
             relevance_network, book, source, out,
@@ -130,19 +132,55 @@ def _ledger(path: Path | None, budget: str | None, name: str) -> tuple[Ledger, P
     return Ledger(place, limit), place
 
 
-def _named(data: str | None, file: Path | None, kind: str, neighbours: str | None, limit: int | None) -> Any:
-    from dataclasses import replace
+@dataclass(frozen=True, eq=False)
+class _Records:
+    """Private records in memory, and how they were encoded."""
 
-    from adlm.errors import UserError
+    x: Any
+    y: Any
+    domain: Domain
+    features: dict[str, Any] | None = None
+    stamps: tuple[str, ...] = ()
+
+
+def _named(data: str | None, neighbours: str | None, limit: int | None) -> _Records:
     from adlm.public import datasets
 
-    if data is None:
-        raise UserError(
-            f"a release of kind {kind} is made from a named data set or an array; {file} is a table"
-        )
+    assert data is not None
     records = datasets.load(data, "train")
     domain = records.domain if neighbours is None else replace(records.domain, neighbours=neighbours)
-    return replace(records, x=records.x[:limit], y=records.y[:limit], domain=domain)
+    return _Records(records.x[:limit], records.y[:limit], domain)
+
+
+def _table(file: Path, domain: Path | None, neighbours: str | None) -> _Records:
+    """Read a whole table for a record release."""
+    import numpy as np
+
+    from adlm.curator.tables import read_batches
+    from adlm.errors import UserError
+    from adlm.public.tables import TableDomain
+    from adlm.release import PEEKED
+
+    if domain is None:
+        raise UserError("a file needs --domain FILE.toml; adlm domain init drafts one")
+    table = TableDomain.load(domain)
+    if neighbours is not None:
+        table = replace(table, neighbours=neighbours)
+    if table.contributions > 1:
+        raise UserError(
+            f"a record release protects single records, and a person may have {table.contributions} of them "
+            "here; declare one record a person, or make a moment release"
+        )
+    batches = list(read_batches(file, table))
+    if not batches:
+        raise UserError(f"{file} holds no records; give at least one")
+    return _Records(
+        np.concatenate([b.x for b in batches]),
+        np.concatenate([b.y for b in batches]),
+        table.domain,
+        {"spec": {"name": "tabular", "table": table.to_dict()}},
+        (PEEKED,) if table.bounds_learnt_from_data else (),
+    )
 
 
 def _moments_maker(
@@ -161,7 +199,7 @@ def _moments_maker(
 
     def make() -> Release:
         if data is not None:
-            records = _named(data, None, "moments", neighbours, limit)
+            records = _named(data, neighbours, limit)
             made = privatise(records.x, records.y, domain=records.domain, cache=cache, **options)
         else:
             if domain is None:
@@ -175,7 +213,7 @@ def _moments_maker(
 
 
 def _records_maker(
-    records: Any, epsilon: str, delta: str, method: str, split: str, network: str, batch_size: int,
+    records: _Records, epsilon: str, delta: str, method: str, split: str, network: str, batch_size: int,
     delta_h0: str, allocation: str | None, mode: str, loss: str, explained_by: Path | None, ledger: Ledger,
     source: Any, out: Path,
 ) -> Callable[[], Release]:  # fmt: skip
@@ -203,7 +241,8 @@ def _records_maker(
         make_release(
             records.x, records.y, records.domain, built, budgets, explained=explained, L=batch_size,
             delta_h0=int(delta_h0) if delta_h0.isdigit() else delta_h0, allocation=allocation or "linear",
-            loss=loss, mode=mode, ledger=ledger, source=source, folder=out,
+            loss=loss, mode=mode, ledger=ledger, source=source, folder=out, stamps=records.stamps,
+            features=records.features,
         )  # fmt: skip
         return Release.load(out)
 

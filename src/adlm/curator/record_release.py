@@ -35,6 +35,7 @@ def release_records(
     ledger: Ledger,
     source: Source,
     stamps: tuple[str, ...] = (),
+    features: Mapping[str, Any] | None = None,
 ) -> Release:
     """The release of all records, in memory: the tensors ``x``, ``phi``, ``bias``, ``budget_ratios``.
 
@@ -43,6 +44,7 @@ def release_records(
     x, labels : (n, *shape) private records in the units of the domain, and their n labels.
     relevance : the private relevances; None for ILM, whose allocation is `identical`.
     ledger : all charges but those of the relevances, which it has already, are written there first.
+    features : what the certificate shall say of how the records were encoded; a table's columns.
     stamps : warnings that shall travel with the release.
 
     Formal guarantees
@@ -59,7 +61,7 @@ def release_records(
         phi[start : start + len(part)] = coefficients
         start += len(part)
     tensors = small | {"x": torch.from_numpy(records), "phi": torch.from_numpy(phi)}
-    return _release(tensors, perturbation, relevance, n, source, stamps)
+    return _release(tensors, perturbation, relevance, n, source, stamps, features)
 
 
 def write_records(
@@ -73,13 +75,14 @@ def write_records(
     ledger: Ledger,
     source: Source,
     stamps: tuple[str, ...] = (),
+    features: Mapping[str, Any] | None = None,
 ) -> None:
     """The same release written to ``folder`` chunk by chunk: memory does not grow with the records."""
     n = len(np.asarray(x))
     if Path(folder).exists():  # before anything is charged
         raise UserError(f"{folder} exists already; choose another place for the release or remove it first")
     perturbation, small = _begin(x, labels, domain, settings, relevance, ledger, source)
-    certificate = _release(small, perturbation, relevance, n, source, stamps).certificate
+    certificate = _release(small, perturbation, relevance, n, source, stamps, features).certificate
     shapes = _streamed_shapes(perturbation, n)
     with new_folder(Path(folder), what="release") as temporary:
         with (temporary / TENSORS).open("wb") as file:
@@ -131,6 +134,7 @@ def _release(
     n: int,
     source: Source,
     stamps: tuple[str, ...],
+    features: Mapping[str, Any] | None,
 ) -> Release:
     s = perturbation.settings
     delta_f = s.loss.delta_f(len(perturbation.domain.classes), s.hidden)
@@ -156,7 +160,7 @@ def _release(
         tensors,
         kind="records",
         domain=perturbation.domain,
-        features={},
+        features=features or {},
         settings=settings,
         charges=(*carried, *perturbation.charges),
         stamps=stamps + ((SEEDED,) if source.seeded else ()),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from adlm.analyst.tables import is_additive, relevance_picture
 from adlm.moments import Moments
 from adlm.release import Certificate
 from adlm.report import drawing
@@ -33,6 +34,12 @@ def relevance_maps(subject: Subject) -> Section | None:
     """Show the private relevance of each feature, and the budget ratios that follow from it."""
     if subject.release is None:
         return None
+    if is_additive(subject.release):
+        caption = (
+            "Relevance of each column: what share of the model's answers it moves, by the release alone."
+        )
+        drawn = figure(Markup(relevance_picture(subject.release)), caption)
+        return Section("relevance", "Relevance of columns", drawn)
     found = {name: subject.release.tensors[name].numpy() for name in MAPS if name in subject.release.tensors}
     if subject.certificate.kind == "moments":
         parts = [_coordinates(values) for name, values in found.items() if name == "relevance"]

@@ -75,7 +75,14 @@ class Settings:
 
 
 ABADI = Settings(
-    "pSGD (Abadi et al.)", 600, 10, 4.0, 0.1, 0.052, source="Abadi et al. 2016, section 5.2: MNIST"
+    "pSGD (Abadi et al.)",
+    600,
+    10,
+    4.0,
+    0.1,
+    0.052,
+    ghost=True,
+    source="Abadi et al. 2016, section 5.2: MNIST",
 )
 ABADI_CIFAR = replace(
     ABADI, batch=2000, clip=3.0, rate=0.1, rate_end=None, source="Abadi et al. 2016, section 5.3: CIFAR-10"
@@ -94,16 +101,20 @@ TANH = Settings(
     source="network: Papernot et al. 2021",
 )
 LINEAR = Settings(
-    "pSGD (linear head)",
-    8192,
-    10,
-    0.1,
-    30.0,
-    momentum=0.9,
-    ghost=True,
-    chunk=8192,
+    "pSGD (linear head)", 8192, 40, 0.1, 30.0, momentum=0.9, ghost=True, chunk=8192,
     source="features: this package",
-)
+)  # fmt: skip
+_LINEAR_UP_TO = (
+    # epsilon up to, epochs, rate: the more noise, the less training pays
+    (0.03, 5, 15.0), (0.07, 10, 15.0), (0.2, 10, 30.0), (0.4, 20, 20.0), (0.7, 40, 30.0), (2.0, 40, 60.0),
+    (math.inf, 40, 150.0),
+)  # fmt: skip
+
+
+def linear_for(epsilon: float) -> Settings:
+    """Settings of the linear head that suit a budget."""
+    epochs, rate = next((e, r) for bound, e, r in _LINEAR_UP_TO if epsilon <= bound)
+    return replace(LINEAR, epochs=epochs, rate=rate)
 
 
 @dataclass(frozen=True)

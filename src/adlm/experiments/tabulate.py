@@ -22,7 +22,7 @@ def page(summary: Mapping[str, Any]) -> str:
             *(f"- {test['found']} ({test['over']})" for test in summary["tests"]),
             "",
         ]
-    if summary["published"]:
+    if summary["published"] and summary["kind"] in ("paper", "frontier"):
         lines += ["Published, as their authors state it:", ""]
         lines += [
             f"- {p['what']}: {100 * p['accuracy']:.2f} at epsilon {p['epsilon']:g} ({p['source']})"

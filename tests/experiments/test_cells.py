@@ -65,6 +65,18 @@ def test_a_line_cut_short_is_dropped_and_its_cell_run_again(tmp_path: Path) -> N
     assert [json.loads(line)["key"] for line in lines] == [cell.key for cell in GRID[:3]]
 
 
+def test_cells_that_rest_on_something_else_by_now_are_run_again(tmp_path: Path) -> None:
+    run(GRID[:3], tmp_path, perform)
+    seen: list[Cell] = []
+
+    def noted(cell: Cell) -> Outcome:
+        seen.append(cell)
+        return perform(cell)
+
+    run(GRID[:3], tmp_path, noted, resume=True, current=lambda done: done.cell.seed != 1)
+    assert seen == [GRID[1]]
+
+
 def test_processes_share_the_work(tmp_path: Path) -> None:
     done = run(GRID, tmp_path, process, jobs=2)
     assert len({item.outcome["process"] for item in done}) == 2

@@ -1,8 +1,8 @@
 """The experiments by name, and what their presets run.
 
-`quick` takes a few minutes on two cores: a small dense network stands in for the paper's, whose sizes still set
-the sensitivities. `full` is the paper's scale, for a graphics card. Nothing here was chosen by looking at a test
-split.
+`quick` takes a few minutes on two cores: a small dense network stands in for the paper's, whose sizes still
+set the sensitivities. `full` is the paper's scale, for a graphics card. Nothing here was chosen by looking at
+a test split.
 """
 
 from __future__ import annotations

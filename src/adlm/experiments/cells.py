@@ -96,7 +96,13 @@ def _append(path: Path, done: Done) -> None:
 
 
 def run(
-    cells: Sequence[Cell], folder: Path, perform: Perform, *, resume: bool = False, jobs: int = 1
+    cells: Sequence[Cell],
+    folder: Path,
+    perform: Perform,
+    *,
+    resume: bool = False,
+    jobs: int = 1,
+    current: Callable[[Done], bool] = lambda done: True,
 ) -> list[Done]:
     """Run the cells that are not there yet, and return all of them in the order given.
 
@@ -104,9 +110,10 @@ def run(
     ----------
     perform : a function of this package, so that other processes find it.
     jobs : processes; each works on a cell of its own with one thread.
+    current : tells whether a kept cell would come out the same today; others are run again.
     """
     path = folder / CELLS
-    earlier = {done.cell.key: done for done in read(path)}
+    earlier = {done.cell.key: done for done in read(path) if current(done)}
     if earlier and not resume:
         raise UserError(
             f"{path} holds {len(earlier)} finished cells; add --resume to keep them, or remove the file first"

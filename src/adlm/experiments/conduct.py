@@ -12,11 +12,10 @@ from adlm.artefact import canonical, write_file
 from adlm.experiments import figures, material, tabulate
 from adlm.experiments.catalogue import named
 from adlm.experiments.cells import run
-from adlm.experiments.registry import perform
+from adlm.experiments.registry import FROM_PIXELS, current, perform
 from adlm.experiments.summary import summarise
 
 SUMMARY, PAGE = "summary.json", "README.md"
-_FROM_PIXELS = ("adlm", "ilm", "psgd-abadi", "psgd-tanh")
 
 
 def conduct(
@@ -37,11 +36,11 @@ def conduct(
     experiment = named(name)
     cells = experiment.cells(preset, epsilons=epsilons, seeds=seeds, methods=methods)
     folder = out / name
-    if any(cell.method not in _FROM_PIXELS for cell in cells):
+    if any(cell.method not in FROM_PIXELS for cell in cells):
         progress.say(f"{name}: public features of {experiment.data}, taken once")
         for part in ("train", "test"):
             material.vectors(experiment.data, part)
-    done = run(cells, folder, perform, resume=resume, jobs=jobs or os.cpu_count() or 1)
+    done = run(cells, folder, perform, resume=resume, jobs=jobs or os.cpu_count() or 1, current=current)
     summary = summarise(
         experiment, done, preset=preset, command=_command(name, preset, epsilons, seeds, methods)
     )

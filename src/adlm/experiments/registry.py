@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
-from adlm.experiments import forever, methods
-from adlm.experiments.cells import Cell, Outcome
+from adlm.experiments import forever, material, methods
+from adlm.experiments.cells import Cell, Done, Outcome
+
+FROM_PIXELS = ("adlm", "ilm", "psgd-abadi", "psgd-tanh")
 
 
 def perform(cell: Cell) -> Outcome:
-    """Run a cell."""
-    return METHODS[cell.method](cell)
+    """Run a cell; the outcome names the public features it rests on, if it does."""
+    outcome = METHODS[cell.method](cell)
+    return outcome if cell.method in FROM_PIXELS else outcome | {"features": fingerprint(cell.data)}
+
+
+def current(done: Done) -> bool:
+    """Whether a kept cell rests on the public features of today."""
+    return done.cell.method in FROM_PIXELS or done.outcome.get("features") == fingerprint(done.cell.data)
+
+
+@lru_cache(maxsize=4)
+def fingerprint(data: str) -> str:
+    """Short name of the public features of a data set."""
+    return material.features(data).fingerprint()[:16]
 
 
 METHODS: dict[str, Callable[[Cell], Outcome]] = {

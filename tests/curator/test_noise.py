@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from adlm.curator import noise
-from adlm.curator.noise import Probability, Source, Trials
+from adlm.curator.randomness import Probability, Source, Trials
 from adlm.errors import UserError
 
 FALSE_ALARM = 1e-6  # of each chi-square test below

@@ -85,7 +85,8 @@ def _over_epsilon(summary: Mapping[str, Any]) -> Any:
         curve = _curve(rows, method)
         if method in _FLAT:
             style, colour = _FLAT[method]
-            axes.axhline(100 * curve[0]["accuracy"], ls=style, lw=1, color=colour, label=curve[0]["label"])
+            label = f"{curve[0]['label']}: {100 * curve[0]['accuracy']:.1f}"
+            axes.axhline(100 * curve[0]["accuracy"], ls=style, lw=1, color=colour, label=label)
         elif method.startswith("plan"):
             colour = _COLOURS["moments-pure" if method == "plan-pure" else "moments"]
             x, y = [row["epsilon"] for row in curve], [100 * row["accuracy"] for row in curve]
@@ -99,6 +100,10 @@ def _over_epsilon(summary: Mapping[str, Any]) -> Any:
         own = [p for p in summary["published"] if p["source"] == source]
         x, y = [p["epsilon"] for p in own], [100 * p["accuracy"] for p in own]
         axes.plot(x, y, mark, ms=6, color="#666666", ls="", label=f"published: {source}")
+    if not paper:  # the prior alone, far below, has its figure in the legend
+        shown = [row["accuracy"] for row in rows if row["method"] != "prior"]
+        shown += [entry["accuracy"] for entry in summary["published"]]
+        axes.set_ylim(100 * min(shown) - 2, min(100.5, 100 * max(shown) + 2))
     axes.set_xscale("log")
     axes.set_xlabel("epsilon (claimed for the record releases)" if paper else "proved epsilon")
     axes.set_ylabel("test accuracy, %")

@@ -236,7 +236,7 @@ def follow(
                     group["lr"] = settings.learning_rate(step * certificate.rate)
                 run.step(x, y, rows.to(device), settings.chunk)
                 advance(1)
-                epoch = math.floor((step + 1) * certificate.rate + 1e-9)
+                epoch = math.floor((step + 1.5) * certificate.rate + 1e-9)  # to the nearest step
                 if on_epoch is not None and epoch > done:
                     done = epoch
                     on_epoch(epoch, network.eval())

@@ -132,7 +132,7 @@ def test_an_empty_sample_still_gets_its_noise(ghost: bool) -> None:
 def test_a_missing_opacus_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opacus", None)
     with pytest.raises(UserError, match=r"pip install adlm\[baseline\]"):
-        dpsgd.train(nn.Linear(2, 2), torch.rand(9, 2), np.zeros(9, dtype=np.int64), QUICK, epsilon="1")
+        dpsgd.train(nn.Linear(2, 2), torch.rand(9000, 2), np.zeros(9000, dtype=np.int64), QUICK, epsilon="1")
 
 
 def test_opacus_is_not_imported_before_it_is_used() -> None:

@@ -27,7 +27,9 @@ def shrunk_counts(moments: Moments) -> Tensor:
     clear = variance * (1 + 2 * math.sqrt(2 / max(M - 1, 1)))
     signal = max(seen - clear, 0.0) + (IMBALANCE * even) ** 2
     counts = even + (signal / (signal + variance)) * (moments.counts - even)
-    counts = counts.clamp_min(0.02 * even)
+    # A mean is a sum over its count: one that noise made tiny would blow the mean up, so the noisier counts
+    # are, the nearer to n / M they are kept.
+    counts = counts.clamp_min(even * min(max(0.02, math.sqrt(variance) / even), 0.5))
     return counts * (moments.n / counts.sum())
 
 

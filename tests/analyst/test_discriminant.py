@@ -150,3 +150,11 @@ def test_nothing_released_is_told() -> None:
     empty = Moments(given.sums, given.counts, given.sd_sums, given.sd_counts, -3.0)
     with pytest.raises(UserError, match="n = -3"):
         fit(empty)
+
+
+def test_noise_alone_never_makes_a_class_vanish() -> None:
+    """Counts that noise made negative stay near n / M, or a mean divided by one would swamp all others."""
+    counts = torch.tensor([143.0, 23, 652, -141, 146, 258, 152, -92, -138, -102], dtype=torch.float64)
+    sums = torch.ones(10, 3, dtype=torch.float64)
+    noisy = Moments(sums, counts, torch.full((3,), 14.0, dtype=torch.float64), 138.6, 1437.0)
+    assert shrunk_counts(noisy).min() > 0.3 * 143.7

@@ -52,6 +52,14 @@ def test_the_moment_release_learns_and_the_prior_alone_does_not() -> None:
     assert nothing < 0.3  # a tenth, if the draws are even
 
 
+def test_a_release_that_says_nobody_is_there_leaves_a_guess() -> None:
+    settings = {"neighbours": "add-remove"}
+    cells = [Cell("moments-add-remove", "digits", "0.001", "1e-5", seed, settings) for seed in range(4)]
+    accuracies = [perform(cell)["accuracy"] for cell in cells]
+    assert 0.1 in accuracies  # one of four is below zero all but once in 16
+    assert max(accuracies) < 0.4
+
+
 @pytest.mark.parametrize("method", ["adlm", "ilm"])
 def test_a_record_release_says_what_is_claimed_and_what_is_proved(method: str) -> None:
     outcome = perform(Cell(method, "digits", "2", settings=RECORDS))

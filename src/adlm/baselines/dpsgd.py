@@ -91,14 +91,7 @@ ABADI_CIFAR = replace(
 
 # Rates, epochs and clips below were fixed on the last 10,000 training images of MNIST, held out for that.
 TANH = Settings(
-    "pSGD (tanh network)",
-    2048,
-    12,
-    0.1,
-    1.0,
-    momentum=0.9,
-    ghost=True,
-    source="network: Papernot et al. 2021",
+    "pSGD (tanh network)", 2048, 12, 0.1, 2.0, momentum=0.9, chunk=512, source="network: Papernot et al. 2021"
 )
 LINEAR = Settings(
     "pSGD (linear head)", 8192, 40, 0.1, 30.0, momentum=0.9, ghost=True, chunk=8192,

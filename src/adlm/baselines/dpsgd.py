@@ -75,7 +75,8 @@ class Settings:
 
 
 ABADI = Settings(
-    "pSGD (Abadi et al.)", 600, 10, 4.0, 0.1, 0.052, ghost=True, source="Abadi et al. 2016, section 5.2: MNIST",
+    "pSGD (Abadi et al.)", 600, 10, 4.0, 0.1, 0.052, ghost=True,
+    source="Abadi et al. 2016, section 5.2: MNIST",
 )  # fmt: skip
 ABADI_CIFAR = replace(
     ABADI, batch=2000, clip=3.0, rate=0.1, rate_end=None, source="Abadi et al. 2016, section 5.3: CIFAR-10"

@@ -23,6 +23,7 @@ $(DEV): $(RUN)
 	rm -f .venv/.dev-* && touch $@
 
 demo: $(RUN) ## Release, certificate, training, accuracy and a report on data that needs no download
+	rm -rf out/demo
 	$(BIN)/adlm demo --out out/demo
 
 lint: $(DEV) ## ruff, mypy and the wall

@@ -16,7 +16,7 @@ _COLOURS = {
     "psgd-linear": "#b35806",
     "psgd-tanh": "#d6604d",
     "psgd-abadi": "#762a83",
-    "adlm": "#1b7837",
+    "adlm": "#c51b7d",
     "ilm": "#888888",
     "epochs-release": "#1f4e9c",
     "epochs-psgd": "#b35806",
@@ -71,8 +71,10 @@ def _curve(rows: Sequence[Mapping[str, Any]], method: str) -> list[Mapping[str, 
 
 def _legend(row: Mapping[str, Any], claimed: bool) -> str:
     """A curve's label with what its epsilon means."""
-    if not claimed or row["epsilon_proved"] == row["epsilon_claimed"]:
+    if not claimed:
         return str(row["label"])
+    if row["epsilon_proved"] == row["epsilon_claimed"]:
+        return f"{row['label']}: epsilon claimed and proved"
     proved = row["epsilon_proved"]
     told = "none proved" if proved is None else f"proved {proved / row['epsilon_claimed']:.3g} times that"
     return f"{row['label']}: epsilon claimed, {told}"
@@ -96,10 +98,7 @@ def _over_epsilon(summary: Mapping[str, Any]) -> Any:
             y, error = [100 * r["accuracy"] for r in curve], [100 * (r["sd"] or 0) for r in curve]
             label = _legend(curve[-1], paper)
             axes.errorbar(x, y, error, marker="o", ms=3, lw=1.4, color=_COLOURS.get(method), label=label)
-    for mark, source in zip("x+1234", dict.fromkeys(p["source"] for p in summary["published"]), strict=False):
-        own = [p for p in summary["published"] if p["source"] == source]
-        x, y = [p["epsilon"] for p in own], [100 * p["accuracy"] for p in own]
-        axes.plot(x, y, mark, ms=6, color="#666666", ls="", label=f"published: {source}")
+    _published(axes, summary["published"], apart=paper)
     if not paper:  # the prior alone, far below, has its figure in the legend
         shown = [row["accuracy"] for row in rows if row["method"] != "prior"]
         shown += [entry["accuracy"] for entry in summary["published"]]
@@ -110,6 +109,17 @@ def _over_epsilon(summary: Mapping[str, Any]) -> Any:
     axes.set_title(summary["title"], fontsize=9)
     figure.legend(fontsize=6, loc="outside lower center", ncols=2, frameon=False)
     return figure
+
+
+def _published(axes: Any, figures: Sequence[Mapping[str, Any]], *, apart: bool) -> None:
+    """Marks for what others have published; each method by itself, or one mark for each source."""
+    names = [f"{f['source']}: {f['what']}" if apart else f["source"] for f in figures]
+    for mark, name in zip("x+1234*", dict.fromkeys(names), strict=False):
+        own = [figure for figure, its in zip(figures, names, strict=True) if its == name]
+        x, y = [figure["epsilon"] for figure in own], [100 * figure["accuracy"] for figure in own]
+        axes.plot(
+            x, y, mark, ms=6, color="#666666", ls=":" if apart else "", lw=0.8, label=f"published: {name}"
+        )
 
 
 def _over_epochs(summary: Mapping[str, Any], epsilon: float) -> Any | None:

@@ -1,0 +1,68 @@
+"""Pairs are tested over all budgets and, for the paper, at each; figures say whose epsilon is what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from adlm.experiments import figures
+from adlm.experiments.catalogue import named
+from adlm.experiments.cells import Cell, Done
+from adlm.experiments.summary import summarise
+from adlm.experiments.tabulate import page
+
+ACCURACY = {
+    ("adlm", "0.5"): 0.10,
+    ("adlm", "8"): 0.60,
+    ("psgd-abadi", "0.5"): 0.80,
+    ("psgd-abadi", "8"): 0.58,
+}
+
+
+def done(method: str, epsilon: str, seed: int) -> Done:
+    accuracy = ACCURACY[method, epsilon] + 0.01 * np.random.default_rng([seed, len(method)]).normal()
+    proved = 72.6 * float(epsilon) if method == "adlm" else float(epsilon)
+    outcome = {"accuracy": accuracy, "epsilon_claimed": float(epsilon), "epsilon_proved": proved}
+    outcome |= {
+        "delta": 0.0,
+        "neighbours": "replace-one",
+        "seconds": 1.0,
+        "history": [[1, 0.1], [10, accuracy]],
+    }
+    return Done(Cell(method, "mnist", epsilon, seed=seed), outcome)
+
+
+@pytest.fixture(scope="module")
+def summary() -> dict[str, object]:
+    every = [done(method, epsilon, seed) for method, epsilon in ACCURACY for seed in range(3)]
+    return summarise(named("paper-mnist"), every, preset="quick", command="any")
+
+
+def test_what_holds_at_one_budget_is_tested_there_and_not_only_over_all(summary: dict[str, object]) -> None:
+    tests = summary["tests"]
+    assert isinstance(tests, list)
+    assert [test["over"] for test in tests] == [
+        "epsilon 0.5, 8; 3 seeds", "epsilon 0.5; 3 seeds", "epsilon 8; 3 seeds",
+    ]  # fmt: skip
+    assert [test["pairs"] for test in tests] == [6, 3, 3]
+    a, b = ([done(m, "0.5", s).outcome["accuracy"] for s in range(3)] for m in ("adlm", "psgd-abadi"))
+    assert tests[1]["p"] == pytest.approx(stats.ttest_rel(a, b).pvalue)
+    assert tests[1]["difference"] < -0.6
+    assert tests[1]["p"] < 0.05
+    assert abs(tests[2]["difference"]) < 0.05
+    assert tests[2]["found"] in page(summary)
+
+
+def test_the_legend_says_which_epsilon_is_claimed_and_which_is_proved(
+    summary: dict[str, object], tmp_path: Path
+) -> None:
+    made = figures.draw(summary, tmp_path, curves=("0.5",))
+    assert [path.name for path in made] == ["accuracy.svg", "epochs-epsilon-0.5.svg"]
+    over_epsilon, over_epochs = (path.read_text() for path in made)
+    assert "AdLM records, as written: epsilon claimed, proved 72.6 times that" in over_epsilon
+    assert "pSGD (a), Abadi et al. settings: epsilon claimed and proved" in over_epsilon
+    assert "published: Phan, Wu, Hu, Dou 2017 (corrected version): AdLM, claimed" in over_epsilon
+    assert "AdLM records, as written: claimed 0.5, proved 36.3" in over_epochs

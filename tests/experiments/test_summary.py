@@ -25,7 +25,11 @@ ACCURACY = {
 def done(method: str, epsilon: str, seed: int) -> Done:
     accuracy = ACCURACY[method, epsilon] + 0.01 * np.random.default_rng([seed, len(method)]).normal()
     proved = 72.6 * float(epsilon) if method == "adlm" else float(epsilon)
-    outcome = {"accuracy": accuracy, "epsilon_claimed": float(epsilon), "epsilon_proved": proved}
+    outcome: dict[str, object] = {
+        "accuracy": accuracy,
+        "epsilon_claimed": float(epsilon),
+        "epsilon_proved": proved,
+    }
     outcome |= {
         "delta": 0.0,
         "neighbours": "replace-one",

@@ -33,7 +33,7 @@ from adlm.curation import privatise
 from adlm.curator.ledger import Ledger
 from adlm.curator.persons import Persons
 from adlm.errors import UserError
-from adlm.privatise_table import privatise_encoded
+from adlm.privatise_table import Fourier, privatise_encoded
 from adlm.public.columns import Column
 from adlm.public.domain import Domain
 from adlm.public.encoding import encode_frame, encode_labels
@@ -60,6 +60,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     size : public guess of the number of records, needed where that number is private.
     random_state : a whole number makes the noise repeatable: the certificate is then stamped
         `NOT PRIVATE: seeded`. None is the only setting that protects anybody.
+    fourier : random Fourier features of a table's numeric columns together: a number, or `auto`.
 
     Attributes
     ----------
@@ -85,6 +86,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ledger: str | Path | None = None,
         size: int | None = None,
         random_state: int | None = None,
+        fourier: Fourier = 0,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -92,6 +94,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.ledger = ledger
         self.size = size
         self.random_state = random_state
+        self.fourier = fourier
 
     def __sklearn_clone__(self) -> Any:
         """Clone, and remember the family: its fits are counted together."""
@@ -111,7 +114,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             passes = [(x[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(codes), BATCH)]
             self.release_ = privatise_encoded(
                 lambda: passes, table, epsilon=self.epsilon, delta=self.delta, ledger=ledger, seed=seed,
-                size=self.size,
+                size=self.size, fourier=self.fourier,
             )  # fmt: skip
             self.model_ = tables.train(self.release_)
         else:
@@ -152,7 +155,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             "epsilon": str(self.epsilon), "delta": str(self.delta), "size": self.size,
             "random_state": _seed(self.random_state), "classes": self.classes_.tolist(),
             "columns": [str(name) for name in getattr(self, "feature_names_in_", [])],
-            "width": int(getattr(self, "n_features_in_", 0)),
+            "width": int(getattr(self, "n_features_in_", 0)), "fourier": self.fourier,
         }  # fmt: skip
         with new_folder(Path(folder), what="classifier") as temporary:
             self.release_.save(temporary / "release")
@@ -169,8 +172,9 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         table = spec.get("name") == "tabular"
         domain = TableDomain.from_dict(spec["table"]) if table else release.certificate.domain
         made = cls(
-            float(told["epsilon"]), float(told["delta"]), domain, None, told["size"], told["random_state"]
-        )
+            float(told["epsilon"]), float(told["delta"]), domain, None, told["size"], told["random_state"],
+            told["fourier"],
+        )  # fmt: skip
         made.release_, made.model_, made.classes_ = release, model, np.array(told["classes"])
         made._table = domain if isinstance(domain, TableDomain) else None
         made._shape = None if table else release.certificate.domain.shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from adlm.public.tables import TableDomain
 from adlm.release import PEEKED, Release
 
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
+Fourier = int | Literal["auto"]
 
 
 def privatise_table(
@@ -38,6 +40,7 @@ def privatise_table(
     plan: TablePlan | None = None,
     allocation: str | None = None,
     relevance: str = "prior",
+    fourier: Fourier = 0,
     device: str = "cpu",
     k: int | None = None,
     second: int | None = None,
@@ -55,6 +58,7 @@ def privatise_table(
         that pays.
     relevance : `private` looks at the tables twice whatever the noise, the second time with noise by
         the relevance that the first look gave; `prior` leaves it to the rule.
+    fourier : random Fourier features of the numeric columns together: a number, or `auto` for the rule's.
     device : not used; encoding a table is light work.
     k, second, share_sums : settings of other moment releases; a table's release has none of them.
     """
@@ -84,6 +88,7 @@ def privatise_table(
         size=size,
         plan=plan,
         look=look,
+        fourier=fourier,
     )
 
 
@@ -99,6 +104,7 @@ def privatise_encoded(
     size: int | None = None,
     plan: TablePlan | None = None,
     look: str | None = None,
+    fourier: Fourier = 0,
 ) -> Release:
     """Release from batches of encoded records, (n, width) in [0, 1], with their class codes.
 
@@ -106,10 +112,10 @@ def privatise_encoded(
     """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     if plan is None:
-        plan = choose(table, _public_size(passes, table, size), budget, slack)
+        plan = choose(table, _public_size(passes, table, size), budget, slack, fourier)
     if look is not None:
         plan = plan.looking(twice=look == "twice")
-    features = TabularFeatures(table, detail=plan.detail)
+    features = TabularFeatures(table, detail=plan.detail, fourier=plan.fourier)
 
     def batches() -> Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]:
         with torch.inference_mode():

@@ -17,7 +17,7 @@ import torch
 from adlm.analyst.tables import train
 from adlm.certificate import parse_delta, parse_epsilon
 from adlm.curator.noise import Source
-from adlm.privatise_table import privatise_encoded
+from adlm.privatise_table import Fourier, privatise_encoded
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.table_rule import TablePlan, choose
 from adlm.public.tables import TableDomain
@@ -51,11 +51,11 @@ class TableRehearsal:
 
 
 def rehearse_table(
-    table: TableDomain, n: int, epsilon: object, delta: object = 0, seed: int = 0
+    table: TableDomain, n: int, epsilon: object, delta: object = 0, seed: int = 0, fourier: Fourier = 0
 ) -> TableRehearsal:
     """Rehearse a release of n records of a declared table."""
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
-    plan = choose(table, n, budget, slack)
+    plan = choose(table, n, budget, slack, fourier)
     rng = np.random.default_rng(seed)
     made = min(n, MOST)
     x = _records(table, made + TESTS, rng)

@@ -249,6 +249,49 @@ def test_the_rule_spends_on_more_stages_as_the_budget_grows() -> None:
     assert all(sum(plan.shares) == 1 for plan in (small, middle, large))
 
 
+def chessboard(n: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Two columns that tell the class together, and nothing apart."""
+    generator = np.random.default_rng(seed)
+    x = generator.random((n, 2)).astype(np.float32)
+    return x, ((x[:, 0] > 0.5) ^ (x[:, 1] > 0.5)).astype(np.int64)
+
+
+def test_random_fourier_features_learn_what_columns_tell_together() -> None:
+    table = TableDomain(
+        (Column("a", "numeric", 0, 1), Column("b", "numeric", 0, 1), Column("y", "label", classes=("n", "y")))
+    )
+    x, y = chessboard(8000, 13)
+    test, codes = chessboard(2000, 14)
+    found = {}
+    for fourier in (0, 16):
+        release = privatise_encoded(passes(x, y), table, epsilon=3, delta="1e-5", seed=1, fourier=fourier)
+        assert float(release.certificate.totals.epsilon_proved) <= 3
+        found[fourier] = measure(tables.train(release).probabilities(test), codes).accuracy
+    assert found[0] < 0.6 < 0.8 < found[16]
+    relevance = tables.relevance(release)
+    assert list(relevance) == ["a", "b", tables.WAVES]
+    assert sum(relevance.values()) == pytest.approx(1)
+    assert relevance[tables.WAVES] > 0.5
+
+
+def test_the_rule_takes_as_many_random_fourier_features_as_the_noise_allows() -> None:
+    table = made_table()
+
+    def waves(n: int, epsilon: str) -> int:
+        return choose(table, n, Fraction(epsilon), Fraction(0), "auto").fourier
+
+    assert waves(5000, "0.1") == 0
+    assert 0 < waves(5000, "1.5") < waves(5000, "2.5") <= waves(50000, "2.5") == 16
+    assert choose(table, 5000, Fraction(3), Fraction(0)).fourier == 0  # none unless asked for
+    words = TableDomain((Column("a", "categorical", values=("x", "y")), table.label))
+    assert choose(words, 10**6, Fraction(3), Fraction(0), "auto").fourier == 0
+    x, y = made_records(5000, 2, 15)
+    release = privatise_encoded(passes(x, y), table, epsilon="1.5", seed=0, fourier="auto")
+    assert release.certificate.settings["plan"]["fourier"] == waves(5000, "1.5")
+    with pytest.raises(UserError, match="fourier must be auto or a whole number"):
+        choose(table, 5000, Fraction(3), Fraction(0), -1)
+
+
 def test_smoothing_keeps_signal_and_drops_noise() -> None:
     """With 200 repetitions the mean squared errors are within a few per cent of their expectation."""
     generator = np.random.default_rng(12)

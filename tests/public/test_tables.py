@@ -106,10 +106,11 @@ def test_an_encoded_record_depends_on_its_own_cells_alone(table: TableDomain, fr
         assert np.array_equal(encode_frame(table, frame.iloc[[row]]), whole[[row]])
 
 
-def test_cells_of_each_column_sum_to_one_and_records_are_no_longer_than_one(
-    table: TableDomain, frame: pd.DataFrame
+@pytest.mark.parametrize("fourier", [0, 9])
+def test_cells_of_each_block_sum_to_one_and_records_are_no_longer_than_one(
+    table: TableDomain, frame: pd.DataFrame, fourier: int
 ) -> None:
-    features = TabularFeatures(table, detail=5)
+    features = TabularFeatures(table, detail=5, fourier=fourier)
     z = features(torch.from_numpy(encode_frame(table, frame)))
     assert z.shape == (4, features.width) == (4, len(features.cell_names))
     for start, stop in features.blocks:
@@ -126,6 +127,28 @@ def test_features_are_built_again_from_their_description(table: TableDomain, fra
         assert torch.equal(again(x), features(x))
         assert (torch.linalg.vector_norm(features(x), dim=1) <= 1 + 1e-6).all()
     assert TabularFeatures(table, detail=6).fingerprint() != TabularFeatures(table, detail=7).fingerprint()
+
+
+def test_random_fourier_features_are_cosines_of_the_numeric_columns(
+    table: TableDomain, frame: pd.DataFrame
+) -> None:
+    """A slow twin: w = cos(sum of frequency times position, plus phase); its cells are (1 ± w) / 2."""
+    many = TabularFeatures(table, fourier=5)
+    x = encode_frame(table, frame)
+    numeric = [0, 2, 3, 8]  # age, sex, stage, seen: everything that is not categorical
+    z = many(torch.from_numpy(x)).numpy() / many.unit
+    for wave in range(5):
+        for row in range(len(x)):
+            angle = float(many._phases[wave]) + sum(
+                float(many._frequencies[j, wave]) * float(x[row, at]) for j, at in enumerate(numeric)
+            )
+            high, low = z[row, many.cells - 10 + 2 * wave : many.cells - 8 + 2 * wave]
+            assert high == pytest.approx((1 + np.cos(angle)) / 2, abs=1e-5)
+            assert low == pytest.approx((1 - np.cos(angle)) / 2, abs=1e-5)
+    assert [many.is_wave(start) for start, _ in many.blocks] == [False] * 6 + [True] * 5
+    words = TableDomain((Column("a", "categorical", values=("x",)), table.label))
+    with pytest.raises(UserError, match="need a column that is not categorical"):
+        TabularFeatures(words, fourier=1)
 
 
 def test_a_value_at_a_cut_belongs_to_the_cell_above() -> None:

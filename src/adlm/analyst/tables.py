@@ -16,6 +16,7 @@ from adlm.public.features.tabular import TabularFeatures
 from adlm.release import Release
 
 ADDITIVE = "additive, in closed form"
+WAVES = "waves (numeric columns together)"
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ def relevance(release: Release) -> dict[str, float]:
 
     In a linear model LRP gives a cell the relevance weight times value, so a column's relevance to a record
     is the weight of the cell that is on. What is shown is its standard deviation over the records, cells
-    counted by their *released* tables: it reads the release alone and costs nothing.
+    counted by their *released* tables: it reads the release alone and costs nothing. Random Fourier features
+    read all numeric columns, so they are shown together, as `waves`.
     """
     features = release.features()
     if not isinstance(features, TabularFeatures) or not is_additive(release):
@@ -110,7 +112,9 @@ def relevance(release: Release) -> dict[str, float]:
         mass = records[start:stop] / max(float(records[start:stop].sum()), 1.0)
         weight = model.weight[:, start:stop] - model.weight[:, start:stop].mean(0)
         middle = (weight * mass).sum(1, keepdims=True)
-        spread[name] = float(np.sqrt((mass * (weight - middle) ** 2).sum()))
+        variance = float((mass * (weight - middle) ** 2).sum())
+        name = WAVES if features.is_wave(start) else name
+        spread[name] = float(np.hypot(spread.get(name, 0.0), np.sqrt(variance)))
     total = sum(spread.values()) or 1.0
     return {name: value / total for name, value in spread.items()}
 

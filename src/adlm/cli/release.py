@@ -49,6 +49,10 @@ def release(
     relevance: Annotated[
         str, typer.Option(help="Moments: prior (public, free) or private (LRP on a first release, charged).")
     ] = "prior",
+    fourier: Annotated[
+        str | None,
+        typer.Option(help="Tables: random Fourier features of the numeric columns.", metavar="N|auto"),
+    ] = None,
     split: Annotated[
         str, typer.Option(help="Records: shares for relevance, features and labels.")
     ] = "0.25,0.5,0.25",
@@ -105,6 +109,8 @@ def release(
         options = {"epsilon": epsilon, "delta": delta, "ledger": book, "source": source, "device": chosen,
                    "k": k, "second": second, "share_sums": share, "relevance": relevance, "size": size,
                    "allocation": allocation or ("identical" if method == "ilm" else None)}  # fmt: skip
+        if fourier is not None:
+            options["fourier"] = _fourier(fourier, file)
         make = _moments_maker(data, file, domain, neighbours, limit, cache, options, out)
     made = make()
     certificate = made.certificate
@@ -117,6 +123,16 @@ def release(
     output.result(
         figures | certificate.totals.to_dict(), f"{out}: {certificate.totals.sentence()}; charged to {place}"
     )
+
+
+def _fourier(text: str, file: Path | None) -> int | str:
+    from adlm.errors import UserError
+
+    if file is None:
+        raise UserError("--fourier is for tables from a file; leave it out")
+    if text != "auto" and not text.isdecimal():
+        raise UserError(f"--fourier must be auto or a whole number of at least 0 (got {text!r})")
+    return text if text == "auto" else int(text)
 
 
 def _ledger(path: Path | None, budget: str | None, name: str) -> tuple[Ledger, Path]:

@@ -129,8 +129,6 @@ def release_additive(
     charge is in the ledger before noise is drawn. n is kept only where it is public: under replace-one with
     one record a person.
     """
-    if features.fourier:
-        raise UserError("a table's release is of cells alone; leave out random Fourier features")
     budget = calibrate(plan, epsilon, delta, domain.neighbours, contributions)
     stage = _Stages(batches, features, len(domain.classes), budget, source)
     table, n = stage.class_tables(stage.clip)

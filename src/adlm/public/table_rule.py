@@ -33,6 +33,7 @@ class TablePlan:
     shares : shares of the budget for class tables, a second look at them with noise by relevance, gradient,
         curvature and residual tables; they sum to 1.
     reasons : one sentence for each choice.
+    fourier : random Fourier features.
     """
 
     detail: int
@@ -40,6 +41,7 @@ class TablePlan:
     residuals: bool
     shares: Shares
     reasons: tuple[str, ...] = ()
+    fourier: int = 0
 
     def looking(self, *, twice: bool) -> TablePlan:
         """The same plan with its share for class tables spent on one look, or on two equal ones."""
@@ -55,6 +57,7 @@ class TablePlan:
             "residuals": self.residuals,
             "shares": [str(share) for share in self.shares],
             "reasons": list(self.reasons),
+            "fourier": self.fourier,
         }
 
 
@@ -67,31 +70,54 @@ def _shares(*percent: int) -> Shares:
 # under Laplace noise they give 1/2 each, and it does not.
 ONE_STAGE = {"laplace": _shares(100, 0, 0, 0, 0), "gaussian": _shares(50, 50, 0, 0, 0)}
 TWO_STAGES = {"laplace": _shares(80, 0, 10, 10, 0), "gaussian": _shares(40, 40, 10, 10, 0)}
+# Random Fourier features as many as keep the noise on a sum within this share of n, and no more than these.
+WAVE_NOISE, MOST_WAVES = 0.002, 16
 THREE_STAGES = {"laplace": _shares(40, 0, 15, 15, 30), "gaussian": _shares(20, 20, 15, 15, 30)}
 
 
-def choose(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> TablePlan:
-    """Choose settings for n records under a budget."""
+def choose(
+    table: TableDomain, n: int, epsilon: Fraction, delta: Fraction, fourier: int | Literal["auto"] = 0
+) -> TablePlan:
+    """Choose settings for n records under a budget; `auto` chooses the number of random Fourier features."""
     if n < 1:
         raise UserError(f"a plan needs at least one record, got {n}")
     kind = "gaussian" if delta else "laplace"
     one, two, three = ONE_STAGE[kind], TWO_STAGES[kind], THREE_STAGES[kind]
-    blocks = len(table.features) + len(table.crosses)
-    length = 1 + blocks / 2  # of a record's scores, if they are of size one half: L1, or squared L2
     noise = _Noise(table, epsilon, delta)
+    waves, reasons = _waves(table, n, noise, two[0] + two[1], fourier)
+    blocks = len(table.features) + len(table.crosses) + waves
+    length = 1 + blocks / 2  # of a record's scores, if they are of size one half: L1, or squared L2
     detail = detail_rule(n, noise.on_sums(blocks, two[0] + two[1]))
-    cells = TabularFeatures(table, detail=detail).cells
+    cells = TabularFeatures(table, detail=detail, fourier=waves).cells
     gradient = noise.on_sums(length, two[2]) * (blocks + 1) / n
     residual = math.sqrt(2) * noise.on_sums(blocks, three[4]) * cells / n
-    fine = f"numeric columns without cuts have {detail} cells: eight times the noise on a count in each"
+    reasons += (
+        f"numeric columns without cuts have {detail} cells: eight times the noise on a count in each",
+    )
     if gradient > 0.5:
         why = f"class tables alone: noise on column weights would be {gradient:.2f} of the signal, above 0.5"
-        return TablePlan(detail, "none", False, one, (fine, why))
+        return TablePlan(detail, "none", False, one, (*reasons, why), waves)
     if residual > 0.12:
         why = f"no residual tables: their noise would be {residual:.2f} of a cell's records, above 0.12"
-        return TablePlan(detail, "columns", False, two, (fine, why))
+        return TablePlan(detail, "columns", False, two, (*reasons, why), waves)
     why = f"residual tables too: their noise is {residual:.2f} of a cell's records, at most 0.12"
-    return TablePlan(detail, "columns", True, three, (fine, why))
+    return TablePlan(detail, "columns", True, three, (*reasons, why), waves)
+
+
+def _waves(
+    table: TableDomain, n: int, noise: _Noise, share: Fraction, fourier: int | str
+) -> tuple[int, tuple[str, ...]]:
+    """How many random Fourier features: those asked for, or as many as leave the noise on sums small."""
+    if fourier != "auto":
+        if isinstance(fourier, str) or fourier < 0:
+            raise UserError(f"fourier must be auto or a whole number of at least 0 (got {fourier!r})")
+        return int(fourier), (f"{fourier} random Fourier features were asked for",) if fourier else ()
+    if all(column.kind == "categorical" for column in table.features):
+        return 0, ("no random Fourier features: every column is categorical",)
+    columns = len(table.features) + len(table.crosses)
+    few = (w for w in range(MOST_WAVES, 0, -1) if noise.on_sums(columns + w, share) <= WAVE_NOISE * n)
+    waves = next(few, 0)
+    return waves, (f"{waves} random Fourier features: noise on a sum stays within {WAVE_NOISE} of n",)
 
 
 class _Noise:

@@ -1,8 +1,9 @@
 """Features of tables: every column becomes cells that sum to one, all of them declared or ruled in public.
 
 A categorical column has a cell for each value, a numeric one a cell for each interval between public cuts
-or hat functions on an even grid, a cross of two columns a cell for each pair. Sums of cells over records
-are then contingency tables, and an additive model is linear in the cells.
+or hat functions on an even grid, a cross of two columns a cell for each pair. A random Fourier feature is a
+wave over the numeric columns together, and has two cells: how high it stands, and how low. Sums of cells
+over records are then contingency tables, and an additive model is linear in the cells.
 """
 
 from __future__ import annotations
@@ -20,21 +21,24 @@ from adlm.public.features.base import Features
 from adlm.public.tables import TableDomain
 
 DETAIL = (4, 16)  # least and most cells of a numeric column without cuts
+FREQUENCY = 3.0  # standard deviation of a wave's angle over the whole range of one column
 
 
 class TabularFeatures(Features):
-    """Cells of the columns, divided by sqrt(c) for c columns and crosses, so that no record is longer than 1.
+    """Cells of the columns, divided by sqrt(c) for c blocks of cells, so that no record is longer than 1.
+
+    A block is a column, a cross or a wave.
 
     Parameters
     ----------
     table : the declared table.
     detail : cells of a numeric column without cuts (and most of an ordinal one).
-    fourier : random Fourier features of the numeric columns; 0 for none. They are appended after the cells
-        and share the unit norm with them.
+    fourier : random Fourier features of the columns that are not categorical; 0 for none. Frequencies and
+        phases come from a fixed seed. A wave w in [-1, 1] has the cells (1 + w) / 2 and (1 - w) / 2.
 
     Notes
     -----
-    The L1 norm of a record's cells is sqrt(c) exactly. `blocks` gives the span of each column's cells.
+    The L1 norm of a record's cells is sqrt(c) exactly. `blocks` gives the span of each block's cells.
     """
 
     _frequencies: Tensor
@@ -44,6 +48,9 @@ class TabularFeatures(Features):
         super().__init__()
         if detail < 2 or fourier < 0:
             raise UserError(f"detail must be at least 2 and fourier at least 0 (got {detail} and {fourier})")
+        numeric = [c for c in table.features if c.kind != "categorical"]
+        if fourier and not numeric:
+            raise UserError("random Fourier features need a column that is not categorical; leave them out")
         self.table, self.detail, self.fourier = table, detail, fourier
         self._spans: dict[str, tuple[int, int]] = {}
         start = 0
@@ -55,35 +62,39 @@ class TabularFeatures(Features):
         cells = dict(names)
         for left, right in table.crosses:
             names.append((f"{left} x {right}", [f"{a}, {b}" for a in cells[left] for b in cells[right]]))
+        names += [(f"wave {i + 1}", [f"wave {i + 1} high", f"wave {i + 1} low"]) for i in range(fourier)]
         self.block_names = tuple(name for name, _ in names)
         self.cell_names = tuple(cell for _, block in names for cell in block)
         edges = [0]
         for _, block in names:
             edges.append(edges[-1] + len(block))
         self.edges = tuple(edges)
-        self.cells = edges[-1]
-        self.width = self.cells + fourier
-        self._share = math.sqrt(0.5) if fourier else 1.0
+        self.cells = self.width = edges[-1]
+        self._first = [self._spans[c.name][0] for c in numeric]
         generator = torch.Generator().manual_seed(0)
-        numeric = sum(c.kind != "categorical" for c in table.features)
-        self.register_buffer("_frequencies", 3 * torch.randn(numeric, fourier, generator=generator))
+        drawn = torch.randn(len(numeric), fourier, generator=generator)
+        self.register_buffer("_frequencies", FREQUENCY * drawn)
         self.register_buffer("_phases", 2 * math.pi * torch.rand(fourier, generator=generator))
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
-        """First and last (exclusive) coordinate of the cells of each column and cross."""
+        """First and last (exclusive) coordinate of the cells of each column, cross and wave."""
         return tuple(zip(self.edges[:-1], self.edges[1:], strict=True))
 
     @property
     def ordered(self) -> tuple[bool, ...]:
         """Whether the cells of each block stand in an order."""
         kinds = [c.kind in ("numeric", "ordinal", "date") for c in self.table.features]
-        return (*kinds, *(False for _ in self.table.crosses))
+        return (*kinds, *(False for _ in self.block_names[len(kinds) :]))
+
+    def is_wave(self, cell: int) -> bool:
+        """Whether a cell is one of a random Fourier feature."""
+        return cell >= self.cells - 2 * self.fourier
 
     @property
     def unit(self) -> float:
         """What a cell that is fully on is worth in a feature vector."""
-        return self._share / math.sqrt(len(self.block_names))
+        return 1 / math.sqrt(len(self.block_names))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, inputs) encoded records to (n, width)."""
@@ -95,12 +106,10 @@ class TabularFeatures(Features):
         cells = list(parts.values())
         for left, right in self.table.crosses:
             cells.append((parts[left].unsqueeze(2) * parts[right].unsqueeze(1)).flatten(1))
-        z = torch.cat(cells, 1) * self.unit
-        if not self.fourier:
-            return z
-        firsts = [self._spans[c.name][0] for c in self.table.features if c.kind != "categorical"]
-        waves = torch.cos(x[:, firsts] @ self._frequencies + self._phases)
-        return torch.cat([z, waves * (self._share / math.sqrt(self.fourier))], 1)
+        if self.fourier:
+            waves = torch.cos(x[:, self._first] @ self._frequencies + self._phases)
+            cells.append(torch.stack([(1 + waves) / 2, (1 - waves) / 2], 2).flatten(1))
+        return torch.cat(cells, 1) * self.unit
 
     def spec(self) -> dict[str, Any]:
         """Describe the map, with the whole declared table."""

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from adlm.experiments import tables
+from adlm.errors import UserError
+from adlm.experiments import table_split, tables
+from adlm.experiments.table_methods import LOGISTIC, OURS, PENALTIES, diffprivlib_logistic, diffprivlib_name
+from adlm.public.columns import Column
+from adlm.public.tables import TableDomain
 
 DATA = Path(os.environ.get("ADLM_DATA", "data"))
 
@@ -17,7 +24,7 @@ DATA = Path(os.environ.get("ADLM_DATA", "data"))
 def test_adult_reaches_its_aim_at_one_release(tmp_path: Path) -> None:
     """The aim at epsilon 3 is 85.5 per cent for a mean whose releases have a standard deviation of 0.1."""
     rows = tables.run(tmp_path, data=DATA, names=("adult",), epsilons=("3",), releases=1, compare=False)
-    ours = {row.noise: row for row in rows if row.method == tables.OURS}
+    ours = {row.noise: row for row in rows if row.method == OURS}
     assert 100 * ours["delta 1e-5"].accuracy > 85.2
     assert 100 * ours["pure"].accuracy > 84.7
     kept = [json.loads(line) for line in (tmp_path / "tables.jsonl").read_text().splitlines()]
@@ -27,7 +34,7 @@ def test_adult_reaches_its_aim_at_one_release(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not (DATA / "diabetes130").is_dir(), reason="Diabetes-130 is not in ADLM_DATA")
 def test_no_patient_is_on_both_sides_of_the_split() -> None:
-    with tables._sides("diabetes130", DATA) as (train, test):
+    with table_split._sides("diabetes130", DATA) as (train, test):
         sides = [{line.split(",")[1] for line in path.read_text().splitlines()[1:]} for path in (train, test)]
     assert not sides[0] & sides[1]
     assert len(sides[0] | sides[1]) == 71518
@@ -36,10 +43,77 @@ def test_no_patient_is_on_both_sides_of_the_split() -> None:
 
 def test_the_table_says_what_was_met_and_what_was_missed() -> None:
     rows = [
-        tables.Row("diabetes130", tables.LOGISTIC, "none", None, 0.9, 0.0, 0.65, 0.0, 1),
-        tables.Row("diabetes130", tables.OURS, "delta 1e-5", "1", 0.9, 0.0, 0.64, 0.0, 10),
-        tables.Row("diabetes130", tables.OURS, "delta 1e-5", "3", 0.9, 0.0, 0.62, 0.0, 10),
+        tables.Row("diabetes130", LOGISTIC, "none", None, 0.9, 0.0, 0.65, 0.0, 1),
+        tables.Row("diabetes130", OURS, "delta 1e-5", "1", 0.9, 0.0, 0.64, 0.0, 10),
+        tables.Row("diabetes130", OURS, "delta 1e-5", "3", 0.9, 0.0, 0.62, 0.0, 10),
     ]
     text = tables.markdown(rows)
     assert "epsilon 1: AUC 0.0100 below logistic regression, aim at most 0.015: met" in text
     assert "epsilon 3: AUC 0.0300 below logistic regression, aim at most 0.01: missed" in text
+
+
+def small(name: str = "adult") -> table_split.Split:
+    table = TableDomain((Column("a", "numeric", 0, 1), Column("y", "label", classes=("n", "y"))))
+    x = np.random.default_rng(0).random((400, 1)).astype(np.float32)
+    y = (x[:, 0] > 0.5).astype(np.int64)
+    return table_split.Split(name, table, x[:300], y[:300], x[300:], y[300:])
+
+
+def test_what_was_measured_is_kept_when_a_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "load", lambda name, _: small(name))
+    given = {"names": ("adult",), "epsilons": ("1", "3"), "releases": 2, "compare": False}
+    first = tables.run(tmp_path, **given)  # type: ignore[arg-type]
+    lines = (tmp_path / "tables.jsonl").read_text().splitlines()
+    (tmp_path / "tables.jsonl").write_text("\n".join(lines[:2]))  # as if stopped after two cells
+    again = tables.run(tmp_path, **given, resume=True)  # type: ignore[arg-type]
+    assert again[:2] == first[:2]
+    assert [row.cell for row in again] == [row.cell for row in first]
+    more = tables.run(tmp_path, **given | {"releases": 3}, resume=True)  # type: ignore[arg-type]
+    assert {row.runs for row in more} == {3}  # other cells than those that were kept
+    (tmp_path / "tables.jsonl").write_text("{")
+    with pytest.raises(UserError, match="cannot be resumed from"):
+        tables.run(tmp_path, **given, resume=True)  # type: ignore[arg-type]
+
+
+def test_the_validation_split_is_of_training_records_alone() -> None:
+    whole = small()
+    part = whole.validation()
+    assert sorted(np.concatenate([part.x, part.test])[:, 0]) == sorted(whole.x[:, 0])
+    assert (len(part.y), len(part.truth)) == (225, 75)
+
+
+FAKE = """
+import json, sys, numpy as np
+folder, epsilon, c, runs = sys.argv[2:]
+x, y = np.load(folder + "/x.npy"), np.load(folder + "/y.npy")
+assert np.linalg.norm(x, axis=1).max() <= 1 + 1e-6
+weight = x[y == 1].mean(0) - x[y == 0].mean(0)
+print("chatter")
+print(json.dumps([{"weight": (100 * weight).tolist(), "bias": 0.0}] * int(runs)))
+"""
+
+
+def test_another_interpreter_gets_the_cells_and_its_weights_are_measured_here(tmp_path: Path) -> None:
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
+    python.chmod(0o755)
+    found = diffprivlib_logistic(small(), "1", PENALTIES[0], 2, str(python))
+    assert len(found) == 2
+    assert found[0].accuracy > 0.9
+    with pytest.raises(UserError, match="cannot be run"):
+        diffprivlib_logistic(small(), "1", "1", 1, str(tmp_path / "none"))
+    python.write_text("#!/bin/sh\necho ModuleNotFoundError: No module named diffprivlib >&2; exit 1\n")
+    with pytest.raises(UserError, match=r"No module named diffprivlib.*pip install diffprivlib"):
+        diffprivlib_logistic(small(), "1", "1", 1, str(python))
+
+
+def test_every_row_keeps_what_is_in_its_line() -> None:
+    row = tables.Row("adult", diffprivlib_name("1"), "pure", "1", 0.8, 0.01, 0.9, 0.01, 10)
+    assert tables.Row(**json.loads(json.dumps(asdict(row)))) == row
+    assert "| diffprivlib logistic regression, C 1 (its default) | pure | accuracy | 80.00 (1.00) |" in (
+        tables.markdown([row])
+    )

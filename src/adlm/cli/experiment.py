@@ -122,14 +122,20 @@ def tables(
     compare: Annotated[
         bool, typer.Option("--compare/--ours-alone", help="With the models it is compared with.")
     ] = True,
+    diffprivlib_python: Annotated[
+        str | None, typer.Option(help="The Python of an environment that has diffprivlib.", metavar="PATH")
+    ] = None,
+    resume: Resume = False,
     out: Out = Path("results"),
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Adult and Diabetes-130: ours beside logistic regression, gradient boosting and DP-SGD.
+    """Adult and Diabetes-130: ours beside logistic regression, gradient boosting, DP-SGD and diffprivlib.
 
-    Reads the sets from the folder that ADLM_DATA names; writes OUT/tables.jsonl and OUT/tables.md. With
-    --json: {"experiment", "rows": [{"data", "method", "noise", "epsilon", "accuracy", "auc", ...}]}.
+    Reads the sets from the folder that ADLM_DATA names; writes OUT/tables.jsonl and OUT/tables.md.
+    diffprivlib needs an environment of its own (pip install diffprivlib==0.6.6 scikit-learn==1.6.1) and is
+    left out without one. With --json: {"experiment", "rows": [{"data", "method", "noise", "epsilon",
+    "accuracy", "auc", ...}]}.
     """
     from dataclasses import asdict
 
@@ -137,7 +143,14 @@ def tables(
 
     output = Output(as_json, quiet)
     budgets = tuple(part.strip() for part in epsilons.split(",")) if epsilons else EPSILONS
-    rows = run(out, epsilons=budgets, releases=releases, compare=compare)
+    rows = run(
+        out,
+        epsilons=budgets,
+        releases=releases,
+        compare=compare,
+        diffprivlib=diffprivlib_python,
+        resume=resume,
+    )
     output.result(
         {"experiment": "tables", "rows": [asdict(row) for row in rows]},
         f"{len(rows)} rows written to {out / 'tables.md'}",

@@ -9,18 +9,22 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor
 
 from adlm.analyst import tables
 from adlm.analyst.fit import fit
+from adlm.analyst.model import Model
 from adlm.analyst.training import Plan
 from adlm.curation import privatise
 from adlm.errors import UserError
 from adlm.export import export_onnx
+from adlm.export_table import as_inputs
 from adlm.privatise_table import privatise_encoded
 from adlm.public.domain import Domain
+from adlm.public.encoding import encode_frame
 from adlm.public.features import Features
 from adlm.public.tables import TableDomain
 
@@ -56,13 +60,13 @@ def session(path: Path) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
 
 
-def test_a_table_is_served_with_the_same_predictions(tmp_path: Path) -> None:
+def test_an_encoded_table_is_served_with_the_same_predictions(tmp_path: Path) -> None:
     table = TableDomain.from_toml(TOML)
     generator = np.random.default_rng(0)
     x = generator.random((500, table.domain.size)).astype(np.float32)
     y = (x[:, 0] > 0.5).astype(np.int64)
     model = tables.train(privatise_encoded(lambda: [(x, y)], table, epsilon=2, seed=0))
-    export_onnx(model, tmp_path / "m.onnx")
+    export_onnx(model, tmp_path / "m.onnx", encoded=True)
     run = session(tmp_path / "m.onnx")
     probabilities, code = run.run(None, {"records": x})
     assert np.abs(probabilities - model.probabilities(x)).max() < 1e-5
@@ -72,6 +76,101 @@ def test_a_table_is_served_with_the_same_predictions(tmp_path: Path) -> None:
     assert json.loads(told["adlm.records"]) == list(table.domain.features or ())
     assert json.loads(told["adlm.privacy"])["epsilon_proved"] <= 2
     assert json.loads(told["adlm.stamps"]) == ["NOT PRIVATE: seeded"]
+
+
+RAW = """
+missing = ["?"]
+crosses = [["age", "sex"]]
+[columns.age]
+kind = "numeric"
+lower = 18
+upper = 90
+missing = 50
+[columns.gain]
+kind = "numeric"
+lower = 0
+upper = 99999
+scale = "log"
+cuts = [1, 2000, 5000]
+[columns.sex]
+kind = "boolean"
+[columns.stage]
+kind = "ordinal"
+values = ["I", "II", "III"]
+missing = "category"
+[columns.code]
+kind = "categorical"
+other = "rest"
+missing = "category"
+[columns.code.groups]
+heart = ["390..459", "785..785"]
+lung = ["460..519", "V1"]
+[columns.town]
+kind = "categorical"
+values = ["north", "south"]
+[columns.seen]
+kind = "date"
+lower = 2020-01-01
+upper = 2020-12-31
+missing = "category"
+[columns.ill]
+kind = "label"
+classes = ["no", "yes", "perhaps"]
+"""
+ROWS = pd.DataFrame(
+    {
+        "age": [17.0, 30.5, np.nan, 1e9, 90, 44],
+        "gain": [0, 1, 1999.999, 2000, 1e9, 77.7],
+        "sex": ["no", "YES", "True", "0", "f", "t"],
+        "stage": ["I", "II", "?", "III", "", "II"],
+        "code": ["401.10", "785", "V1", "V99", "?", "518.9"],
+        "town": ["north", "south", "south", "north", "south", "north"],
+        "seen": ["2019-05-01", "2020-01-01", "2020-12-31", None, "2020-07-04", "2021-01-01"],
+    }
+)
+
+
+def made_model(table: TableDomain, fourier: int = 0) -> Model:
+    generator = np.random.default_rng(3)
+    x = generator.random((400, table.domain.size)).astype(np.float32)
+    y = generator.integers(0, len(table.label.classes), 400)
+    return tables.train(privatise_encoded(lambda: [(x, y)], table, epsilon=9, seed=0, fourier=fourier))
+
+
+@pytest.mark.parametrize("fourier", [0, 5])
+def test_raw_columns_are_served_with_the_same_predictions(tmp_path: Path, fourier: int) -> None:
+    table = TableDomain.from_toml(RAW)
+    model = made_model(table, fourier)
+    export_onnx(model, tmp_path / "m.onnx")
+    run = session(tmp_path / "m.onnx")
+    assert [i.name for i in run.get_inputs()] == ["age", "gain", "sex", "stage", "code_", "town", "seen"]
+    assert json.loads(run.get_modelmeta().custom_metadata_map["adlm.inputs"])["code"] == "code_"
+    probabilities, code = run.run(None, as_inputs(table, ROWS))
+    expected = model.probabilities(encode_frame(table, ROWS.replace({"stage": {"": "?"}})))
+    assert np.abs(probabilities - expected).max() < 1e-5
+    assert np.array_equal(code, expected.argmax(1))
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("gain", np.nan), ("gain", np.inf), ("sex", "perhaps"), ("stage", "IV"), ("town", "west"), ("town", "")],
+)
+def test_what_the_domain_refuses_gets_no_prediction(tmp_path: Path, column: str, value: Any) -> None:
+    table = TableDomain.from_toml(RAW)
+    export_onnx(made_model(table), tmp_path / "m.onnx")
+    inputs = as_inputs(table, ROWS)
+    inputs[column][2, 0] = value
+    probabilities, code = session(tmp_path / "m.onnx").run(None, inputs)
+    assert np.isnan(probabilities).any(1).tolist() == [False, False, True, False, False, False]
+    assert (code == -1).tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("name", ["adult", "diabetes130"])
+def test_the_committed_domains_can_be_exported(tmp_path: Path, name: str) -> None:
+    """Exporting compares every value of every column, missing ones too, before it writes."""
+    table = TableDomain.load(Path(__file__).parents[1] / "examples" / f"{name}.toml")
+    export_onnx(made_model(table), tmp_path / "m.onnx")
+    assert len(session(tmp_path / "m.onnx").get_inputs()) == len(table.features)
 
 
 def test_arrays_in_their_own_units_are_served_with_the_same_predictions(tmp_path: Path) -> None:

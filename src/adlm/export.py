@@ -1,8 +1,9 @@
 """A model as one ONNX file: scaling by the domain, public features and head together.
 
-The input `records` is (n, *shape) float32 in the units of the domain; for a table it is the encoded
-record, whose numbers the file names in its metadata. Outputs are `probabilities`, (n, M), and `code`, (n,).
-The file carries the classes, the totals of the certificate and the table's declaration as metadata.
+A model of a table takes its raw columns, as `adlm.export_table` describes, or on request the encoded record.
+Any other model takes `records`, (n, *shape) float32 in the units of the domain. Outputs are `probabilities`,
+(n, M), and `code`, (n,); for a record with a value that the domain refuses they are NaN and -1. The
+file carries the classes, the totals of the certificate and the table's declaration as metadata.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from torch import Tensor, nn
 from adlm.analyst.model import Model
 from adlm.artefact import write_file
 from adlm.errors import UserError
+from adlm.export_table import OPSET, OUTPUTS, as_inputs, input_names, trial_columns, with_columns
 from adlm.public.domain import Domain
+from adlm.public.encoding import encode_frame
+from adlm.public.tables import TableDomain
 
-OPSET = 17
 TOLERANCE = 1e-5
 
 
@@ -51,18 +54,40 @@ class Served(nn.Module):
         return probabilities, probabilities.argmax(1)
 
 
-def export_onnx(model: Model, out: Path | str) -> None:
-    """Write a model as ONNX, after checking that onnxruntime gives the same predictions to 1e-5."""
+def export_onnx(model: Model, out: Path | str, *, encoded: bool = False) -> None:
+    """Write a model as ONNX, after checking that onnxruntime gives the same predictions to 1e-5.
+
+    Parameters
+    ----------
+    encoded : for a table, take the encoded record as `records` instead of the raw columns.
+    """
     served = Served(model).float().eval()
     trial = _trial(model.certificate.domain)
     raw = _traced(served, trial[:2], model)
-    data = _with_metadata(raw, model)
-    with torch.inference_mode():
-        expected = served(trial)[0].numpy()
-    found = _run(data, trial.numpy(), model)
-    if not np.allclose(found, expected, atol=TOLERANCE, rtol=0):
+    table = None if encoded else _table(model)
+    inputs: dict[str, Any] = {"records": trial.numpy()}
+    if table is not None:
+        raw, drawn = with_columns(raw, table, _library("onnx")), trial_columns(table)
+        inputs, trial = as_inputs(table, drawn), torch.from_numpy(encode_frame(table, _Drawn(drawn)))
+    data = _with_metadata(raw, model, table)
+    found = _run(data, inputs, model)
+    if not np.allclose(found, model.probabilities(trial.numpy()), atol=TOLERANCE, rtol=0):
         raise _unable(model, "onnxruntime does not give the same predictions")
     write_file(Path(out), data, what="ONNX model")
+
+
+class _Drawn(dict[str, list[Any]]):
+    """Columns by name, as `encode_frame` reads them."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self)
+
+
+def _table(model: Model) -> TableDomain | None:
+    spec = model.certificate.features.get("spec") or {}
+    return TableDomain.from_dict(spec["table"]) if spec.get("name") == "tabular" else None
 
 
 def _trial(domain: Domain) -> Tensor:
@@ -76,7 +101,7 @@ def _trial(domain: Domain) -> Tensor:
 
 def _traced(served: Served, trial: Tensor, model: Model) -> bytes:
     buffer = io.BytesIO()
-    names = ["probabilities", "code"]
+    names = list(OUTPUTS)
     chatter = logging.getLogger("torch.onnx")
     level = chatter.level
     try:
@@ -100,13 +125,14 @@ def _traced(served: Served, trial: Tensor, model: Model) -> bytes:
     return buffer.getvalue()
 
 
-def _with_metadata(raw: bytes, model: Model) -> bytes:
+def _with_metadata(raw: bytes, model: Model, table: TableDomain | None) -> bytes:
     onnx = _library("onnx")
     graph = onnx.load_model_from_string(raw)
     certificate = model.certificate
     told = {
         "classes": list(certificate.domain.classes),
         "records": list(certificate.domain.features or ()),
+        "inputs": input_names(table) if table is not None else None,
         "privacy": certificate.totals.to_dict(),
         "stamps": list(certificate.stamps),
         "certificate": certificate.to_dict()["digest"],
@@ -116,11 +142,11 @@ def _with_metadata(raw: bytes, model: Model) -> bytes:
     return bytes(graph.SerializeToString())
 
 
-def _run(data: bytes, records: Any, model: Model) -> Any:
+def _run(data: bytes, inputs: dict[str, Any], model: Model) -> Any:
     runtime = _library("onnxruntime")
     try:
         session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
-        return session.run(["probabilities"], {"records": records})[0]
+        return session.run(["probabilities"], inputs)[0]
     except Exception as error:  # onnxruntime has no common base class for its errors
         raise _unable(model, str(error).strip().splitlines()[0]) from None
 

@@ -13,15 +13,22 @@ from adlm.cli.console import AsJson, Output, Quiet
 def export(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
     out: Annotated[Path, typer.Option(help="The ONNX file to write.")] = Path("model.onnx"),
+    encoded: Annotated[
+        bool, typer.Option("--encoded", help="Tables: take the encoded record instead of raw columns.")
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a model as ONNX, to be served anywhere. With --json: {"out", "bytes"} and the totals."""
+    """Write a model as ONNX, to be served anywhere: from raw records to probabilities, in one file.
+
+    A table's file has an input for each column: doubles for numbers (NaN where missing) and dates (days from
+    1970-01-01), strings for the rest. With --json: {"out", "bytes"} and the totals.
+    """
     from adlm.analyst.model import Model
     from adlm.export import export_onnx
 
     loaded = Model.load(model)
-    export_onnx(loaded, out)
+    export_onnx(loaded, out, encoded=encoded)
     totals = loaded.certificate.totals
     Output(as_json, quiet).result(
         {"out": str(out), "bytes": out.stat().st_size} | totals.to_dict(), f"{out}: {totals.sentence()}"

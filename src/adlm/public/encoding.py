@@ -39,7 +39,7 @@ def encode_column(column: Column, values: Any, missing: tuple[str, ...]) -> NDAr
         codes = np.where(gone, column.width - 1, codes)
         out[np.arange(len(codes)), codes.astype(np.intp)] = 1.0
         return out
-    out[:, 0] = np.where(gone, _constant(column), codes)
+    out[:, 0] = np.where(gone, constant(column), codes)
     if column.missing is not None:
         out[:, 1] = gone
     return out
@@ -109,7 +109,8 @@ class _RefusedError(Exception):
     pass
 
 
-def _constant(column: Column) -> float:
+def constant(column: Column) -> float:
+    """Return where a missing cell is placed: at the declared constant, or at 0 beside its indicator."""
     if column.missing is None or column.missing == "category":
         return 0.0
     if column.kind in ("numeric", "date"):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from adlm.audit.replay import record, replay
-from adlm.audit.subjects import Records, Subject, designs, of_moments, subjects
+from adlm.audit.subject import Records, Subject
+from adlm.audit.subjects import designs, of_moments, subjects
 from adlm.certificate import Charge
 from adlm.curator import noise
 from adlm.curator.ledger import Ledger

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from adlm.audit.finding import HOLDS
-from adlm.audit.subjects import Subject, subjects
+from adlm.audit.subject import Subject
+from adlm.audit.subjects import subjects
 from adlm.audit.worst_case import report, worst_neighbours
 from adlm.curator.noise import Source
 

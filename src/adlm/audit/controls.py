@@ -18,15 +18,8 @@ from torch import nn
 from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.replay import replay
 from adlm.audit.statistics import two_worlds_bound
-from adlm.audit.subjects import (
-    Records,
-    Subject,
-    designs,
-    image_domain,
-    of_moments,
-    of_records,
-    paper_settings,
-)
+from adlm.audit.subject import Records, Subject
+from adlm.audit.subjects import designs, image_domain, of_moments, of_records, paper_settings
 from adlm.audit.support import naive_laplace, support
 from adlm.audit.tap import draw
 from adlm.audit.two_worlds import curve, two_worlds

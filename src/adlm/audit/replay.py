@@ -14,7 +14,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from adlm.audit.subjects import Records, Subject
+from adlm.audit.subject import Records, Subject
 from adlm.audit.tap import Call, DivergedError, Tape, tapped
 from adlm.certificate import Charge, Epsilon, gaussian_epsilon, root_up
 from adlm.curator.ledger import Ledger

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from adlm.audit.controls import SINGLE, Control, half_sensitivity
 from adlm.audit.finding import COMMAND_ALPHA, MOST_TESTS, Finding
 from adlm.audit.membership import EPOCHS, summary
 from adlm.audit.separability import product_separability
-from adlm.audit.subjects import Subject, subjects
+from adlm.audit.side_by_side import side_by_side
+from adlm.audit.subject import Subject
+from adlm.audit.subjects import DELTA, subjects
 from adlm.audit.support import exact_laplace, support
 from adlm.audit.two_worlds import two_worlds, whole_releases
 from adlm.audit.worst_case import report, worst_neighbours
@@ -48,9 +51,11 @@ class Depth:
     shadows: int = 0
 
 
-LONG = Depth(runs=300_000, evaluations=300, whole=20_000, canaries=600, shadows=80)
+LONG = Depth(runs=300_000, evaluations=200, whole=20_000, canaries=600, shadows=80)
 Step = Callable[[], list[Finding]]
-WHOLE = ("one class sum, Laplace",)  # mechanisms whose every run is also made as a whole release
+# Mechanisms whose every run is also made as a whole release, and how many times longer that takes.
+WHOLE = {"one class sum, Laplace": 1, "private relevance, Laplace": 20}
+BUDGETS = (Fraction(1, 2), Fraction(2))  # of the one-dimensional releases that are run most often
 SLOW = {"radial": 20}  # a draw of this noise costs so many times that of the others
 
 
@@ -105,7 +110,7 @@ def audit_mechanism(subject: Subject, depth: Depth, source: Source) -> list[Find
     found = [report(subject, worst, depth.evaluations)]
     found.append(two_worlds(subject, worst, max(100, depth.runs // slow), source))
     if subject.name in WHOLE:
-        found.append(whole_releases(subject, worst, depth.whole, source))
+        found.append(whole_releases(subject, worst, max(2, depth.whole // WHOLE[subject.name]), source))
     return found
 
 
@@ -149,10 +154,22 @@ def run(
 def _product(depth: Depth, source: Source, rng: np.random.Generator) -> list[Step]:
     """List the attacks on the product's own mechanisms."""
     steps: list[Step] = [partial(audit_mechanism, subject, depth, source) for subject in subjects()]
+    for epsilon in BUDGETS:
+        steps.extend(
+            partial(_side_by_side, epsilon, delta, relation, depth.runs, source)
+            for delta in (Fraction(0), DELTA)
+            for relation in NEIGHBOURS
+        )
     steps.append(product_separability)
     steps.append(lambda: [support(exact_laplace(4.0, source), "exact Laplace noise", depth.support)])
     steps.extend(partial(_canaries, relation, depth, rng, source) for relation in NEIGHBOURS)
     return steps
+
+
+def _side_by_side(
+    epsilon: Fraction, delta: Fraction, neighbours: str, runs: int, source: Source
+) -> list[Finding]:
+    return [side_by_side(epsilon, delta, neighbours, runs, source)]
 
 
 def _control(control: Control, runs: int, source: Source) -> list[Finding]:

@@ -1,20 +1,15 @@
-"""What is audited: the product's mechanisms on their real code paths, small enough to run often.
-
-A subject is a way to make a release of given records, with what is needed to attack it: which charge each
-draw of noise belongs to, which records are admissible, and how neighbours differ.
-"""
+"""What is audited: the product's mechanisms on their real code paths, small enough to run often."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 
+from adlm.audit.subject import Reals, Records, Subject
 from adlm.certificate import Charge
 from adlm.curation import privatise
 from adlm.curator.additive import release_additive
@@ -28,62 +23,12 @@ from adlm.public.columns import Column
 from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.features.identity import Identity
 from adlm.public.features.tabular import TabularFeatures
+from adlm.public.rule import Plan
 from adlm.public.table_rule import TablePlan
 from adlm.public.tables import TableDomain
 
-Reals = npt.NDArray[np.float64]
-Codes = npt.NDArray[np.int64]
 DELTA = Fraction(1, 10**5)
-
-
-@dataclass(frozen=True)
-class Records:
-    """A data set: (n, k) values and (n,) class codes."""
-
-    values: Reals
-    codes: Codes
-
-    def plus(self, other: Records) -> Records:
-        """These records and then others."""
-        return Records(np.vstack([self.values, other.values]), np.concatenate([self.codes, other.codes]))
-
-
-Run = Callable[[Records, Ledger, Source], tuple[Charge, ...]]
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A mechanism under audit.
-
-    Attributes
-    ----------
-    name, neighbours : of the mechanism and of the relation it is audited for.
-    run : makes the release by the product's own code and returns the charges on its certificate.
-    covers : for each draw of noise in order, the index of its charge; None for noise on no record.
-    width, classes : of the records.
-    focus : the charge that the search for the worst neighbours looks at; None for all together.
-    tight : whether some pair of neighbours attains the proved bound.
-    box : whether records live in [0, 1] (raw records) rather than anywhere (feature vectors).
-    contributions : records in which neighbours differ.
-    weaken : factor on every noise scale behind the back of the charges; 1 but for negative controls.
-    """
-
-    name: str
-    neighbours: str
-    run: Run
-    covers: tuple[int | None, ...]
-    width: int
-    classes: int = 2
-    focus: int | None = None
-    tight: bool = True
-    box: bool = False
-    contributions: int = 1
-    weaken: Fraction = Fraction(1)
-
-    @property
-    def label(self) -> str:
-        """Name and relation in one line."""
-        return f"{self.name}, {self.neighbours}"
+CROWD = 300  # seven times the noise on the number of records, or more
 
 
 def of_moments(
@@ -146,26 +91,38 @@ def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) 
     return Subject(name, neighbours, run, covers, domain.size, focus=focus, tight=False, box=True)
 
 
-def of_product(name: str, delta: Fraction, neighbours: str) -> Subject:
-    """Audit the whole way from raw records: domain, public features, the public rule, the release."""
+def of_product(name: str, delta: Fraction, neighbours: str, *, plan: Plan | None = None,
+               relevance: str = "prior") -> Subject:  # fmt: skip
+    """Audit the whole way from raw records: domain, public features, the public rule, the release.
+
+    With private relevance a first release, charged on its own, decides where the noise of the second goes. A
+    model is made of it, for which there must be records: a crowd that is the same in both worlds.
+    """
     domain = Domain((4,), -1.0, 3.0, ("a", "b"), neighbours)
+    private = relevance == "private"
+    covers = (0, 1) if private else (0,)
+    rng = np.random.default_rng(0)
+    crowd = Records(rng.random((CROWD * private, 4)), np.arange(CROWD * private) % 2)
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        everybody = crowd.plus(data)
         made = privatise(
-            4 * data.values - 1,
-            data.codes,
+            4 * everybody.values - 1,
+            everybody.codes,
             domain=domain,
-            epsilon=4 if delta else 1,
+            epsilon=4 if delta or private else 1,
             delta=delta,
+            plan=plan,
             k=4,
             second=0,
+            relevance=relevance,
             ledger=ledger,
             source=source,
-            size=4,
+            size=4 + len(crowd.codes),
         )
         return made.certificate.charges
 
-    return Subject(name, neighbours, run, (0,), 4, tight=False, box=True)
+    return Subject(name, neighbours, run, covers, 4, tight=private, box=True)
 
 
 def of_records(
@@ -297,6 +254,15 @@ def subjects() -> tuple[Subject, ...]:
     made.extend(
         of_product(f"from raw records, {noise}", delta, relation)
         for noise, delta in (("pure", Fraction(0)), ("Gaussian", DELTA))
+        for relation in NEIGHBOURS
+    )
+    made.extend(
+        of_product(f"private relevance, {noise}", delta, relation, plan=plan, relevance="private")
+        for noise, delta, plan in (
+            ("radial", Fraction(0), Plan(4, "radial", 1.0, 0.5)),
+            ("Laplace", Fraction(0), Plan(4, "laplace", 1.0, 0.5)),
+            ("Gaussian", DELTA, Plan(4, "gaussian", 1.0, 0.5)),
+        )
         for relation in NEIGHBOURS
     )
     return (

@@ -9,6 +9,7 @@ the code is given refuses to give a single byte.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -148,6 +149,22 @@ class _Noise(np.lib.mixins.NDArrayOperatorsMixin):
         return self._settle(np.zeros(self.shape, dtype=np.int64))[key]
 
 
+@functools.lru_cache(maxsize=1)
+def _places(modules: int) -> tuple[tuple[dict[str, Any], str], ...]:
+    """Find where the package refers to a noise function; again once there are more modules than before.
+
+    Modules by the thousand are looked through, which would take longer than a small release does.
+    """
+    del modules
+    return tuple(
+        (vars(module), name)
+        for key, module in list(sys.modules.items())
+        if key.startswith("adlm.") and not key.startswith("adlm.audit")
+        for name in NAMES
+        if vars(module).get(name) is _ORIGINAL[name]
+    )
+
+
 @contextlib.contextmanager
 def replaced(other: Draw) -> Iterator[None]:
     """Put another function in the place of the noise functions, wherever the package refers to them."""
@@ -156,13 +173,7 @@ def replaced(other: Draw) -> Iterator[None]:
         "gaussian": lambda shape, scale, source: other("gaussian", shape, scale, source),
         "radial": lambda rows, width, scale, source: other("radial", (rows, width), scale, source),
     }
-    places = [
-        (vars(module), name)
-        for key, module in list(sys.modules.items())
-        if key.startswith("adlm.") and not key.startswith("adlm.audit")
-        for name in NAMES
-        if vars(module).get(name) is _ORIGINAL[name]
-    ]
+    places = [(names, name) for names, name in _places(len(sys.modules)) if names[name] is _ORIGINAL[name]]
     for names, name in places:
         names[name] = puts[name]
     try:

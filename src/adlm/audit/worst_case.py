@@ -13,7 +13,7 @@ import numpy as np
 
 from adlm.audit.finding import Finding
 from adlm.audit.replay import Comparison, replay
-from adlm.audit.subjects import Reals, Records, Subject
+from adlm.audit.subject import Reals, Records, Subject
 from adlm.certificate import compose
 from adlm.curator.noise import Source
 

@@ -1,0 +1,79 @@
+"""Many runs in each release: one-dimensional worst cases, all of the way to the released number.
+
+A release of class sums puts independent noise on each class, and a class's number depends on its own records
+alone. So one release of records of many classes is as many runs of the mechanism on one class, side by side:
+every step of the product is taken (clipping, sums, charge, noise, units), and nothing is done twice.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from adlm.audit.finding import ALPHA, Finding
+from adlm.audit.subject import Reals
+from adlm.audit.two_worlds import judge
+from adlm.certificate import Charge
+from adlm.curator.ledger import Ledger
+from adlm.curator.moments import Design, release_moments
+from adlm.curator.noise import Source
+from adlm.public.domain import Domain
+from adlm.public.features.identity import Identity
+
+CLASSES = 500  # runs in one release; its time grows with their square
+BYSTANDER = 0.25  # a record in each class that is the same in both worlds
+
+
+def released(
+    design: Design, neighbours: str, runs: int, record: float | None, source: Source
+) -> tuple[Reals, tuple[Charge, ...]]:
+    """Return (runs,) released sums of as many classes, and what each release was charged.
+
+    Parameters
+    ----------
+    record : the value that stands beside the bystander in every class; None for no such record.
+    """
+    classes = min(runs, CLASSES)
+    domain = Domain((1,), -1.0, 1.0, tuple(map(str, range(classes))), neighbours)
+    codes = np.arange(classes)
+    values = np.full((classes, 1), BYSTANDER)
+    if record is not None:
+        values, codes = np.vstack([values, np.full((classes, 1), record)]), np.concatenate([codes, codes])
+    found: list[Reals] = []
+    charges: tuple[Charge, ...] = ()
+    for _ in range(-(-runs // classes)):
+        made = release_moments(
+            lambda: [(values, codes)],
+            domain=domain,
+            features=Identity((1,)),
+            design=design,
+            ledger=Ledger(),
+            source=source,
+        )
+        charges = made.certificate.charges
+        found.append(made.moments().sums[:, 0].numpy())
+    return np.concatenate(found)[:runs], charges
+
+
+def side_by_side(
+    epsilon: Fraction,
+    delta: Fraction,
+    neighbours: str,
+    runs: int,
+    source: Source,
+    *,
+    alpha: float = ALPHA,
+) -> Finding:
+    """Tell two neighbours apart by what is released of one class: a record at one end of its bound, or not.
+
+    The released number is the score. The noise has a monotone likelihood ratio in one dimension, so no other
+    test of it is better.
+    """
+    design = Design(epsilon, delta, 1, 1.0, constant=0.0)
+    with_record, charges = released(design, neighbours, runs, 1.0, source)
+    opposite = None if neighbours == "add-remove" else -1.0
+    without, _ = released(design, neighbours, runs, opposite, source)
+    name = f"one class sum, {'Gaussian' if delta else 'Laplace'}, from the released numbers"
+    rung = "two worlds, whole release"
+    return judge(name, neighbours, charges, (with_record, without), rung=rung, alpha=alpha)

@@ -1,0 +1,67 @@
+"""What an audit attacks: a way to make a release of given records, and what there is to know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from adlm.certificate import Charge
+from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Source
+
+Reals = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Records:
+    """A data set: (n, k) values and (n,) class codes."""
+
+    values: Reals
+    codes: Codes
+
+    def plus(self, other: Records) -> Records:
+        """These records and then others."""
+        return Records(np.vstack([self.values, other.values]), np.concatenate([self.codes, other.codes]))
+
+
+Run = Callable[[Records, Ledger, Source], tuple[Charge, ...]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A mechanism under audit.
+
+    Attributes
+    ----------
+    name, neighbours : of the mechanism and of the relation it is audited for.
+    run : makes the release by the product's own code and returns the charges on its certificate.
+    covers : for each draw of noise in order, the index of its charge; None for noise on no record.
+    width, classes : of the records.
+    focus : the charge that the search for the worst neighbours looks at; None for all together.
+    tight : whether some pair of neighbours attains the proved bound.
+    box : whether records live in [0, 1] (raw records) rather than anywhere (feature vectors).
+    contributions : records in which neighbours differ.
+    weaken : factor on every noise scale behind the back of the charges; 1 but for negative controls.
+    """
+
+    name: str
+    neighbours: str
+    run: Run
+    covers: tuple[int | None, ...]
+    width: int
+    classes: int = 2
+    focus: int | None = None
+    tight: bool = True
+    box: bool = False
+    contributions: int = 1
+    weaken: Fraction = Fraction(1)
+
+    @property
+    def label(self) -> str:
+        """Name and relation in one line."""
+        return f"{self.name}, {self.neighbours}"

@@ -55,6 +55,14 @@ def _new(width: float = 6.4, height: float = 4.2) -> tuple[Any, Any]:
     return figure, axes
 
 
+def _log_axis(axes: Any, values: Sequence[float]) -> None:
+    """A logarithmic x axis with its ticks where something was measured, in plain figures."""
+    axes.set_xscale("log")
+    ticks = sorted(set(values))
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axes.set_xticks([], minor=True)
+
+
 def _save(figure: Any, path: Path) -> Path:
     import matplotlib
 
@@ -72,7 +80,8 @@ def _curve(rows: Sequence[Mapping[str, Any]], method: str) -> list[Mapping[str, 
 def _legend(row: Mapping[str, Any], claimed: bool) -> str:
     """A curve's label with what its epsilon means."""
     if not claimed:
-        return str(row["label"])
+        told = str(row["label"])
+        return told if row["neighbours"] in told else f"{told} ({row['neighbours']})"
     if row["epsilon_proved"] == row["epsilon_claimed"]:
         return f"{row['label']}: epsilon claimed and proved"
     proved = row["epsilon_proved"]
@@ -81,8 +90,8 @@ def _legend(row: Mapping[str, Any], claimed: bool) -> str:
 
 
 def _over_epsilon(summary: Mapping[str, Any]) -> Any:
-    figure, axes = _new(7.0, 4.6)
     rows, paper = summary["rows"], summary["kind"] == "paper"
+    figure, axes = _new(7.0, 5.4 if paper else 4.6)
     for method in dict.fromkeys(row["method"] for row in rows):
         curve = _curve(rows, method)
         if method in _FLAT:
@@ -103,22 +112,29 @@ def _over_epsilon(summary: Mapping[str, Any]) -> Any:
         shown = [row["accuracy"] for row in rows if row["method"] != "prior"]
         shown += [entry["accuracy"] for entry in summary["published"]]
         axes.set_ylim(100 * min(shown) - 2, min(100.5, 100 * max(shown) + 2))
-    axes.set_xscale("log")
+    _log_axis(axes, [row["epsilon"] for row in rows if row["epsilon"]])
     axes.set_xlabel("epsilon (claimed for the record releases)" if paper else "proved epsilon")
     axes.set_ylabel("test accuracy, %")
     axes.set_title(summary["title"], fontsize=9)
-    figure.legend(fontsize=6, loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(fontsize=7, loc="outside lower center", ncols=1 if paper else 2, frameon=False)
     return figure
 
 
 def _published(axes: Any, figures: Sequence[Mapping[str, Any]], *, apart: bool) -> None:
     """Marks for what others have published; each method by itself, or one mark for each source."""
-    names = [f"{f['source']}: {f['what']}" if apart else f["source"] for f in figures]
+    names = [f"{f['what']} ({f['source']})" if apart else f["source"] for f in figures]
     for mark, name in zip("x+1234*", dict.fromkeys(names), strict=False):
         own = [figure for figure, its in zip(figures, names, strict=True) if its == name]
         x, y = [figure["epsilon"] for figure in own], [100 * figure["accuracy"] for figure in own]
         axes.plot(
-            x, y, mark, ms=6, color="#666666", ls=":" if apart else "", lw=0.8, label=f"published: {name}"
+            x,
+            y,
+            mark,
+            ms=6,
+            color="#666666",
+            ls=":" if apart else "",
+            lw=0.8,
+            label=f"published, as stated: {name}",
         )
 
 
@@ -134,11 +150,11 @@ def _over_epochs(summary: Mapping[str, Any], epsilon: float) -> Any | None:
             axes.plot(x, y, marker="o", ms=3, lw=1.4, color=colour, label=_at(row))
         else:
             axes.axhline(100 * row["accuracy"], ls="--", lw=1, color=colour, label=f"{_at(row)}, closed form")
-    axes.set_xscale("log")
+    _log_axis(axes, [point[0] for row in rows for point in row.get("history", ())])
     axes.set_xlabel("epochs")
     axes.set_ylabel("test accuracy, %")
     axes.set_title(f"{summary['title'].split(':')[0]}, epsilon {epsilon:g} as claimed", fontsize=9)
-    figure.legend(fontsize=6, loc="outside lower center", ncols=1, frameon=False)
+    figure.legend(fontsize=7, loc="outside lower center", ncols=1, frameon=False)
     return figure
 
 
@@ -156,13 +172,13 @@ def _epochs(summary: Mapping[str, Any]) -> Any:
         axes.plot(x, [100 * p[1] for p in row["history"]], marker="o", ms=3, color=colour, label=row["label"])
         spent = [p[2] for p in row["history"]]
         right.plot(x, spent, ls=":", color=colour, label=f"{row['label']}: epsilon")
-    axes.set_xscale("log")
+    _log_axis(axes, [point[0] for row in summary["rows"] for point in row["history"]])
     right.set_yscale("log")
     axes.set_xlabel("epochs")
     axes.set_ylabel("test accuracy, %")
     right.set_ylabel("proved epsilon (dotted)")
     axes.set_title(summary["title"], fontsize=9)
-    figure.legend(fontsize=6, loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(fontsize=7, loc="outside lower center", ncols=2, frameon=False)
     return figure
 
 
@@ -203,5 +219,5 @@ def _allocation(summary: Mapping[str, Any]) -> Any:
     axes.set_xlabel("k, coordinates whose class sums are released")
     axes.set_ylabel("test accuracy, %")
     axes.set_title(summary["title"], fontsize=9)
-    figure.legend(fontsize=6, loc="outside lower center", ncols=2, frameon=False)
+    figure.legend(fontsize=7, loc="outside lower center", ncols=2, frameon=False)
     return figure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from scipy import stats
 from adlm.experiments import figures
 from adlm.experiments.catalogue import named
 from adlm.experiments.cells import Cell, Done
+from adlm.experiments.readme import rewritten
 from adlm.experiments.summary import summarise
 from adlm.experiments.tabulate import page
 
@@ -58,6 +60,15 @@ def test_what_holds_at_one_budget_is_tested_there_and_not_only_over_all(summary:
     assert tests[1]["p"] < 0.05
     assert abs(tests[2]["difference"]) < 0.05
     assert tests[2]["found"] in page(summary)
+
+
+def test_a_page_can_quote_the_tests(summary: dict[str, object], tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    text = rewritten("<!-- results: summary.json tests -->\n<!-- /results -->", tmp_path)
+    lines = text.splitlines()[1:-1]
+    assert len(lines) == 3
+    assert lines[0].startswith("- AdLM records, as written against pSGD (a)")
+    assert lines[1].endswith("a significant difference (epsilon 0.5; 3 seeds)")
 
 
 def test_the_legend_says_which_epsilon_is_claimed_and_which_is_proved(

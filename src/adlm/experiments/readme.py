@@ -4,6 +4,7 @@ A table stands between `<!-- results: results/frontier-mnist/summary.json -->` a
 path is relative to the README. `bench.json` files give the table of the bench. A list of methods after the
 path keeps those rows: `<!-- results: results/frontier-mnist/summary.json moments psgd-tanh -->`. A word in
 place of a path stands for all experiments whose names begin with it: `<!-- results: frontier -->`.
+The word `tests` after the path gives the t-tests in place of the table.
 
     python -m adlm.experiments.readme            # rewrite README.md
     python -m adlm.experiments.readme --check    # exit 1 if it would change
@@ -23,8 +24,9 @@ from adlm.bench.conduct import HEADINGS, cells
 from adlm.errors import UserError
 from adlm.experiments.catalogue import EXPERIMENTS
 from adlm.experiments.conduct import SUMMARY
-from adlm.experiments.tabulate import grid, table
+from adlm.experiments.tabulate import grid, table, tests
 
+TESTS = "tests"
 _BLOCK = re.compile(r"<!-- results: (?P<path>\S+)(?P<methods>[^>]*?) -->\n.*?<!-- /results -->", re.DOTALL)
 
 
@@ -59,6 +61,8 @@ def _table(path: Path, methods: list[str]) -> str:
         raise UserError(f"the results {path} cannot be read ({error}); run the experiment first") from None
     if "ratios" in found:
         return grid(HEADINGS, [cells(entry) for entry in found["ratios"]])
+    if methods == [TESTS]:
+        return tests(found)
     if methods:
         known = {row["method"] for row in found["rows"]}
         for method in methods:

@@ -16,12 +16,7 @@ def page(summary: Mapping[str, Any]) -> str:
     """A page with the table, the tests and how to run it again."""
     lines = [f"# {summary['title']}", "", table(summary), ""]
     if summary["tests"]:
-        lines += [
-            "Paired t-tests:",
-            "",
-            *(f"- {test['found']} ({test['over']})" for test in summary["tests"]),
-            "",
-        ]
+        lines += ["Paired t-tests:", "", tests(summary), ""]
     if summary["published"] and summary["kind"] in ("paper", "frontier"):
         lines += ["Published, as their authors state it:", ""]
         lines += [
@@ -37,6 +32,11 @@ def page(summary: Mapping[str, Any]) -> str:
         "Accuracy is on the public test split, mean and standard deviation over seeds.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def tests(summary: Mapping[str, Any]) -> str:
+    """What the t-tests found, a line for each."""
+    return "\n".join(f"- {test['found']} ({test['over']})" for test in summary["tests"])
 
 
 def percent(accuracy: float | None, sd: float | None = None) -> str:

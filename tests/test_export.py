@@ -21,11 +21,13 @@ from adlm.analyst.training import Plan
 from adlm.curation import privatise
 from adlm.errors import UserError
 from adlm.export import export_onnx
+from adlm.export_images import traceable
 from adlm.export_table import as_inputs
 from adlm.privatise_table import privatise_encoded
 from adlm.public.domain import Domain
 from adlm.public.encoding import encode_frame
-from adlm.public.features import Features
+from adlm.public.features import Features, build
+from adlm.public.priors import strokes
 from adlm.public.tables import TableDomain
 
 TOML = """
@@ -186,6 +188,38 @@ def test_arrays_in_their_own_units_are_served_with_the_same_predictions(tmp_path
             ["probabilities"], {"records": x.astype(np.float32)}
         )
         assert np.abs(found[0] - model.probabilities(x)).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [
+        ({"name": "prior-projection", "family": "drawn", "shape": [28, 28]}, (28, 28)),
+        ({"name": "prior-projection", "family": "drawn", "shape": [64]}, (64,)),
+        ({"name": "prior-projection", "family": "garments", "shape": [1, 20, 24]}, (1, 20, 24)),
+        ({"name": "natural", "width": 50, "weights": "natural-32"}, (3, 32, 32)),
+    ],
+)
+def test_image_features_have_a_twin_without_fourier_transforms(
+    spec: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    features = build(spec)
+    x = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert torch.allclose(traceable(features)(x), features(x), atol=1e-5, rtol=0)
+        assert torch.equal(features(x), build(spec)(x))  # making the twin left the features as they were
+
+
+def test_images_are_served_with_the_same_predictions(tmp_path: Path) -> None:
+    images, codes = strokes.draw(5, 40, torch.Generator().manual_seed(1))
+    domain = Domain((28, 28), 0, 255, tuple("abcde"), "replace-one", "drawn")
+    x = 255 * images.numpy()
+    model = fit(privatise(x, codes.numpy(), domain=domain, epsilon=30, delta="1e-5", seed=0, k=150))
+    export_onnx(model, tmp_path / "m.onnx")
+    probabilities, code = session(tmp_path / "m.onnx").run(None, {"records": x})
+    expected = model.probabilities(x)
+    assert np.abs(probabilities - expected).max() < 1e-5
+    assert np.array_equal(code, expected.argmax(1))
+    assert np.abs(expected - expected.mean(0)).max() > 0.1  # predictions that tell images apart
 
 
 class Spectrum(Features):

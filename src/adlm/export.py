@@ -8,6 +8,8 @@ file carries the classes, the totals of the certificate and the table's declarat
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import io
 import json
 import logging
@@ -22,6 +24,7 @@ from torch import Tensor, nn
 from adlm.analyst.model import Model
 from adlm.artefact import write_file
 from adlm.errors import UserError
+from adlm.export_images import traceable
 from adlm.export_table import OPSET, OUTPUTS, as_inputs, input_names, trial_columns, with_columns
 from adlm.public.domain import Domain
 from adlm.public.encoding import encode_frame
@@ -43,8 +46,8 @@ class Served(nn.Module):
         upper = torch.tensor(np.broadcast_to(domain.upper, domain.size).copy(), dtype=torch.float32)
         self.register_buffer("_lower", lower.reshape(domain.shape))
         self.register_buffer("_range", (upper - lower).reshape(domain.shape))
-        self.features = model.features
-        self.head = model.head
+        self.features = None if model.features is None else traceable(model.features)
+        self.head = copy.deepcopy(model.head).float()
 
     def forward(self, records: Tensor) -> tuple[Tensor, Tensor]:
         """Map (n, *shape) to (n, M) probabilities and (n,) codes."""
@@ -61,7 +64,7 @@ def export_onnx(model: Model, out: Path | str, *, encoded: bool = False) -> None
     ----------
     encoded : for a table, take the encoded record as `records` instead of the raw columns.
     """
-    served = Served(model).float().eval()
+    served = Served(model).eval()
     trial = _trial(model.certificate.domain)
     raw = _traced(served, trial[:2], model)
     table = None if encoded else _table(model)
@@ -106,7 +109,7 @@ def _traced(served: Served, trial: Tensor, model: Model) -> bytes:
     level = chatter.level
     try:
         chatter.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")  # tracing tells of every constant that it folds
             torch.onnx.export(
                 served,

@@ -10,7 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
-from adlm.public.features.scattering import Scattering, fold, gaussian, morlet
+from adlm.public.features import scattering
+from adlm.public.features.scattering import (
+    Scattering,
+    aliases,
+    fold,
+    gaussian,
+    image_of,
+    morlet,
+    spectrum_of,
+)
 
 Image = NDArray[np.float64]
 
@@ -141,6 +150,32 @@ def test_channels_are_transformed_one_by_one_and_batches_do_not_matter() -> None
     assert out.shape == (17, 2 * transform.channels, 7, 7)
     torch.testing.assert_close(out[16:, transform.channels :], transform(x[16:, 1]))
     assert transform.orders.bincount().tolist() == [1, 8, 16]
+
+
+def test_one_axis_after_the_other_is_the_transform_of_both() -> None:
+    x = torch.rand(3, 12, 20, generator=torch.Generator().manual_seed(5))
+    spectrum = spectrum_of(x.transpose(-1, -2))
+    torch.testing.assert_close(spectrum, torch.fft.fft2(x), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(image_of(spectrum).real, x.transpose(-1, -2))
+
+
+@pytest.mark.parametrize("step", [1, 2, 4])
+def test_aliases_added_up_are_the_folded_spectrum(step: int) -> None:
+    spectrum = torch.fft.fft2(images(2, 24))
+    added = aliases(spectrum, step).sum(0) / step**2
+    folded = torch.view_as_real(fold(spectrum, step).contiguous()).flatten(1)
+    torch.testing.assert_close(added, folded)
+
+
+def test_averages_are_the_same_by_one_dense_matrix_and_by_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = images(3, 20)
+    dense = Scattering((20, 20), 2, 3)
+    monkeypatch.setattr(scattering, "DENSE", 0)
+    apart = Scattering((20, 20), 2, 3)
+    assert "both0" in dict(dense.named_buffers())
+    assert "both0" not in dict(apart.named_buffers())
+    torch.testing.assert_close(dense(x), apart(x), atol=1e-6, rtol=1e-5)
+    assert list(dense.state_dict()) == list(apart.state_dict())  # what is fingerprinted does not depend on it
 
 
 def test_folding_is_sampling() -> None:

@@ -1,4 +1,4 @@
-"""Predictions for a file of new records, batch by batch, into a CSV file that is whole or not there."""
+"""Predictions for a file of records, batch by batch: written as CSV, whole or not at all, or measured."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import os
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
+from adlm.analyst.metrics import Measures, measure
 from adlm.analyst.model import Model
-from adlm.curator.tables import read_batches, table_of
+from adlm.curator.tables import read_batches, read_labelled, table_of
 from adlm.errors import UserError
 
 
@@ -39,3 +42,14 @@ def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
     return records
+
+
+def measure_file(model: Model, file: Path | str, *, device: str = "cpu") -> Measures:
+    """Measure a model on a file of labelled records; only probabilities and labels are kept of them."""
+    chances, codes = [], []
+    for batch in read_labelled(file, model.certificate.features["spec"]):
+        chances.append(model.probabilities(batch.x, device=device))
+        codes.append(batch.y)
+    if not codes:
+        raise UserError(f"{file} holds no records; give at least one")
+    return measure(np.concatenate(chances), np.concatenate(codes))

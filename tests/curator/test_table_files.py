@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import lzma
 import zipfile
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from adlm.curator import persons
 from adlm.curator import tables as files
 from adlm.curator.persons import Persons
+from adlm.curator.table_draft import check, peek
 from adlm.curator.tables import read_batches, read_labelled
 from adlm.errors import UserError
 from adlm.public.features.tabular import TabularFeatures
@@ -85,7 +88,7 @@ def test_persons_are_counted_alike_in_memory_and_on_disk(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
 def test_any_usual_dialect_reads_alike(tmp_path: Path, table: TableDomain, delimiter: str, end: str) -> None:
     path = tmp_path / "d.csv"
     text = frame().to_csv(index=False, sep=delimiter, lineterminator=end)
@@ -93,14 +96,25 @@ def test_any_usual_dialect_reads_alike(tmp_path: Path, table: TableDomain, delim
     assert ages(path, table) == [10, 20, 30, 50]
 
 
+def compressed(text: bytes, kind: str) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, kind) as stream:
+        stream.write(text)
+    return bytes(sink.getvalue().to_pybytes())
+
+
 def test_compressed_files_and_parquet_read_alike(tmp_path: Path, table: TableDomain) -> None:
     text = frame().to_csv(index=False).encode()
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text))
     (tmp_path / "a.csv.bz2").write_bytes(bz2.compress(text))
+    (tmp_path / "a.csv.xz").write_bytes(lzma.compress(text))
+    for name, kind in (("a.csv.zst", "zstd"), ("a.csv.lz4", "lz4")):
+        (tmp_path / name).write_bytes(compressed(text, kind))
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr("a.csv", text)
     frame().to_parquet(tmp_path / "a.parquet")
-    for name in ("a.csv.gz", "a.csv.bz2", "a.zip", "a.parquet"):
+    names = "a.csv.gz", "a.csv.bz2", "a.csv.xz", "a.csv.zst", "a.csv.lz4", "a.zip", "a.parquet"
+    for name in names:
         assert ages(tmp_path / name, table) == [10, 20, 30, 50], name
 
 
@@ -138,6 +152,65 @@ def test_a_mistake_is_told_with_file_row_and_column(
     assert "\n" not in str(told.value)
 
 
+def test_decimals_may_stand_after_a_comma(tmp_path: Path) -> None:
+    table = TableDomain.from_toml('decimal = ","\n' + TOML)
+    assert TableDomain.from_dict(table.to_dict()) == table
+    text = frame().to_csv(index=False, sep=";").replace(";20;", ";20,9;")
+    (tmp_path / "d.csv").write_text(text, encoding="utf-8")
+    assert ages(tmp_path / "d.csv", table) == [10, 21, 30, 50]
+    with pytest.raises(UserError, match="decimal must be a point or a comma"):
+        TableDomain.from_toml('decimal = "x"\n' + TOML)
+
+
+def test_a_nested_column_is_refused_in_a_sentence(tmp_path: Path, table: TableDomain) -> None:
+    data = frame()
+    data["town"] = [[town] for town in data["town"]]
+    data.to_parquet(tmp_path / "n.parquet")
+    for read in (lambda path: list(read_batches(path, table)), lambda path: check(path, table)):
+        with pytest.raises(UserError, match=r"column 'town': a cell holds one value"):
+            read(tmp_path / "n.parquet")
+
+
+def test_a_file_that_is_no_text_is_refused_without_noise(
+    tmp_path: Path, table: TableDomain, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "b.csv").write_bytes(frame().to_csv(index=False).encode() + bytes(range(256)) * 50)
+    with pytest.raises(UserError, match=r"b\.csv"):
+        list(read_batches(tmp_path / "b.csv", table))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_peeked_domain_reads_the_file_that_it_was_learnt_from(tmp_path: Path) -> None:
+    rows = 80
+    data = pd.DataFrame(
+        {
+            "id": range(rows),
+            "ok": [i % 3 == 0 for i in range(rows)],
+            "seen": pd.date_range("2021-01-05", periods=rows),
+            "town": ["a", "b"] * (rows // 2),
+            "age": [None if i == 7 else float(i) for i in range(rows)],
+            "note": [f"note {i}" for i in range(rows)],
+            "y": ["no", "yes"] * (rows // 2),
+        }
+    )
+    data.to_parquet(tmp_path / "p.parquet")
+    data.to_csv(tmp_path / "p.csv", index=False)
+    read = []
+    for name in ("p.parquet", "p.csv"):
+        table = peek(tmp_path / name, person="id")
+        assert table.bounds_learnt_from_data
+        kinds = {column.name: column.kind for column in table.columns}
+        assert kinds == {
+            "id": "person", "ok": "boolean", "seen": "date", "town": "categorical", "age": "numeric",
+            "note": "ignored", "y": "label",
+        }  # fmt: skip
+        assert check(tmp_path / name, table).records == rows
+        read.append(np.concatenate([batch.x for batch in read_batches(tmp_path / name, table)]))
+    assert np.array_equal(read[0], read[1])
+    with pytest.raises(UserError, match="has no column 'who'"):
+        peek(tmp_path / "p.csv", person="who")
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 def test_a_wrong_encoding_is_told(tmp_path: Path, table: TableDomain, encoding: str) -> None:
     (tmp_path / "e.csv").write_bytes(frame().to_csv(index=False).encode(encoding))
@@ -167,11 +240,11 @@ def test_rows_in_later_batches_are_counted_from_the_start_of_the_file(
         list(read_batches(tmp_path / "long.csv", table, rows=16))
 
 
-def test_labelled_records_are_read_whole_for_evaluation(tmp_path: Path, table: TableDomain) -> None:
+def test_every_labelled_record_is_read_for_evaluation(tmp_path: Path, table: TableDomain) -> None:
     frame().to_csv(tmp_path / "a.csv", index=False)
-    x, y = read_labelled(tmp_path / "a.csv", TabularFeatures(table).spec())
-    assert x.shape == (5, 3)
-    assert y.tolist() == [0, 1, 0, 0, 1]
+    batches = list(read_labelled(tmp_path / "a.csv", TabularFeatures(table).spec()))
+    assert [batch.x.shape for batch in batches] == [(5, 3)]
+    assert batches[0].y.tolist() == [0, 1, 0, 0, 1]
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from adlm.cli.console import AsJson, Device, Output, Quiet, pick_device
+
+SHOWN_CLASSES = 12  # a larger confusion table does not fit a terminal; --json has it
 
 
 def evaluate(
@@ -28,30 +30,27 @@ def evaluate(
     --json: {"accuracy", "balanced_accuracy", "auc", "calibration_error", "log_loss", "confusion", "n",
     "classes"} and the certificate's totals; accuracies are fractions.
     """
-    import numpy as np
-
     from adlm.analyst.metrics import measure
     from adlm.analyst.model import Model
     from adlm.artefact import canonical, write_file
     from adlm.errors import UserError
+    from adlm.prediction import measure_file
 
     output = Output(as_json, quiet)
     if (file is None) == (data is None):
         raise UserError("give either a file or --data NAME; adlm data list shows the names")
     loaded = Model.load(model)
     domain = loaded.certificate.domain
-    x: np.ndarray[Any, Any]
     if data is not None:
         from adlm.public import datasets
 
         records = datasets.load(data, split)
-        x, codes = records.x, domain.encode_labels([records.domain.classes[c] for c in records.y])
+        codes = domain.encode_labels([records.domain.classes[c] for c in records.y])
+        found = measure(loaded.probabilities(records.x, device=pick_device(device)), codes)
     else:
-        from adlm.curator.tables import read_labelled
-
         assert file is not None
-        x, codes = read_labelled(file, loaded.certificate.features["spec"])
-    figures = measure(loaded.probabilities(x, device=pick_device(device)), codes).to_dict()
+        found = measure_file(loaded, file, device=pick_device(device))
+    figures = found.to_dict()
     figures |= {"classes": list(domain.classes), "of": data or str(file), "split": split if data else None}
     if save is not None:
         write_file(save, canonical(figures), what="evaluation")
@@ -59,7 +58,12 @@ def evaluate(
     shown = ("accuracy", "balanced_accuracy", "auc", "calibration_error", "log_loss")
     rows = [[key.replace("_", " "), f"{figures[key]:.4f}"] for key in shown if figures[key] is not None]
     output.table(["measure", "value"], rows)
+    if len(domain.classes) <= SHOWN_CLASSES:
+        counts = [
+            [name, *map(str, row)] for name, row in zip(domain.classes, figures["confusion"], strict=True)
+        ]
+        output.table(["true class", *(f"as {name}" for name in domain.classes)], counts)
     output.result(
         figures | totals.to_dict(),
-        f"accuracy {figures['accuracy']:.4f} on {len(codes)} records; {totals.sentence()}",
+        f"accuracy {figures['accuracy']:.4f} on {figures['n']} records; {totals.sentence()}",
     )

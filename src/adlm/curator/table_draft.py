@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import datetime
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,10 +13,11 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from adlm.curator.tables import DELIMITERS, PARQUET, check_header, first_line, raw_batches
+from adlm.curator.tables import DELIMITERS, PARQUET, check_header, raw_batches
+from adlm.curator.text_files import first_line
 from adlm.errors import UserError
 from adlm.public.columns import Column
-from adlm.public.encoding import Survey, survey_column
+from adlm.public.encoding import Survey, cell_text, survey_column
 from adlm.public.tables import TableDomain
 
 MOST_VALUES = 50  # distinct texts that a peeked column may have to be drafted as categorical
@@ -56,10 +59,7 @@ def _kind(kind: Any) -> str:
 
 def draft(path: Path, *, label: str | None = None, person: str | None = None) -> str:
     """Draft a domain file from the header and the schema's types alone, leaving what is public to fill in."""
-    kinds = header_of(path)
-    for name in (label, person):
-        if name is not None and name not in kinds:
-            raise UserError(f"{path} has no column {name!r}; its columns are {', '.join(kinds)}")
+    kinds = _named(path, label, person)
     label = label or list(kinds)[-1]
     lines = [
         f"# Domain of {path.name}: what is known of it without reading it. Fill in what is public.",
@@ -74,6 +74,15 @@ def draft(path: Path, *, label: str | None = None, person: str | None = None) ->
     return "\n".join(lines)
 
 
+def _named(path: Path, label: str | None, person: str | None) -> dict[str, str]:
+    """The header, which must have the columns that were named."""
+    kinds = header_of(path)
+    for name in (label, person):
+        if name is not None and name not in kinds:
+            raise UserError(f"{path} has no column {name!r}; its columns are {', '.join(kinds)}")
+    return kinds
+
+
 def _key(name: str) -> str:
     plain = name.replace("-", "").replace("_", "")
     return (
@@ -85,7 +94,7 @@ def _key(name: str) -> str:
 
 def peek(path: Path, *, label: str | None = None, person: str | None = None) -> TableDomain:
     """Fill in a domain from the data. Whatever is made with it says that its bounds were learnt from data."""
-    names = list(header_of(path))
+    names = list(_named(path, label, person))
     label = label or names[-1]
     ignored = [Column(name, "ignored") for name in names if name != label]
     some = Column("\0", "boolean")  # a table must have a feature; nothing reads this one
@@ -112,31 +121,49 @@ class _Seen:
     texts: set[str] = field(default_factory=set)
     many: bool = False
     numeric: bool = True
+    date: bool = True
     low: float = float("inf")
     high: float = float("-inf")
+    first: str = "9999-12-31"
+    last: str = "0001-01-01"
     gaps: bool = False
 
     def add(self, cells: Any, missing: tuple[str, ...]) -> None:
         for value in cells.unique().to_pylist():
-            text = "" if value is None else str(value).strip()
-            if text in missing:
+            text = cell_text(value)
+            if text is None or text in missing:
                 self.gaps = True
                 continue
             if not self.many:
                 self.texts.add(text)
                 self.many = len(self.texts) > MOST_VALUES
-            if self.numeric:
-                try:
-                    number = float(text)
-                except ValueError:
-                    self.numeric = False
-                else:
-                    self.low, self.high = min(self.low, number), max(self.high, number)
+            self._as_number(text)
+            self._as_date(text)
+
+    def _as_number(self, text: str) -> None:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.inf
+        self.numeric = self.numeric and math.isfinite(number)
+        self.low, self.high = min(self.low, number), max(self.high, number)
+
+    def _as_date(self, text: str) -> None:
+        try:
+            day = datetime.date.fromisoformat(text[:10] if "-" in text else "none").isoformat()
+        except ValueError:
+            self.date = False
+        else:
+            self.first, self.last = min(self.first, day), max(self.last, day)
 
     def column(self, name: str) -> Column:
         gaps = "category" if self.gaps else None
         if self.numeric and self.high > self.low:
             return Column(name, "numeric", self.low, self.high, missing=gaps)
+        if self.texts and self.date and self.last > self.first:
+            return Column(name, "date", self.first, self.last, missing=gaps)
+        if {text.lower() for text in self.texts} in ({"false", "true"}, {"no", "yes"}):
+            return Column(name, "boolean", missing=gaps)
         if self.many or not self.texts:
             return Column(name, "ignored")
         return Column(name, "categorical", values=tuple(sorted(self.texts)), missing=gaps)

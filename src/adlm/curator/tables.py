@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import io
-import zipfile
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import compute as pc
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from adlm.curator.persons import Persons
+from adlm.curator.text_files import UNREADABLE, explain, first_line, opened, short
 from adlm.errors import UserError
 from adlm.public.encoding import CellError, encode_column, encode_labels
 from adlm.public.tables import TableDomain
@@ -29,8 +30,8 @@ from adlm.public.tables import TableDomain
 ROWS = 8192
 BLOCK = 1 << 20  # bytes parsed at once; Arrow reads some 32 blocks ahead, whatever the size of the file
 DELIMITERS = (",", ";", "\t", "|")
-COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 PARQUET = (".parquet", ".pq")
+_RAGGED = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+)")
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +119,7 @@ def _parquet(path: Path, wanted: Sequence[str], rows: int) -> Iterator[dict[str,
             for batch in file.iter_batches(batch_size=rows, columns=list(wanted)):
                 yield {name: batch.column(name) for name in wanted}
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} is not a whole Parquet file ({_first_line(error)})") from None
+        raise UserError(f"{path} is not a whole Parquet file ({short(error)})") from None
 
 
 def check_header(path: Path, names: Sequence[str], wanted: Sequence[str]) -> None:
@@ -133,13 +134,7 @@ def check_header(path: Path, names: Sequence[str], wanted: Sequence[str]) -> Non
 
 def _csv(path: Path, table: TableDomain, wanted: Sequence[str], rows: int) -> Iterator[dict[str, Any]]:
     dialect = sniff(path, table)
-    ragged: list[str] = []
-
-    def invalid(row: Any) -> str:
-        ragged.append(f"row {_row(row.number, table.header)} has {row.actual_columns} cells, "
-                      f"{row.expected_columns} are expected")  # fmt: skip
-        return "error"
-
+    with_commas = {c.name for c in table.columns if c.kind == "numeric"} if table.decimal == "," else set()
     names = [column.name for column in table.columns]
     try:
         with opened(path, table.comment) as stream:
@@ -152,7 +147,6 @@ def _csv(path: Path, table: TableDomain, wanted: Sequence[str], rows: int) -> It
                     delimiter=dialect.delimiter,
                     quote_char=dialect.quote,
                     newlines_in_values=True,
-                    invalid_row_handler=invalid,
                 ),
                 convert_options=arrow_csv.ConvertOptions(
                     column_types={name: pa.binary() for name in (dialect.header or names)},
@@ -166,14 +160,22 @@ def _csv(path: Path, table: TableDomain, wanted: Sequence[str], rows: int) -> It
             for block in reader:
                 for start in range(0, block.num_rows, rows):
                     part = block.slice(start, rows)
-                    yield {name: _utf8(path, name, part.column(at[name]), first + start) for name in wanted}
+                    cells = {name: _utf8(path, name, part.column(at[name]), first + start) for name in wanted}
+                    for name in with_commas.intersection(cells):
+                        cells[name] = pc.replace_substring(cells[name], ",", ".")
+                    yield cells
                 first += block.num_rows
-    except (pa.ArrowException, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: {ragged[0] if ragged else _explain(error)}") from None
+    except UNREADABLE as error:
+        raise UserError(f"{path}: {_ragged(error, table.header) or explain(error)}") from None
 
 
-def _row(number: int | None, header: bool) -> str:
-    return "?" if number is None else str(number - 1 if header else number)
+def _ragged(error: BaseException, header: bool) -> str | None:
+    """Say which row has too few or too many cells, if that is what Arrow complains of."""
+    found = _RAGGED.search(str(error))
+    if found is None:
+        return None
+    row = int(found[1]) - 1 if header else int(found[1])
+    return f"row {row} has {found[3]} cells, {found[2]} are expected"
 
 
 def _utf8(path: Path, name: str, cells: Any, first: int) -> Any:
@@ -189,17 +191,6 @@ def _utf8(path: Path, name: str, cells: Any, first: int) -> Any:
                     "save the file with UTF-8 encoding"
                 ) from None
         raise
-
-
-def _explain(error: BaseException) -> str:
-    text = _first_line(error)
-    if "Empty CSV" in text:
-        return "the file is empty; give at least one record"
-    return f"the file cannot be read ({text})"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 @dataclass(frozen=True)
@@ -229,91 +220,12 @@ def sniff(path: Path, table: TableDomain) -> Dialect:
     return Dialect(best, quote, raw)
 
 
-def first_line(path: Path, comment: str | None) -> str:
-    """Return the first line that is neither empty nor a comment."""
-    try:
-        with opened(path, comment) as stream:
-            text = stream if isinstance(stream, io.BufferedReader) else io.BufferedReader(_Raw(stream))
-            start = text.readline(1 << 20)
-            while start and not start.strip():
-                start = text.readline(1 << 20)
-    except (pa.ArrowException, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise UserError(f"{path}: {_explain(error)}") from None
-    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise UserError(f"{path} is UTF-16 text; save it with UTF-8 encoding")
-    if not start.strip():
-        raise UserError(f"{path}: the file is empty; give at least one record")
-    try:
-        return start.removeprefix(b"\xef\xbb\xbf").decode("utf-8").rstrip("\r\n")
-    except UnicodeDecodeError:
-        raise UserError(f"{path}, first line: the text is not UTF-8; save it with UTF-8 encoding") from None
-
-
-@contextlib.contextmanager
-def opened(path: Path, comment: str | None = None) -> Iterator[Any]:
-    """Open a file for reading bytes, unpacking it if its name says that it is compressed."""
-    with contextlib.ExitStack() as stack:
-        stream: Any
-        suffix = path.suffix.lower()
-        if suffix == ".zip":
-            archive = stack.enter_context(zipfile.ZipFile(path))
-            members = [m for m in archive.namelist() if m.lower().endswith((".csv", ".tsv", ".txt"))]
-            if len(members) != 1:
-                raise UserError(f"{path} holds {len(members)} text files; unpack it and name the one to read")
-            stream = stack.enter_context(archive.open(members[0]))
-        elif suffix in COMPRESSED:
-            stream = stack.enter_context(pa.input_stream(str(path), compression=COMPRESSED[suffix]))
-        else:
-            stream = stack.enter_context(path.open("rb"))
-        yield io.BufferedReader(_Uncommented(stream, comment.encode())) if comment else stream
-
-
-class _Raw(io.RawIOBase):
-    """An Arrow stream as a raw Python stream."""
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._stream.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-
-class _Uncommented(io.RawIOBase):
-    """A stream without the lines that start with a comment mark."""
-
-    def __init__(self, stream: Any, mark: bytes) -> None:
-        self._lines: IO[bytes] = io.BufferedReader(_Raw(stream))
-        self._mark, self._rest = mark, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            line = self._lines.readline()
-            if not line:
-                return 0
-            self._rest = b"" if line.startswith(self._mark) else line
-        data, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
-        buffer[: len(data)] = data
-        return len(data)
-
-
-def read_labelled(path: Path | str, spec: Mapping[str, Any]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Read a whole file of labelled records for the features that a certificate describes.
+def read_labelled(path: Path | str, spec: Mapping[str, Any]) -> Iterator[Encoded]:
+    """Read a file of labelled records, batch by batch, for the features that a certificate describes.
 
     Every record is read, whoever's it is: this is for evaluation, which is not private.
     """
-    table = table_of(spec)
-    batches = list(read_batches(path, table, bounded=False))
-    if not batches:
-        raise UserError(f"{path} holds no records; give at least one")
-    return np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches])
+    return read_batches(path, table_of(spec), bounded=False)
 
 
 def table_of(spec: Mapping[str, Any]) -> TableDomain:

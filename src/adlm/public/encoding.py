@@ -79,12 +79,13 @@ class Survey:
 def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Survey:
     """Count the cells that are missing, outside the bounds, or refused; nothing is raised."""
     array = _arrow(column, values)
+    _check_type(column, array)
     counted = array.value_counts()
     read = _label_reader(column) if column.kind == "label" else _reader(column)
     gone = outside = 0
     refused: dict[str, int] = {}
     for value, count in zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True):
-        text = _text(value)
+        text = cell_text(value)
         if text is None or text in missing:
             gone += count
             continue
@@ -123,8 +124,9 @@ def _codes(column: Column, values: Any, missing: tuple[str, ...], read: Callable
     if column.kind == "numeric" and (pa.types.is_floating(array.type) or pa.types.is_integer(array.type)):
         numbers = np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.float64)
         return _positions(column, numbers)
+    _check_type(column, array)
     coded = array.dictionary_encode() if not pa.types.is_dictionary(array.type) else array
-    texts = [_text(value) for value in coded.dictionary.to_pylist()]
+    texts = [cell_text(value) for value in coded.dictionary.to_pylist()]
     lookup = np.full(len(texts) + 1, np.nan)  # the last entry stands for null
     indices = np.asarray(coded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False), dtype=np.intp)
     for code, text in enumerate(texts):
@@ -154,7 +156,14 @@ def _absent(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _text(value: Any) -> str | None:
+def _check_type(column: Column, array: Any) -> None:
+    if pa.types.is_nested(array.type):
+        reason = f"a cell holds one value, and the column's type is {array.type}; unpack it first"
+        raise CellError(column.name, 0, reason)
+
+
+def cell_text(value: Any) -> str | None:
+    """Return the text of a cell as declarations spell it, or None if there is nothing in it."""
     if _absent(value):
         return None
     if isinstance(value, bool):

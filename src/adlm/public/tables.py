@@ -28,7 +28,7 @@ from adlm.public.columns import FEATURE_KINDS, Column
 from adlm.public.domain import NEIGHBOURS, Domain
 
 _SETTINGS = (
-    "neighbours", "header", "comment", "missing", "crosses", "bounds_learnt_from_data", "columns",
+    "neighbours", "header", "comment", "decimal", "missing", "crosses", "bounds_learnt_from_data", "columns",
 )  # fmt: skip
 
 
@@ -42,6 +42,7 @@ class TableDomain:
     neighbours : `replace-one` or `add-remove`, of persons if there is a person column, else of records.
     header : whether the file has a header row.
     comment : lines that start with this are skipped.
+    decimal : what stands before decimals in a CSV file: a point or a comma.
     missing : texts that mean that a cell is missing.
     crosses : pairs of columns whose combinations are features of their own.
     bounds_learnt_from_data : set by `adlm domain init --peek`; every certificate made with it says so.
@@ -54,6 +55,7 @@ class TableDomain:
     missing: tuple[str, ...] = ("", "?", "NA", "NaN", "nan", "null")
     crosses: tuple[tuple[str, str], ...] = ()
     bounds_learnt_from_data: bool = False
+    decimal: str = "."
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
@@ -70,6 +72,8 @@ class TableDomain:
             raise UserError("a table's domain must declare at least one column that is not ignored")
         if self.neighbours not in NEIGHBOURS:
             raise UserError(f"neighbours must be one of {', '.join(NEIGHBOURS)} (got {self.neighbours!r})")
+        if self.decimal not in (".", ","):
+            raise UserError(f"decimal must be a point or a comma (got {self.decimal!r})")
         usable = {column.name for column in self.features}
         for pair in self.crosses:
             if len(pair) != 2 or pair[0] == pair[1] or not set(pair) <= usable:
@@ -106,6 +110,8 @@ class TableDomain:
         out: dict[str, Any] = {"neighbours": self.neighbours, "header": self.header}
         if self.comment:
             out["comment"] = self.comment
+        if self.decimal != ".":
+            out["decimal"] = self.decimal
         out["missing"] = list(self.missing)
         if self.crosses:
             out["crosses"] = [list(pair) for pair in self.crosses]

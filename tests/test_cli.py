@@ -187,3 +187,18 @@ def test_a_table_can_be_released_record_by_record(place: Path) -> None:
     assert figures("evaluate", "TM", "t.csv")["n"] == 100
     run("predict", "TM", "t.csv", "--out", "t-predictions.csv")
     assert len((place / "t-predictions.csv").read_text().splitlines()) == 101
+    run("export", "TM", "--out", "t.onnx")
+    assert (place / "t.onnx").stat().st_size > 1000
+
+
+def test_random_fourier_features_are_asked_for_by_number_or_by_rule(place: Path) -> None:
+    words = ["release", "t.csv", "--domain", "t.toml", "--epsilon", "4"]
+    run(*words, "--fourier", "3", "--out", "F3")
+    plan = json.loads((place / "F3" / "certificate.json").read_text())["settings"]["plan"]
+    assert plan["fourier"] == 3
+    run(*words, "--fourier", "auto", "--out", "FA")
+    for given in ("many", "-1"):
+        with pytest.raises(UserError, match="must be auto or a whole number"):
+            run(*words, "--fourier", given, "--out", "FX")
+    with pytest.raises(UserError, match="for tables from a file"):
+        run("release", "--data", "digits", "--fourier", "2", "--out", "FX")

@@ -132,9 +132,11 @@ def test_it_works_in_a_pipeline_and_clones() -> None:
 
 def test_it_persists_without_pickle(tmp_path: Path) -> None:
     frame, labels = people(1000, 6)
-    made = AdLMClassifier(epsilon=1, domain=TableDomain.from_toml(TOML)).fit(frame, labels)
+    made = AdLMClassifier(epsilon=1, domain=TableDomain.from_toml(TOML), fourier=2).fit(frame, labels)
+    assert made.certificate_.settings["plan"]["fourier"] == 2
     made.save(tmp_path / "c")
     again = AdLMClassifier.load(tmp_path / "c")
+    assert {**again.get_params(), "domain": None} == {**made.get_params(), "domain": None}
     assert np.array_equal(again.predict_proba(frame), made.predict_proba(frame))
     assert again.certificate_.to_dict() == made.certificate_.to_dict()
     assert again.predict(frame).tolist() == made.predict(frame).tolist()

@@ -66,14 +66,25 @@ def test_every_command_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.Mon
         rows = list(csv.DictReader(stream))
     assert len(rows) == 20
     assert {row["prediction"] for row in rows} <= {"no", "yes"}
-    assert Path("model.onnx").stat().st_size > 1000
+    with Path("predictions.csv").open(encoding="utf-8") as stream:
+        first = float(next(csv.DictReader(stream))["probability of yes"])
+    served: dict[str, Any] = {}
+    exec(compile(blocks("python")[0], "guide", "exec"), served)
+    assert served["probabilities"][0, 1] == pytest.approx(first, abs=1e-5)
+    report = Path("report.html").read_text(encoding="utf-8")
+    assert "Relevance of columns" in report
+    assert all(f">{name}<" in report for name in ("age", "town", "admitted", "smokes"))
+    shown = CliRunner().invoke(app, ["evaluate", "M", "test.csv"], catch_exceptions=False).output
+    for label in ("balanced accuracy", "auc", "calibration error", "true class", "as yes"):
+        assert label in shown
 
 
 def test_the_python_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     patients(800, 3).to_csv("patients.csv", index=False)
     Path("patients.toml").write_text(blocks("toml")[0], encoding="utf-8")
-    exec(compile(blocks("python")[0], "guide", "exec"), {})
+    for block in blocks("python")[1:]:
+        exec(compile(block, "guide", "exec"), {})
     assert (tmp_path / "classifier" / "release" / "certificate.json").is_file()
 
 

@@ -202,3 +202,6 @@ def test_random_fourier_features_are_asked_for_by_number_or_by_rule(place: Path)
             run(*words, "--fourier", given, "--out", "FX")
     with pytest.raises(UserError, match="for tables from a file"):
         run("release", "--data", "digits", "--fourier", "2", "--out", "FX")
+    planned = figures("plan", "--domain", "t.toml", "--size", "100", "--epsilon", "1", "--fourier", "3")
+    assert planned["plans"][0]["fourier"] == 3
+    assert figures("audit", "--release", "F3")["sound"]

@@ -13,8 +13,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,6 +37,8 @@ from adlm.public.domain import Domain
 from adlm.public.encoding import encode_frame, encode_labels
 from adlm.public.tables import TableDomain
 from adlm.release import Certificate, Release
+from adlm.search import Search as Search
+from adlm.search import search_on_release as search_on_release
 
 BATCH = 8192
 IMAGES = ("drawn", "garments", "natural")
@@ -313,39 +313,3 @@ class _Columns:
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         return np.ascontiguousarray(self._x[:, self.columns.index(name)])
-
-
-@dataclass(frozen=True)
-class Search:
-    """Models trained on one release, best first."""
-
-    models: tuple[Model, ...]
-    settings: tuple[Mapping[str, Any], ...]
-    scores: tuple[float, ...]
-
-    @property
-    def best(self) -> Model:
-        """The model with the highest score."""
-        return self.models[0]
-
-
-def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], score: Any) -> Search:
-    """Try settings on one release: free, however many there are, if `score` reads nothing private.
-
-    Parameters
-    ----------
-    settings : keyword arguments of `adlm.analyst.tables.train` (`stages`, `hold_back`) for a table's release,
-        of `adlm.fit` (`network`, `plan`, `draws`) otherwise.
-    score : from a `Model` to a number, larger is better. It should read public or drawn records: choosing by
-        private ones is a statistic of them that nothing accounts for.
-    """
-    tried = [dict(s) for s in settings]
-    if not tried:
-        raise UserError("there is nothing to search; give at least one set of settings")
-    train: Any = tables.train if tables.is_additive(release) else fit_release
-    models = [train(release, **s) for s in tried]
-    scores = [float(score(model)) for model in models]
-    order = sorted(range(len(models)), key=lambda i: -scores[i])
-    return Search(
-        tuple(models[i] for i in order), tuple(tried[i] for i in order), tuple(scores[i] for i in order)
-    )

@@ -19,6 +19,9 @@ def plan(
     epsilon: Annotated[str, typer.Option(help="One or more budgets, separated by commas.")] = EPSILONS,
     delta: Annotated[str, typer.Option(help="0 for pure epsilon, else Gaussian noise.")] = "0",
     neighbours: Annotated[str | None, typer.Option(help="replace-one or add-remove.")] = None,
+    fourier: Annotated[
+        str | None, typer.Option(help="Tables: random Fourier features.", metavar="N|auto")
+    ] = None,
     picture: Annotated[Path | None, typer.Option(help="Write accuracy over epsilon to this SVG.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -50,7 +53,7 @@ def plan(
         if size is None or size < 1:
             raise UserError("--domain needs --size, the number of records, public or guessed")
         if is_table_domain(domain):
-            _plan_table(domain, size, epsilon.split(","), delta, neighbours, output)
+            _plan_table(domain, size, epsilon.split(","), delta, neighbours, fourier, output)
             return
         known, n = Domain.load(domain), size
     features = for_domain(known)
@@ -88,11 +91,18 @@ def plan(
 
 
 def _plan_table(
-    domain: Path, n: int, budgets: list[str], delta: str, neighbours: str | None, output: Output
+    domain: Path,
+    n: int,
+    budgets: list[str],
+    delta: str,
+    neighbours: str | None,
+    fourier: str | None,
+    output: Output,
 ) -> None:
     from dataclasses import replace
 
     from adlm import progress
+    from adlm.cli.release import waves
     from adlm.public.tables import TableDomain
     from adlm.rehearsal_tables import rehearse_table
 
@@ -101,15 +111,15 @@ def _plan_table(
     plans = []
     with progress.bar(len(budgets), "rehearsals") as advance:
         for budget in budgets:
-            plans.append(rehearse_table(table, n, budget, delta))
+            plans.append(rehearse_table(table, n, budget, delta, fourier=waves(fourier)))
             advance(1)
     rows = [
-        [f"{p.epsilon:g}", str(p.plan.detail), p.plan.weights, "yes" if p.plan.residuals else "no",
-         f"{100 * p.accuracy:.1f}", f"{100 * p.ceiling:.1f}"]
+        [f"{p.epsilon:g}", str(p.plan.detail), str(p.plan.fourier), p.plan.weights,
+         "yes" if p.plan.residuals else "no", f"{100 * p.accuracy:.1f}", f"{100 * p.ceiling:.1f}"]
         for p in plans
     ]  # fmt: skip
     output.table(
-        ["epsilon", "cells", "weights", "residuals", "forecast, %", "of at most, %"], rows,
+        ["epsilon", "cells", "waves", "weights", "residuals", "forecast, %", "of at most, %"], rows,
         title=f"{n} records, {len(table.features)} columns, {table.neighbours}, delta {delta}; nothing spent",
     )  # fmt: skip
     for p in plans:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -110,7 +110,9 @@ def release(
                    "k": k, "second": second, "share_sums": share, "relevance": relevance, "size": size,
                    "allocation": allocation or ("identical" if method == "ilm" else None)}  # fmt: skip
         if fourier is not None:
-            options["fourier"] = _fourier(fourier, file)
+            if file is None:
+                raise UserError("--fourier is for tables from a file; leave it out")
+            options["fourier"] = waves(fourier)
         make = _moments_maker(data, file, domain, neighbours, limit, cache, options, out)
     made = make()
     certificate = made.certificate
@@ -125,14 +127,15 @@ def release(
     )
 
 
-def _fourier(text: str, file: Path | None) -> int | str:
+def waves(text: str | None) -> int | Literal["auto"]:
+    """Read --fourier: a number of random Fourier features, `auto`, or none of them."""
     from adlm.errors import UserError
 
-    if file is None:
-        raise UserError("--fourier is for tables from a file; leave it out")
-    if text != "auto" and not text.isdecimal():
+    if text is None or text == "auto":
+        return "auto" if text else 0
+    if not text.isdecimal():
         raise UserError(f"--fourier must be auto or a whole number of at least 0 (got {text!r})")
-    return text if text == "auto" else int(text)
+    return int(text)
 
 
 def _ledger(path: Path | None, budget: str | None, name: str) -> tuple[Ledger, Path]:

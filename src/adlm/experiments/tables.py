@@ -174,8 +174,10 @@ def _sentence(row: Row) -> str:
 
 def markdown(rows: list[Row]) -> str:
     """The comparison as one Markdown table for each data set."""
+    with_theirs = any(row.method.startswith("diffprivlib") for row in rows)
+    command = COMMAND + (" --diffprivlib-python PATH" if with_theirs else "")
     parts = [
-        f"# Tables\n\nMade by `{COMMAND}`. Accuracy in per cent and AUC: mean (standard deviation) of "
+        f"# Tables\n\nMade by `{command}`. Accuracy in per cent and AUC: mean (standard deviation) of "
         f"{max((row.runs for row in rows), default=0)} fresh releases, of 3 for DP-SGD. DP-SGD's relation is "
         "add-remove, where a replaced record counts about twice. diffprivlib states no relation; the paper "
         "that its logistic regression cites (Chaudhuri et al., 2011) replaces one record. All of them but "

@@ -72,6 +72,7 @@ ONE_STAGE = {"laplace": _shares(100, 0, 0, 0, 0), "gaussian": _shares(50, 50, 0,
 TWO_STAGES = {"laplace": _shares(80, 0, 10, 10, 0), "gaussian": _shares(40, 40, 10, 10, 0)}
 # Random Fourier features as many as keep the noise on a sum within this share of n, and no more than these.
 WAVE_NOISE, MOST_WAVES = 0.002, 16
+ASKED_WAVES = 1000  # whoever asks for them by number
 THREE_STAGES = {"laplace": _shares(40, 0, 15, 15, 30), "gaussian": _shares(20, 20, 15, 15, 30)}
 
 
@@ -109,8 +110,10 @@ def _waves(
 ) -> tuple[int, tuple[str, ...]]:
     """How many random Fourier features: those asked for, or as many as leave the noise on sums small."""
     if fourier != "auto":
-        if isinstance(fourier, str) or fourier < 0:
-            raise UserError(f"fourier must be auto or a whole number of at least 0 (got {fourier!r})")
+        if isinstance(fourier, str) or not 0 <= fourier <= ASKED_WAVES:
+            raise UserError(
+                f"fourier must be auto or a whole number from 0 to {ASKED_WAVES} (got {fourier!r})"
+            )
         return int(fourier), (f"{fourier} random Fourier features were asked for",) if fourier else ()
     if all(column.kind == "categorical" for column in table.features):
         return 0, ("no random Fourier features: every column is categorical",)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.artefact import write_file
+from adlm.experiments.tabulate import epsilon as shown
 
 _COLOURS = {
     "moments-pure": "#1b7837",
@@ -85,7 +86,7 @@ def _legend(row: Mapping[str, Any], claimed: bool) -> str:
     if row["epsilon_proved"] == row["epsilon_claimed"]:
         return f"{row['label']}: epsilon claimed and proved"
     proved = row["epsilon_proved"]
-    told = "none proved" if proved is None else f"proved {proved / row['epsilon_claimed']:.3g} times that"
+    told = "none proved" if proved is None else f"proved {shown(proved / row['epsilon_claimed'])} times that"
     return f"{row['label']}: epsilon claimed, {told}"
 
 
@@ -159,7 +160,7 @@ def _over_epochs(summary: Mapping[str, Any], epsilon: float) -> Any | None:
 
 
 def _at(row: Mapping[str, Any]) -> str:
-    proved = "none proved" if row["epsilon_proved"] is None else f"proved {row['epsilon_proved']:.3g}"
+    proved = "none proved" if row["epsilon_proved"] is None else f"proved {shown(row['epsilon_proved'])}"
     return f"{row['label']}: claimed {row['epsilon_claimed']:.3g}, {proved}"
 
 

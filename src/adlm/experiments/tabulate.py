@@ -24,6 +24,9 @@ def page(summary: Mapping[str, Any]) -> str:
             for p in summary["published"]
         ]
         lines.append("")
+    sizes = {row.get("n") for row in summary["rows"]}
+    if len(sizes) == 1 and None not in sizes:
+        lines += [f"Every method was given the first {sizes.pop():,} training records.", ""]
     software = ", ".join(f"{name} {version}" for name, version in summary["software"].items())
     lines += [
         f"Run again: `{summary['command']}`",
@@ -47,8 +50,10 @@ def percent(accuracy: float | None, sd: float | None = None) -> str:
 
 
 def epsilon(value: float | None) -> str:
-    """An epsilon in three figures; none proved is infinite."""
-    return "∞" if value is None else f"{value:.3g}"
+    """An epsilon in three figures, or to the unit where it is large; none proved is infinite."""
+    if value is None:
+        return "∞"
+    return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def grid(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -82,6 +82,22 @@ def test_cells_take_other_epsilons_seeds_and_methods() -> None:
         named("nothing")
 
 
+def test_the_recommended_dp_sgd_trains_longer_where_the_budget_is_larger() -> None:
+    cells = named("paper-mnist").cells("quick", methods=["psgd-abadi"], seeds=1)
+    assert {c.epsilon: c.settings["epochs"] for c in cells} == {"0.25": 10, "0.5": 10, "2": 40, "8": 40}
+    (small, large) = named("frontier-mnist").cells(
+        "quick", methods=["psgd-abadi"], seeds=1, epsilons=["0.5", "8"]
+    )
+    assert (small.settings["epochs"], large.settings["epochs"]) == (10, 40)
+
+
+@pytest.mark.parametrize("name", ["paper-mnist", "paper-cifar10"])
+def test_the_methods_of_the_paper_have_seeds_enough_for_a_test_at_each_budget(name: str) -> None:
+    cells = named(name).cells("quick", methods=["adlm", "ilm", "psgd-abadi"])
+    places = {(c.method, c.epsilon) for c in cells}
+    assert all(sum((c.method, c.epsilon) == place for c in cells) >= 3 for place in places)
+
+
 def test_a_paired_t_test_is_scipy_s_and_knows_the_size_of_the_effect() -> None:
     a, b = [0.91, 0.93, 0.95, 0.92], [0.90, 0.91, 0.92, 0.92]
     found = compare("a", "b", a, b)

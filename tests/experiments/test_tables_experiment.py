@@ -117,3 +117,20 @@ def test_every_row_keeps_what_is_in_its_line() -> None:
     assert "| diffprivlib logistic regression, C 1 (its default) | pure | accuracy | 80.00 (1.00) |" in (
         tables.markdown([row])
     )
+
+
+def test_the_committed_table_is_what_its_rows_give() -> None:
+    results = Path(__file__).parents[2] / "results"
+    rows = tables._read(results / "tables.jsonl")
+    assert (results / "tables.md").read_text(encoding="utf-8") == tables.markdown(rows)
+    assert {row.runs for row in rows if row.method == OURS} == {tables.RELEASES}
+    assert {row.method for row in rows} >= {diffprivlib_name(c) for c in PENALTIES}
+
+
+def test_a_page_quotes_one_data_set_and_one_measure(tmp_path: Path) -> None:
+    row = tables.Row("adult, validation", OURS, "pure", "1", 0.8, 0.01, 0.9, 0.01, 10)
+    (tmp_path / "tables.jsonl").write_text(json.dumps(asdict(row)))
+    text = tables.quoted(tmp_path / "tables.jsonl", ["adult-validation", "auc"])
+    assert text.splitlines()[2:] == [f"| {OURS} | pure | auc | 0.9000 (0.0100) |"]
+    with pytest.raises(UserError, match="one of adult-validation and one of accuracy, auc"):
+        tables.quoted(tmp_path / "tables.jsonl", ["adult"])

@@ -4,7 +4,8 @@ A table stands between `<!-- results: results/frontier-mnist/summary.json -->` a
 path is relative to the README. `bench.json` files give the table of the bench. A list of methods after the
 path keeps those rows: `<!-- results: results/frontier-mnist/summary.json moments psgd-tanh -->`. A word in
 place of a path stands for all experiments whose names begin with it: `<!-- results: frontier -->`.
-The word `tests` after the path gives the t-tests in place of the table.
+The word `tests` after the path gives the t-tests in place of the table. Results on tables are quoted by data
+set and measure: `<!-- results: results/tables.jsonl adult accuracy -->`.
 
     python -m adlm.experiments.readme            # rewrite README.md
     python -m adlm.experiments.readme --check    # exit 1 if it would change
@@ -24,6 +25,7 @@ from adlm.bench.conduct import HEADINGS, cells
 from adlm.errors import UserError
 from adlm.experiments.catalogue import EXPERIMENTS
 from adlm.experiments.conduct import SUMMARY
+from adlm.experiments.tables import quoted
 from adlm.experiments.tabulate import grid, table, tests
 
 TESTS = "tests"
@@ -36,7 +38,12 @@ def rewritten(text: str, folder: Path) -> str:
     def block(match: re.Match[str]) -> str:
         path, methods = match["path"], match["methods"].split()
         head = " ".join([path, *methods])
-        made = _table(folder / path, methods) if path.endswith(".json") else _several(folder, path, methods)
+        if path.endswith(".jsonl"):
+            made = quoted(folder / path, methods)
+        elif path.endswith(".json"):
+            made = _table(folder / path, methods)
+        else:
+            made = _several(folder, path, methods)
         return f"<!-- results: {head} -->\n{made}\n<!-- /results -->"
 
     if text.count("<!-- results:") != len(_BLOCK.findall(text)):

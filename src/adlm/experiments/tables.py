@@ -35,6 +35,7 @@ TARGETS = {
     ("adult", "delta 1e-5"): {"0.1": 82.0, "0.5": 84.7, "1": 85.1, "3": 85.5},
     ("diabetes130", "delta 1e-5"): {"0.5": 0.02, "1": 0.015, "3": 0.01},  # AUC below logistic regression
 }
+MEASURES = {"accuracy": (100.0, 2), "auc": (1.0, 4)}  # factor and digits that they are shown with
 NO_DIFFPRIVLIB = (
     "diffprivlib is left out: it needs an environment of its own (pip install diffprivlib==0.6.6 "
     "scikit-learn==1.6.1), named by --diffprivlib-python"
@@ -187,17 +188,30 @@ def markdown(rows: list[Row]) -> str:
     ]
     for name in dict.fromkeys(row.data for row in rows):
         mine = [row for row in rows if row.data == name]
-        epsilons = [e for e in dict.fromkeys(row.epsilon for row in mine) if e is not None]
-        heads = " | ".join(f"eps {e}" for e in epsilons)
-        parts.append(f"\n## {name}\n\n| method | noise | measure | {heads} |\n")
-        parts.append("| --- | --- | --- |" + " --- |" * len(epsilons) + "\n")
-        for method, noise in dict.fromkeys((row.method, row.noise) for row in mine):
-            group = {row.epsilon: row for row in mine if (row.method, row.noise) == (method, noise)}
-            for kind, factor, digits in (("accuracy", 100, 2), ("auc", 1, 4)):
-                cells = [_cell(group.get(e, group.get(None)), kind, factor, digits) for e in epsilons]
-                parts.append(f"| {method} | {noise} | {kind} | " + " | ".join(cells) + " |\n")
-        parts.append(_verdicts(name, mine))
+        parts.append(f"\n## {name}\n\n{_grid(mine, tuple(MEASURES))}{_verdicts(name, mine)}")
     return "".join(parts)
+
+
+def quoted(path: Path, words: list[str]) -> str:
+    """The table of one data set and one measure, such as `adult accuracy`, for a page to quote."""
+    rows = _read(path)
+    names = {row.data.replace(", ", "-"): row.data for row in rows}
+    if len(words) != 2 or words[0] not in names or words[1] not in MEASURES:
+        known = f"one of {', '.join(names)} and one of {', '.join(MEASURES)}"
+        raise UserError(f"{path} is quoted by {known} (got {' '.join(words)!r})")
+    return _grid([row for row in rows if row.data == names[words[0]]], (words[1],)).rstrip()
+
+
+def _grid(rows: list[Row], measures: tuple[str, ...]) -> str:
+    epsilons = [e for e in dict.fromkeys(row.epsilon for row in rows) if e is not None]
+    heads = " | ".join(f"eps {e}" for e in epsilons)
+    lines = [f"| method | noise | measure | {heads} |", "| --- | --- | --- |" + " --- |" * len(epsilons)]
+    for method, noise in dict.fromkeys((row.method, row.noise) for row in rows):
+        group = {row.epsilon: row for row in rows if (row.method, row.noise) == (method, noise)}
+        for kind in measures:
+            cells = [_cell(group.get(e, group.get(None)), kind, *MEASURES[kind]) for e in epsilons]
+            lines.append(f"| {method} | {noise} | {kind} | " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
 
 
 def _cell(row: Row | None, kind: str, factor: float, digits: int) -> str:

@@ -96,6 +96,20 @@ def test_rows_have_unit_norm_and_the_spec_builds_the_same_map(family: str) -> No
     assert features.prior.within.shape == (features.width, features.width)
 
 
+def test_more_directions_than_are_kept_by_default() -> None:
+    wide = PriorProjection("drawn", width=800)
+    images = torch.rand(3, 28, 28, generator=torch.Generator().manual_seed(1))
+    default = PriorProjection("drawn")
+    torch.testing.assert_close(
+        torch.nn.functional.normalize(wide(images)[:, : default.width], dim=1), default(images)
+    )
+    assert PriorProjection.from_spec(wide.spec()).fingerprint() == wide.fingerprint()
+    assert default.prior is not None
+    assert default.prior.within.shape == (default.width, default.width)
+    with pytest.raises(UserError, match="1 to 800 directions"):
+        PriorProjection("drawn", width=801)
+
+
 def test_families_differ() -> None:
     assert PriorProjection("drawn").fingerprint() != PriorProjection("garments").fingerprint()
 

@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from adlm.errors import UserError
 from adlm.public.features.base import Features, PriorStatistics, unit_norm
+from adlm.public.features.narrowed import narrow
 from adlm.public.features.scattering import Scattering
 
 SIZE = 28  # images of other sizes are resized to this
 WEIGHTS = Path(__file__).parent / "weights"
-FAMILIES = ("drawn", "garments")
+WIDTHS = {"drawn": 300, "garments": 600}  # directions that are kept unless more are asked for
+FAMILIES = tuple(WIDTHS)
 BATCH = 1024
 
 
@@ -53,12 +55,15 @@ class PriorProjection(Features):
         written or drawn with a pen) or ``garments`` (random silhouettes, for pictures of single things on an
         empty background). It is a public choice made by whoever knows what kind of pictures they have.
     shape : of one record: (H, W), (1, H, W), or (H * W,) of a square image. Bright ink on a dark ground.
+    width : how many of the stored directions to keep; those that suit the family when not given.
     """
 
     centre: Tensor
     projection: Tensor
 
-    def __init__(self, family: str = "drawn", shape: tuple[int, ...] = (SIZE, SIZE)) -> None:
+    def __init__(
+        self, family: str = "drawn", shape: tuple[int, ...] = (SIZE, SIZE), width: int | None = None
+    ) -> None:
         super().__init__()
         if family not in FAMILIES:
             raise UserError(f"family must be one of {', '.join(FAMILIES)} (got {family!r})")
@@ -66,15 +71,19 @@ class PriorProjection(Features):
         self.image = _image_shape(self.shape)
         self.transform = NormedScattering((SIZE, SIZE))
         stored = load_file(WEIGHTS / f"{family}.safetensors")
+        most = stored["projection"].shape[1]
+        self.width = WIDTHS[family] if width is None else width
+        if not 1 <= self.width <= most:
+            raise UserError(f"the prior {family!r} has 1 to {most} directions, got width {width}")
         self.register_buffer("centre", stored["centre"].float())
-        self.register_buffer("projection", stored["projection"].float())
-        self.width = self.projection.shape[1]
-        self.prior = PriorStatistics(
+        self.register_buffer("projection", stored["projection"][:, : self.width].float().contiguous())
+        prior = PriorStatistics(
             typical=stored["typical"].float(),
             weight=stored["weight"].float(),
-            within=stored["within"].float() / self.width,  # stored times width, to suit 16 bits
+            within=stored["within"].float() / most,  # stored times width, to suit 16 bits
             mean=stored["mean"].float(),
         )
+        self.prior = prior if self.width == most else narrow(prior, self.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, *shape) in [0, 1] to (n, width), rows of unit L2 norm."""
@@ -105,19 +114,20 @@ class PriorProjection(Features):
 
         process = strokes if self.family == "drawn" else shapes
         images, _ = process.draw(classes, per_class, torch.Generator().manual_seed(seed))
-        whole = PriorProjection(self.family) if self.image != (SIZE, SIZE) else self
+        whole = PriorProjection(self.family, width=self.width) if self.image != (SIZE, SIZE) else self
         with torch.inference_mode():
             mapped: Tensor = whole(images.reshape(-1, *whole.shape))
         return mapped.reshape(classes, per_class, self.width)
 
     def spec(self) -> dict[str, Any]:
-        """Describe the map: {"name": "prior-projection", "family": ..., "shape": [...]}."""
-        return {"name": "prior-projection", "family": self.family, "shape": list(self.shape)}
+        """Describe the map: {"name": "prior-projection", "family": ..., "shape": [...]}, and an own width."""
+        own = {} if self.width == WIDTHS[self.family] else {"width": self.width}
+        return {"name": "prior-projection", "family": self.family, "shape": list(self.shape)} | own
 
     @classmethod
     def from_spec(cls, spec: dict[str, Any]) -> PriorProjection:
         """Build the map that `spec` describes."""
-        return cls(spec["family"], tuple(spec["shape"]))
+        return cls(spec["family"], tuple(spec["shape"]), spec.get("width"))
 
 
 def _image_shape(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -37,7 +37,7 @@ class Recipe:
 
 
 RECIPES: dict[str, Recipe] = {
-    "drawn": Recipe(strokes.draw, classes=2400, per_class=12, width=300),
+    "drawn": Recipe(strokes.draw, classes=3250, per_class=16, width=800),
     "garments": Recipe(shapes.draw, classes=1700, per_class=14, width=600, temper=0.12),
 }
 

@@ -3,7 +3,9 @@
 A class is a random drawing of one to four strokes (cubic curves, segments, closed loops and arcs), about
 half of them attached to an earlier stroke. Its records are the same drawing by an unsteady hand: control
 points jitter, strokes shift, the plane is rotated, sheared, stretched and gently bent, the pen is thin or
-thick.
+thick. Like most writing, drawings are taller than wide. Like pictures that were centred by moving whole
+pixels, they lie anywhere within a pixel of the middle: that tells nothing of the class, and features that
+were not taught so give their best directions to it.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ STROKES = 4  # at most, per class
 POINTS = 16  # of the polyline that stands for a stroke
 COEFFICIENTS = 5
 BOX = 20 / 28  # longest side of the ink, as a share of the image
+NARROW = 0.7  # width to height of a typical drawing
 CHUNK = 256
 
 
@@ -29,6 +32,7 @@ class Hand:
     rotation = 0.17  # radians
     shear = 0.22
     stretch = 0.13  # of the logarithm of the aspect ratio
+    place = (0.0, 1.0)  # pixels of a 28-pixel image between its middle and the ink's centre, uniform
     pen = (0.6, 1.9)  # half width of the pen in pixels of a 28-pixel image, uniform
 
 
@@ -71,6 +75,7 @@ def _templates(count: int, generator: torch.Generator) -> dict[str, Tensor]:
     loop[:, :, 3:] = 0.06 * normal(generator, count, STROKES, 2, 2)
     is_loop, is_segment = (kind >= 0.72)[..., None, None], ((kind >= 0.45) & (kind < 0.72))[..., None, None]
     coefficients = torch.where(is_loop, loop, torch.where(is_segment, segment, cubic))
+    coefficients = coefficients * torch.tensor([NARROW, 1.0])
     basis = torch.where(is_loop, harmonics, bernstein)
     weights = torch.tensor([0.2, 0.38, 0.28, 0.14]).expand(count, -1)
     strokes = 1 + torch.multinomial(weights, 1, generator=generator)[:, 0]
@@ -179,4 +184,6 @@ def draw(classes: int, per_class: int, generator: torch.Generator, size: int = 2
     # Where the mass lies depends little on the resolution, so a coarse first print is enough.
     coarse = 2 * render(lines / 2, pen / 2, size // 2).clamp(0, 1)
     lines = centre_by_mass(lines / 2, coarse) * 2
+    place = uniform(generator, len(lines), 1, 1, 2, low=Hand.place[0], high=Hand.place[1])
+    lines = lines + place * size / 28
     return render(lines, pen, size), torch.arange(classes).repeat_interleave(per_class)

@@ -13,7 +13,7 @@ from adlm import adaptive
 from adlm.certificate import parse_delta, parse_epsilon
 from adlm.curator.featurise import BATCH, featurise
 from adlm.curator.ledger import Ledger
-from adlm.curator.moments import Batch, Design, Second, release_moments
+from adlm.curator.moments import Batch, Cross, Design, Second, release_moments
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.public.domain import Domain
@@ -127,7 +127,10 @@ def public_size(domain: Domain, n: int, size: int | None) -> int:
 def design(plan: Plan, epsilon: Fraction, delta: Fraction, contributions: int = 1) -> Design:
     """Turn a plan and a budget into what the curator follows."""
     pure: Literal["laplace", "radial"] = "laplace" if plan.noise == "laplace" else "radial"
-    second = Second(plan.q, plan.basis, plan.second_level) if plan.q else None
+    cross = Cross(*plan.across, plan.share_across) if plan.across and plan.q < plan.k else None
+    second = (
+        Second(plan.q, plan.basis, plan.second_level, around=plan.around, cross=cross) if plan.q else None
+    )
     return Design(
         epsilon, delta, plan.k, plan.level, plan.scales, plan.constant, plan.share_sums, second,
         contributions, pure,

@@ -6,12 +6,14 @@ Post-processing of a release. Both the closed form and the labelled draws are ma
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from adlm.moments import Moments
 
+EVEN = 1.0  # least variance around the means, relative to records that vary evenly
 IMBALANCE = 0.1  # how much class sizes differ when counts are too noisy to tell, relative to n / M
 
 
@@ -40,22 +42,95 @@ def second_floor(moments: Moments, q: int) -> float:
     return max(float(off.square().mean().sqrt()) / moments.n * math.sqrt(q), 1e-9)
 
 
-def within_classes(
-    moments: Moments, share: Tensor, means: Tensor, noise: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Energy within classes, variance along a coordinate outside, the basis (k, q), covariance in it or None.
+def class_means(moments: Moments) -> Tensor:
+    """Class means (M, k): sums over shrunk counts."""
+    return moments.sums / shrunk_counts(moments)[:, None]
+
+
+def raw_second(moments: Moments) -> Tensor | None:
+    """Second moments (q, q) of z itself: what was released, and the scatter of what was subtracted."""
+    if moments.second is None or moments.centres is None:
+        return moments.second
+    counts, centres = shrunk_counts(moments), moments.centres
+    inside = centres[:, : len(moments.second)] if moments.basis is None else centres @ moments.basis
+    return moments.second + (inside.T * counts) @ inside
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How records vary within classes, noise taken away.
+
+    Attributes
+    ----------
+    even : variance along a coordinate outside the basis.
+    basis : (k, q) orthonormal columns in which the covariance is known.
+    inside : (q, q) covariance in them, positive definite; None when no second moments were released.
+    """
+
+    even: Tensor
+    basis: Tensor
+    inside: Tensor | None
+
+
+def within_classes(moments: Moments, share: Tensor, means: Tensor, noise: Tensor) -> Spread:
+    """Return how records vary within classes.
 
     A record has norm at most 1, so what the means leave of that is what it varies by.
     """
     k = means.shape[1]
-    energy = (share[:, None] * (means.square() - noise)).sum().clamp(0.0, 0.95)
+    left = 1 - (share[:, None] * (means.square() - noise)).sum().clamp(0.0, 0.95)
     if moments.second is None:
-        return 1 - energy, (1 - energy) / k, torch.zeros(k, 0, dtype=means.dtype), None
+        return Spread(left / k, torch.zeros(k, 0, dtype=means.dtype), None)
     q = len(moments.second)
     basis = torch.eye(k, q, dtype=means.dtype) if moments.basis is None else moments.basis
-    inside = means @ basis
-    lifted = (share[:, None] * noise).sum(0)  # what noise adds to the scatter of means, per coordinate
-    scatter = (inside.T * share) @ inside - basis.T @ (lifted[:, None] * basis)
-    within = moments.second / moments.n - scatter
-    left = (1 - energy - within.trace().clamp_min(0)).clamp_min(0.02 * float(1 - energy))
-    return 1 - energy, left / max(k - q, 1), basis, (within + within.T) / 2
+    lifted = basis.T @ ((share[:, None] * noise).sum(0)[:, None] * basis)  # what noise on the means adds
+    if moments.centres is None:
+        scattered = means @ basis
+        within = moments.second / moments.n - ((scattered.T * share) @ scattered - lifted)
+    else:
+        within = moments.second / moments.n - lifted
+    values, vectors = torch.linalg.eigh((within + within.T) / 2)
+    least = second_floor(moments, q)
+    if moments.basis is not None and q < k:
+        # Around the means records vary at least as much as elsewhere; less is the work of clipping.
+        least = max(least, EVEN * min(float(left) / k, float(values.median())))
+    inside = (vectors * values.clamp_min(least)) @ vectors.T
+    if moments.cross is None:
+        rest = (left - within.trace().clamp_min(0)).clamp_min(0.02 * left)
+        return Spread(rest / max(k - q, 1), basis, inside)
+    return _extended(moments, basis, inside, left)
+
+
+def _extended(moments: Moments, basis: Tensor, inside: Tensor, left: Tensor) -> Spread:
+    """Extend a covariance by what it has in common with directions outside, after Nystroem.
+
+    With A the covariance along the p directions between means and K = U S V' that of the outside with them,
+    as far as it stands out of its noise, the outside varies by K A^-1 K' at least, and evenly beyond that.
+    """
+    assert moments.cross is not None
+    assert moments.outside is not None
+    k, q = basis.shape
+    left_vectors, sizes, right = signal(moments.cross / moments.n, moments.sd_cross / moments.n)
+    common = sizes[:, None] * right  # (r, p)
+    p = common.shape[1]
+    pull = torch.linalg.solve(inside[:p, :p], common.T).T
+    tied = pull @ common.T
+    even = ((left - inside.trace() - tied.trace()) / (k - q)).clamp_min(0.02 * left / k)
+    beside = pull @ inside[:p]
+    outer = tied + even * torch.eye(len(sizes), dtype=tied.dtype)
+    whole = torch.cat([torch.cat([inside, beside.T], 1), torch.cat([beside, outer], 1)])
+    return Spread(even, torch.cat([basis, moments.outside @ left_vectors], 1), whole)
+
+
+def signal(noisy: Tensor, sd: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the singular vectors and values of a matrix that stand out of its noise, values shrunk.
+
+    The shrinkage is the one of least squared error for noise of equal variance (Gavish and Donoho 2017).
+    """
+    left, sizes, right = torch.linalg.svd(noisy, full_matrices=False)
+    rows, columns = max(noisy.shape), min(noisy.shape)
+    unit = max(sd, 1e-9 * float(sizes.max()), 1e-300) * math.sqrt(rows)
+    y, ratio = (sizes / unit).clamp_min(1e-12), columns / rows
+    shrunk = unit * ((y.square() - ratio - 1).square() - 4 * ratio).clamp_min(0).sqrt() / y
+    kept = y > 1 + math.sqrt(ratio)
+    return left[:, kept], shrunk[kept], right[kept]

@@ -29,6 +29,10 @@ class Moments:
     sd_second : (q, q) standard deviation of the noise on each entry.
     basis : (k, q) orthonormal columns: second moments are those of z @ basis. None means the first q
         coordinates.
+    centres : (M, k) what was subtracted from z for the second moments, by class; None: nothing.
+    cross : (k - q, p) sum of products of z @ outside with the first p coordinates of z @ basis, or None.
+    sd_cross : standard deviation of the noise on each of its entries.
+    outside : (k, k - q) orthonormal columns, orthogonal to the basis.
     """
 
     sums: Tensor
@@ -39,6 +43,10 @@ class Moments:
     second: Tensor | None = None
     sd_second: Tensor | None = None
     basis: Tensor | None = None
+    centres: Tensor | None = None
+    cross: Tensor | None = None
+    sd_cross: float = 0.0
+    outside: Tensor | None = None
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> Moments:
@@ -66,4 +74,8 @@ class Moments:
             second=second,
             sd_second=sd_second,
             basis=tensors["basis"].double() if "basis" in tensors else None,
+            centres=tensors["centres"].double() if "centres" in tensors else None,
+            cross=tensors["cross"].double() * tensors["step_cross"] if "cross" in tensors else None,
+            sd_cross=float(settings["sd_cross"] * tensors["step_cross"]) if "cross" in tensors else 0.0,
+            outside=tensors["outside"].double() if "cross" in tensors else None,
         )

@@ -9,7 +9,7 @@ that it has not seen.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -19,8 +19,9 @@ from torch import Tensor
 from adlm.analyst.discriminant import fit
 from adlm.certificate import parse_delta, parse_epsilon
 from adlm.curation import design
-from adlm.curator.clipping import Clip
-from adlm.curator.moments import Design, calibrate
+from adlm.curator.moments import Design, calibrate, facts
+from adlm.curator.second import frame
+from adlm.estimates import class_means
 from adlm.moments import Moments
 from adlm.public.features import Features, Narrowed
 from adlm.public.rule import Plan, choose
@@ -130,35 +131,44 @@ def _noisy(
     """Return moments of n records around the class means, with noise of the release's own size."""
     scales, _ = calibrate(followed, neighbours)
     classes, k = means.shape
-    spread = {"laplace": math.sqrt(2.0), "radial": math.sqrt(2.0 + k), "gaussian": 1.0}
-    clip = followed.clip()
-    sd_sums = torch.from_numpy(clip.steps) * (scales.sums * spread[followed.mechanism])
-    sd_counts = scales.sums * spread[followed.mechanism] / clip.count
+    stated = facts(followed, scales, None, classes)
+    clip, fine = followed.clip(), followed.second_clip()
+    sd_sums = torch.from_numpy(clip.steps) * stated["sd_sums"]
+    sd_counts = stated["sd_sums"] / clip.count
     each = n / classes
-    white = torch.randn(classes, k, generator=generator, dtype=torch.float64)
-    counts = each + sd_counts * torch.randn(classes, generator=generator, dtype=torch.float64)
+
+    def white(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    sums, counts = means * each + white(classes, k) * sd_sums, each + sd_counts * white(classes)
     known = n if neighbours == "replace-one" else float(counts.sum())
-    fine = followed.second_clip()
-    if followed.second is None or fine is None:
-        return Moments(means * each + white * sd_sums, counts, sd_sums, sd_counts, known)
-    q = followed.second.q
-    basis = torch.eye(k, q, dtype=torch.float64)
-    if followed.second.basis == "means":
-        centred = means - means.mean(0)
-        directions = torch.linalg.svd(centred, full_matrices=False)[2][: min(classes - 1, q)].T
-        basis = torch.linalg.qr(torch.hstack([directions, basis]))[0][:, :q]
-    raw = n * (within + means.T @ means / classes)
-    sd_second = _second_sd(fine, scales.second, scales.second_diagonal, q) * spread[followed.second_mechanism]
-    error = torch.randn(q, q, generator=generator, dtype=torch.float64) * sd_second
-    second = basis.T @ raw @ basis + error.triu() + error.triu(1).T
-    return Moments(
-        means * each + white * sd_sums, counts, sd_sums, sd_counts, known, second, sd_second,
-        basis if followed.second.basis == "means" else None,
-    )  # fmt: skip
-
-
-def _second_sd(fine: Clip, off: int, diagonal: int, q: int) -> Tensor:
-    grid = torch.outer(torch.from_numpy(fine.steps[:q].copy()), torch.from_numpy(fine.steps[:q].copy()))
-    sd = torch.full((q, q), float(off), dtype=torch.float64)
-    sd.fill_diagonal_(float(diagonal))
-    return sd * grid
+    first = Moments(sums, counts, sd_sums, sd_counts, known)
+    second = followed.second
+    if second is None or fine is None:
+        return first
+    q = second.q
+    whole = torch.from_numpy(frame(sums.numpy(), k)) if second.basis == "means" else torch.eye(k).double()
+    basis, outside = whole[:, :q], whole[:, q:]
+    raw = within + means.T @ means / classes
+    if second.around == "means":
+        raw = within + torch.diag((sd_sums / each).square())
+    grid = torch.outer(*(torch.from_numpy(fine.steps[:q].copy()) for _ in range(2)))
+    sd_second = torch.full((q, q), stated["sd_second"], dtype=torch.float64)
+    sd_second.fill_diagonal_(stated["sd_second_diagonal"])
+    sd_second = sd_second * grid
+    error = white(q, q) * sd_second
+    cross, sd_cross = None, 0.0
+    if second.cross is not None:
+        step = second.cross.inside * second.cross.outside / clip.whole**2
+        sd_cross, along = stated["sd_cross"] * step, min(classes - 1, q)
+        cross = n * outside.T @ within @ basis[:, :along] + sd_cross * white(k - q, along)
+    return replace(
+        first,
+        second=n * basis.T @ raw @ basis + error.triu() + error.triu(1).T,
+        sd_second=sd_second,
+        basis=basis if second.basis == "means" else None,
+        centres=class_means(first) if second.around == "means" else None,
+        cross=cross,
+        sd_cross=sd_cross,
+        outside=outside if second.cross is not None else None,
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adlm.estimates import second_floor, shrunk_counts, within_classes
+from adlm.estimates import shrunk_counts, within_classes
 from adlm.moments import Moments
 from adlm.public.features import PriorStatistics
 
@@ -57,17 +57,15 @@ def spread_within(moments: Moments, prior: PriorStatistics | None) -> Tensor:
     counts = shrunk_counts(moments)
     means = moments.sums / counts[:, None]
     noise = (moments.sd_sums[None] / counts[:, None]).square()
-    _, spread, basis, within = within_classes(moments, counts / counts.sum(), means, noise)
+    spread = within_classes(moments, counts / counts.sum(), means, noise)
     k = means.shape[1]
     public = torch.eye(k, dtype=means.dtype)
     if prior is not None and len(prior.mean) >= k:
         public = prior.within[:k, :k].to(means)
         public = public / public.diagonal().mean().clamp_min(1e-12)
-    rest = torch.eye(k, dtype=means.dtype) - basis @ basis.T
-    covariance = spread * (rest @ public @ rest)
-    if within is not None:
-        values, vectors = torch.linalg.eigh(within)
-        inner = basis @ vectors
-        covariance = covariance + (inner * values.clamp_min(second_floor(moments, len(values)))) @ inner.T
+    rest = torch.eye(k, dtype=means.dtype) - spread.basis @ spread.basis.T
+    covariance = spread.even * (rest @ public @ rest)
+    if spread.inside is not None:
+        covariance = covariance + spread.basis @ spread.inside @ spread.basis.T
     pooled = noise.mean(0)
     return covariance + torch.diag(pooled + pooled.square() / (2 * covariance.diagonal()))

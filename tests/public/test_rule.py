@@ -11,8 +11,9 @@ from torch import Tensor
 from adlm.certificate import gaussian_mu as proved_mu
 from adlm.certificate import parse_delta, parse_epsilon
 from adlm.errors import UserError
-from adlm.public.features import Features, PriorStatistics
-from adlm.public.rule import Plan, choose, gaussian_mu, second_level
+from adlm.public.features import Features
+from adlm.public.features.prior import PriorProjection
+from adlm.public.rule import BROAD, Plan, choose, energy_inside, energy_within, gaussian_mu
 
 EPSILONS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 3.0, 10.0)
 
@@ -83,16 +84,34 @@ def test_the_planning_mu_is_the_proved_one() -> None:
         assert gaussian_mu(float(epsilon), 1e-5) == pytest.approx(proved, rel=1e-3)
 
 
-def test_the_clip_level_is_a_little_more_than_a_typical_length() -> None:
-    """Without a prior all energy may lie inside; with one, two fifths are expected to."""
-    q = 20
-    unit = torch.nn.functional.normalize(
-        torch.randn(4000, q, generator=torch.Generator().manual_seed(0)), dim=1
-    )
-    typical = float(unit.abs().sum(1).mean())
-    assert second_level(None, q) == pytest.approx(1.1 * typical, rel=0.05)
-    prior = PriorStatistics(torch.ones(q), torch.ones(q), torch.eye(q), torch.zeros(q))
-    assert second_level(prior, q) == pytest.approx(1.1 * typical * 0.4**0.5, rel=0.05)
+def test_the_energy_around_class_means_is_that_of_synthetic_records() -> None:
+    """Against records of the random process itself; real classes are taken to be no narrower than BROAD."""
+    features = PriorProjection("drawn")
+    assert features.prior is not None
+    records = features.synthetic(60, 30, seed=5)[:, :, :200]
+    records = torch.nn.functional.normalize(records, dim=2)
+    around = (records - records.mean(1, keepdim=True)).square().sum(2).mean() * 30 / 29
+    assert energy_within(features.prior, 200) == pytest.approx(float(around), rel=0.05)
+    assert energy_within(features.prior, 5) == BROAD
+    assert energy_within(None, 200) == 1.0
+    assert energy_inside(0.6, 100, 100, 10) == 0.6
+    assert energy_inside(0.6, 100, 20, 10) < 0.2
+
+
+def test_second_moments_are_taken_around_means_where_these_hold_much_of_a_record() -> None:
+    near = choose(60_000, 10, 0.5, 1e-5, "replace-one", PriorProjection("drawn"))
+    assert (near.q, near.around) == (near.k, "means")
+    far = choose(60_000, 10, 0.5, 1e-5, "replace-one", Plain(400))  # nothing is known of these
+    assert (far.q, far.around, far.second_level) == (far.k, "origin", 1.0)
+
+
+def test_products_across_the_basis_come_with_large_budgets() -> None:
+    features = PriorProjection("drawn")
+    small, large = (choose(60_000, 10, epsilon, 0, "replace-one", features) for epsilon in (0.5, 3.0))
+    assert small.across is None
+    assert large.across is not None
+    assert large.q < large.k
+    assert 0 < large.share_across < 1
 
 
 def test_nonsense_is_told() -> None:

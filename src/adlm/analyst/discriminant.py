@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from adlm.errors import UserError
-from adlm.estimates import second_floor, shrunk_counts, within_classes
+from adlm.estimates import shrunk_counts, within_classes
 from adlm.moments import Moments
 from adlm.public.features.base import PriorStatistics
 
-EVEN = 1.0  # least variance around the means, relative to records that vary evenly
 HEAT = 4.0  # fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public
 
 
@@ -60,20 +59,16 @@ def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
     between = means - centre
     noise = (moments.sd_sums[None] / counts[:, None]).square()  # (M, k) variance of the noise on a mean
     share = counts / counts.sum()
-    energy_left, spread, basis, within = within_classes(moments, share, means, noise)
+    spread = within_classes(moments, share, means, noise)
     pooled = noise.mean(0)
-    outside = _with_noise(spread, pooled)
+    outside = _with_noise(spread.even, pooled)
     precise = between / outside
     traces = (noise / outside).sum(1)
-    if within is not None:
+    if spread.inside is not None:
         # Inside the basis, the covariance is known; outside it, records spread evenly.
-        values, vectors = torch.linalg.eigh(within)
-        inner = basis @ vectors  # (k, q)
-        least = second_floor(moments, len(values))
-        if moments.basis is not None and len(values) < len(pooled):
-            # Around the means records vary at least as much as elsewhere; less is the work of clipping.
-            least = max(least, EVEN * min(float(energy_left) / len(pooled), float(values.median())))
-        values = _with_noise(values.clamp_min(least), pooled @ inner.square())
+        values, vectors = torch.linalg.eigh(spread.inside)
+        inner = spread.basis @ vectors  # (k, q)
+        values = _with_noise(values.clamp_min(1e-12), pooled @ inner.square())
         coordinates = between @ inner
         rest = between - coordinates @ inner.T
         rest = rest / outside
@@ -84,7 +79,7 @@ def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
     length = (between * precise).sum(1) - traces
     bias = -(precise @ centre[0]) - length / 2
     bias = bias + share.log()
-    heat = _temperature(precise, prior, evenly=within is None)
+    heat = _temperature(precise, prior, evenly=spread.inside is None)
     return LinearHead(precise / heat, bias / heat)
 
 

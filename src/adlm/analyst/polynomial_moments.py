@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adlm.errors import UserError
+from adlm.estimates import raw_second
 from adlm.moments import Moments
 
 
@@ -68,12 +69,13 @@ def objective(moments: Moments, ridge: float | None = None) -> Objective:
 
     Without released second moments F has no curvature and no minimum; that is refused.
     """
-    if moments.second is None or moments.basis is not None or len(moments.second) != moments.sums.shape[1]:
+    second = raw_second(moments)
+    if second is None or moments.basis is not None or len(second) != moments.sums.shape[1]:
         raise UserError(
             "the polynomial objective needs second moments of all released coordinates; "
             "make the release with them, or train on drawn examples"
         )
-    values, vectors = torch.linalg.eigh(moments.second / moments.n)
+    values, vectors = torch.linalg.eigh(second / moments.n)
     added = noise_ridge(moments) if ridge is None else ridge
     curvature = (vectors * (values.clamp_min(0) + added)) @ vectors.T
     slope = (moments.sums.sum(0) / 2 - moments.sums) / moments.n

@@ -136,7 +136,7 @@ def rebuilt_design(release: Release) -> Design:
         float(settings["level"]),
         constant=float(settings["constant"]),
         share_sums=Fraction(settings["share_sums"]),
-        second=second and Second(int(second["q"]), second["basis"], float(second["level"])),
+        second=second and Second.from_dict(second),
         contributions=int(settings["contributions"]),
         pure="radial" if settings["mechanism"] == "radial" else "laplace",
     )

@@ -7,7 +7,6 @@ integers, charged, and released once with exact noise. Proofs: docs/proof-moment
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -18,31 +17,21 @@ import torch
 
 from adlm.certificate import Charge, Mechanism, compose, gaussian_mu, root_up
 from adlm.curator import noise
-from adlm.curator.clipping import EXACT_ROWS, Clip, Norm, Reals
+from adlm.curator import second as stage
+from adlm.curator.clipping import EXACT_ROWS, Clip, Norm
 from adlm.curator.ledger import Ledger
+from adlm.curator.second import Batch, Batches, Cross, Second
 from adlm.errors import UserError
+from adlm.moments import Moments
 from adlm.public.domain import Domain
 from adlm.public.features import Features
 from adlm.release import SEEDED, Release
 
-Batch = tuple[npt.ArrayLike, npt.NDArray[np.int64]]  # (n, width) features, (n,) class codes
-Batches = Callable[[], Iterable[Batch]]  # called once a pass over the records
-Basis = Literal["leading", "means"]
+__all__ = [
+    "Batch", "Batches", "Cross", "Design", "Scales", "Second", "calibrate", "facts", "release_moments",
+]  # fmt: skip
 PROOF = "docs/proof-moments.md"
-
-
-@dataclass(frozen=True)
-class Second:
-    """Which second moments to release: of z @ basis, q numbers a record.
-
-    `leading` takes the first q coordinates; `means` the span of the class means as already released, then the
-    leading coordinates made orthogonal to it, so that stage two looks where stage one found the classes.
-    """
-
-    q: int
-    basis: Basis = "leading"
-    level: float = 1.0
-    scales: tuple[float, ...] | None = None  # relative noise scales of its coordinates; None: identical
+ACROSS = "products across the basis"
 
 
 @dataclass(frozen=True)
@@ -80,9 +69,9 @@ class Design:
         return "gaussian" if self.delta else self.pure
 
     @property
-    def second_mechanism(self) -> Literal["laplace", "gaussian"]:
-        """The noise on second moments."""
-        return "gaussian" if self.delta else "laplace"
+    def second_mechanism(self) -> Mechanism:
+        """The noise on second moments: that on class sums."""
+        return self.mechanism
 
     def clip(self) -> Clip:
         """The clip of class sums."""
@@ -96,7 +85,7 @@ class Design:
         if self.joint:
             return self.clip()
         scales = self.second.scales or (1.0,) * self.second.q
-        return Clip("l2" if self.delta else "l1", scales, self.second.level)
+        return Clip("l1" if self.mechanism == "laplace" else "l2", scales, self.second.level)
 
     @property
     def joint(self) -> bool:
@@ -104,7 +93,7 @@ class Design:
         return (
             self.second is not None
             and self.delta > 0
-            and self.second.basis == "leading"
+            and not self.second.later
             and (self.scales, self.level) == (None, self.second.level)
             and self.second.scales is None
         )
@@ -115,8 +104,9 @@ class Scales:
     """Integer noise scales, in grid steps."""
 
     sums: int
-    second: int = 0  # off the diagonal
+    second: int = 0  # off the diagonal; radial noise: of the weighted triangle
     second_diagonal: int = 0
+    cross: int = 0
 
 
 def calibrate(design: Design, neighbours: str) -> tuple[Scales, tuple[Charge, ...]]:
@@ -147,12 +137,22 @@ def _calibrate_pure(design: Design, neighbours: str) -> tuple[Scales, tuple[Char
     scale = math.ceil(sums / (share * design.epsilon))
     charges = [_charge("class sums and counts", design.mechanism, neighbours, sums, scale, "Theorem 1")]
     clip = design.second_clip()
-    if clip is None:
+    if clip is None or design.second is None:
         return Scales(scale), tuple(charges)
-    second = people * clip.second_sensitivity(neighbours)
-    fine = math.ceil(second / ((1 - share) * design.epsilon))
-    charges.append(_charge("second moments", "laplace", neighbours, second, fine, "Theorem 1"))
-    return Scales(scale, fine, 2 * fine), tuple(charges)
+    inner, outer = stage.split((1 - share) * design.epsilon, design.second)
+    sensitivity = stage.triangle_sensitivity if radial else Clip.second_sensitivity
+    second = people * sensitivity(clip, neighbours)
+    fine = math.ceil(second / inner)
+    charges.append(_charge("second moments", design.mechanism, neighbours, second, fine, "Theorem 1"))
+    scales = Scales(scale, fine, fine if radial else 2 * fine)
+    if not outer:
+        return scales, tuple(charges)
+    if not radial:
+        raise UserError("products across the basis come with radial or Gaussian noise, not with Laplace")
+    moved = people * stage.cross_sensitivity(*design.second.cross_clips(), neighbours)
+    across = math.ceil(moved / outer)
+    charges.append(_charge(ACROSS, "radial", neighbours, moved, across, "Theorem 1"))
+    return Scales(scale, fine, fine, across), tuple(charges)
 
 
 def _calibrate_gaussian(design: Design, neighbours: str, mu: Fraction) -> tuple[Scales, tuple[Charge, ...]]:
@@ -167,13 +167,23 @@ def _calibrate_gaussian(design: Design, neighbours: str, mu: Fraction) -> tuple[
         ]  # fmt: skip
         if fine_clip is None:
             return Scales(scale), tuple(charges)
+        assert design.second is not None
+        inner, outer = stage.split(1 - share, design.second)
         second = fine_clip.second_sensitivity(neighbours)
-        diagonal = math.ceil(second / (mu * root_down(1 - share)))
+        diagonal = math.ceil(second / (mu * root_down(inner)))
         charges.append(
             _charge("second moments", "gaussian", neighbours, second * design.contributions, diagonal,
                     "Theorem 2", design.delta)
         )  # fmt: skip
-        return Scales(scale, off_diagonal(diagonal), diagonal), tuple(charges)
+        if not outer:
+            return Scales(scale, off_diagonal(diagonal), diagonal), tuple(charges)
+        moved = stage.cross_sensitivity(*design.second.cross_clips(), neighbours)
+        across = math.ceil(moved / (mu * root_down(outer)))
+        charges.append(
+            _charge(ACROSS, "gaussian", neighbours, moved * design.contributions, across,
+                    "Theorem 2", design.delta)
+        )  # fmt: skip
+        return Scales(scale, off_diagonal(diagonal), diagonal, across), tuple(charges)
     # P : Q = share : 1 - share; mu^2 is homogeneous in both, so one trial scale gives the right one
     room = Fraction(clip.room)
     p, q = share, 1 - share
@@ -245,39 +255,66 @@ def release_moments(
     clip, fine_clip = design.clip(), design.second_clip()
     step = np.concatenate([[1 / clip.count if clip.count else 0.0], clip.steps])
     tensors = {"class_sums": torch.from_numpy(table), "step": torch.from_numpy(step)}
+    stated = facts(design, scales, n if domain.neighbours == "replace-one" else None, len(domain.classes))
     if design.second is not None and fine_clip is not None:
-        if design.second.basis == "means":
-            basis = mean_basis(table[:, 1:] * step[1:], design.second.q)
-            tensors["basis"] = torch.from_numpy(basis)
-            second = _projected_second(batches, basis, design.k, fine_clip)
+        across = None
+        if design.second.later:
+            known, outer = stage.look(Moments.from_tensors(tensors, stated), design.second)
+            second, across = stage.products(
+                batches, known.get("centres"), known.get("basis"), fine_clip, outer
+            )
+            tensors |= {name: torch.from_numpy(value) for name, value in known.items()}
         assert second is not None
-        tensors["second"] = torch.from_numpy(_noisy_second(second, design, scales, source))
+        tensors["second"] = torch.from_numpy(
+            stage.noisy_triangle(second, design.mechanism, scales.second, scales.second_diagonal, source)
+        )
         tensors["step_second"] = torch.from_numpy(fine_clip.steps[: design.second.q].copy())
-    spread = {"laplace": math.sqrt(2.0), "radial": math.sqrt(2.0 + design.k), "gaussian": 1.0}
-    facts = {
-        "n": n if domain.neighbours == "replace-one" else None,
+        if across is not None and outer is not None:
+            tensors["cross"] = torch.from_numpy(
+                stage.noisy_cross(across, design.mechanism, scales.cross, source)
+            )
+            tensors["step_cross"] = torch.tensor(outer[1].steps[0] * outer[2].steps[0], dtype=torch.float64)
+    return Release.make(
+        tensors | (extra or {}),
+        kind="moments",
+        domain=domain,
+        features={"spec": features.spec(), "fingerprint": features.fingerprint()},
+        settings=stated | (settings or {}),
+        charges=earlier + charges,
+        stamps=stamps + ((SEEDED,) if source.seeded else ()),
+    )
+
+
+def facts(design: Design, scales: Scales, n: int | None, classes: int) -> dict[str, Any]:
+    """Return what a certificate says of the design and its noise."""
+    second, spread = design.second, _spread(design.mechanism, 1 + design.k)
+    beside = diagonal = across = 0.0
+    if second is not None:
+        beside = diagonal = _spread(design.mechanism, second.q * (second.q + 1) // 2)
+        if design.mechanism == "radial":
+            beside, diagonal = beside / stage.BESIDE, diagonal / stage.DIAGONAL
+        width = (design.k - second.q) * min(classes - 1, second.q)
+        across = _spread(design.mechanism, width) if second.cross else 0.0
+    return {
+        "n": n,
         "mechanism": design.mechanism,
         "k": design.k,
         "level": design.level,
         "constant": design.constant,
         "share_sums": str(design.share_sums),
         "allocation": "identical" if design.scales is None else "adaptive",
-        "second": None if design.second is None else {"q": design.second.q, "basis": design.second.basis,
-                                                      "level": design.second.level},
+        "second": None if second is None else second.to_dict(),
         "contributions": design.contributions,
-        "sd_sums": spread[design.mechanism] * scales.sums,
-        "sd_second": spread[design.second_mechanism] * scales.second,
-        "sd_second_diagonal": spread[design.second_mechanism] * scales.second_diagonal,
-    }  # fmt: skip
-    return Release.make(
-        tensors | (extra or {}),
-        kind="moments",
-        domain=domain,
-        features={"spec": features.spec(), "fingerprint": features.fingerprint()},
-        settings=facts | (settings or {}),
-        charges=earlier + charges,
-        stamps=stamps + ((SEEDED,) if source.seeded else ()),
-    )
+        "sd_sums": spread * scales.sums,
+        "sd_second": beside * scales.second,
+        "sd_second_diagonal": diagonal * scales.second_diagonal,
+        "sd_cross": across * scales.cross,
+    }
+
+
+def _spread(mechanism: Mechanism, width: int) -> float:
+    """Return the standard deviation of a coordinate of noise of scale 1 on rows of some width."""
+    return {"laplace": math.sqrt(2.0), "radial": math.sqrt(1.0 + width), "gaussian": 1.0}[mechanism]
 
 
 def _sums(
@@ -286,8 +323,8 @@ def _sums(
     """Sum clipped records by class, and their products when the same pass serves for both."""
     clip, fine_clip = design.clip(), design.second_clip()
     table = np.zeros((classes, 1 + design.k), dtype=np.int64)
-    leading = design.second is not None and design.second.basis == "leading"
-    second = np.zeros((design.second.q,) * 2, dtype=np.int64) if design.second and leading else None
+    at_once = design.second is not None and not design.second.later
+    second = np.zeros((design.second.q,) * 2, dtype=np.int64) if design.second and at_once else None
     n = 0
     for z, codes in batches():
         values = np.asarray(z)[:, : design.k]
@@ -301,30 +338,9 @@ def _sums(
             table[:, 0] += clip.count * member.sum(0).astype(np.int64)
         if second is not None and design.second is not None and fine_clip is not None:
             q = design.second.q
-            _add_products(second, rows[:, :q] if design.joint else fine_clip.integers(values[:, :q]))
+            part = rows[:, :q] if design.joint else fine_clip.integers(values[:, :q])
+            stage.add_products(second, part, part)
     return table, second, n
-
-
-def _add_products(second: npt.NDArray[np.int64], rows: Reals) -> None:
-    for start in range(0, len(rows), EXACT_ROWS):
-        block = rows[start : start + EXACT_ROWS]
-        second += (block.T @ block).astype(np.int64)
-
-
-def _projected_second(batches: Batches, basis: Reals, k: int, clip: Clip) -> npt.NDArray[np.int64]:
-    second = np.zeros((basis.shape[1],) * 2, dtype=np.int64)
-    for z, _ in batches():
-        _add_products(second, clip.integers(np.asarray(z, dtype=np.float64)[:, :k] @ basis))
-    return second
-
-
-def mean_basis(sums: Reals, q: int) -> Reals:
-    """Return (k, q) orthonormal columns: directions between released means, then leading coordinates."""
-    centred = sums - sums.mean(0)
-    _, _, directions = np.linalg.svd(centred, full_matrices=False)
-    between = directions[: min(len(sums) - 1, q)].T
-    basis, _ = np.linalg.qr(np.hstack([between, np.eye(sums.shape[1], q)]))
-    return np.asarray(basis[:, :q])
 
 
 def _table_noise(
@@ -332,22 +348,5 @@ def _table_noise(
 ) -> npt.NDArray[np.int64]:
     if design.mechanism == "radial":
         return noise.radial(shape[0], shape[1], scale, source)
-    return _noise(design, shape, scale, source)
-
-
-def _noise(design: Design, shape: tuple[int, ...], scale: int, source: noise.Source) -> npt.NDArray[np.int64]:
     draw = noise.gaussian if design.delta else noise.laplace
     return draw(shape, scale, source)
-
-
-def _noisy_second(
-    second: npt.NDArray[np.int64], design: Design, scales: Scales, source: noise.Source
-) -> npt.NDArray[np.int64]:
-    """Return the upper triangle with noise: larger on the diagonal, zero below it."""
-    q = len(second)
-    noisy = np.zeros_like(second)
-    above = np.triu_indices(q, 1)
-    noisy[above] = second[above] + _noise(design, (above[0].size,), scales.second, source)
-    corner = np.diag_indices(q)
-    noisy[corner] = second[corner] + _noise(design, (q,), scales.second_diagonal, source)
-    return noisy

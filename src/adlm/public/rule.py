@@ -16,14 +16,17 @@ from scipy.special import ndtr
 
 from adlm.errors import UserError
 from adlm.public.features import Features, PriorStatistics
+from adlm.public.features.narrowed import narrow
 
 # Fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public for that.
 PER_COORDINATE = 10  # pure: records of a class, times epsilon, that a coordinate needs
 FEWEST = 10  # coordinates, however small the budget
 ENOUGH = (100, 200)  # coordinates for class sums without noise: a third of the width, within these
-BESIDE = 50  # directions beside the class means, in second moments with pure epsilon
-INSIDE = 0.4  # energy of a record in directions between class means and the leading ones
 LEAST = 4  # directions beside the class means for which second moments are worth a part of the budget
+ACROSS = 80_000  # pure: epsilon n from which products across the basis are worth a part of the budget
+BROAD = 0.6  # least energy of a record around its class mean: real classes are broader than synthetic ones
+LOOSE = 1.1  # clip level of an energy, relative to what is expected
+APART = 0.8  # energy around class means, up to which second moments are best taken around them
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,11 @@ class Plan:
     noise : `gaussian` (delta > 0), `radial` or `laplace` (pure).
     level : clip level of a record in the norm of the noise (L1 for Laplace, else L2).
     constant : share of the clip that carries the class counts.
-    q, basis, second_level : second moments of q coordinates (0: none), in the `leading` coordinates or
-        around the released `means`, clipped at `second_level`.
-    share_sums : share of the budget for class sums.
+    q, basis, around, second_level : second moments of q numbers (0: none), the `leading` coordinates or in
+        the span of the released `means`; of records around the `origin` or around the `means`, clipped at
+        `second_level`.
+    across : clip levels inside and outside the basis of products across it, or None.
+    share_sums, share_across : share of the budget for class sums; of the rest, for products across.
     scales : (k,) relative noise scales, or None for identical ones.
     reasons : one sentence for each choice.
     """
@@ -49,8 +54,11 @@ class Plan:
     constant: float
     q: int = 0
     basis: Literal["leading", "means"] = "leading"
+    around: Literal["origin", "means"] = "origin"
     second_level: float = 1.0
+    across: tuple[float, float] | None = None
     share_sums: Fraction = Fraction(3, 5)
+    share_across: Fraction = Fraction(0)
     scales: tuple[float, ...] | None = None
     reasons: tuple[str, ...] = field(default=())
 
@@ -58,7 +66,9 @@ class Plan:
         """Return JSON values; the scales, which can be many, are left to the release's tensors."""
         return {
             "k": self.k, "noise": self.noise, "level": self.level, "constant": self.constant, "q": self.q,
-            "basis": self.basis, "second_level": self.second_level, "share_sums": str(self.share_sums),
+            "basis": self.basis, "around": self.around, "second_level": self.second_level,
+            "across": self.across and list(self.across), "share_sums": str(self.share_sums),
+            "share_across": str(self.share_across),
             "allocation": "identical" if self.scales is None else "adaptive", "reasons": list(self.reasons),
         }  # fmt: skip
 
@@ -72,7 +82,7 @@ def choose(n: int, classes: int, epsilon: float, delta: float, neighbours: str, 
     # A record that is added or removed moves one class, one that is replaced may move two.
     factor = 2.0 if neighbours == "add-remove" else 1.0
     if delta:
-        return _gaussian(n, classes, factor * gaussian_mu(epsilon, delta), features.width)
+        return _gaussian(n, classes, factor * gaussian_mu(epsilon, delta), features)
     return _pure(n, classes, factor * epsilon, features)
 
 
@@ -83,47 +93,69 @@ def _enough(width: int) -> int:
 
 def _pure(n: int, classes: int, budget: float, features: Features) -> Plan:
     """Radial noise: a coordinate of a class mean has standard deviation 2 sqrt(k) M / (epsilon n)."""
-    width = features.width
-    wide = _enough(width)
-    q = min(classes - 1 + BESIDE, wide // 2, math.floor((0.55 * budget * n / ENOUGH[1]) ** (2 / 3)))
-    share = Fraction(7, 10)
-    k = min(wide, math.floor(float(share) * budget * n / (PER_COORDINATE * classes)))
-    if q >= classes + LEAST and k >= 2 * q:
-        level = second_level(features.prior, q)
+    width, known = features.width, budget * n
+    across = known >= ACROSS
+    wide = min(width, _enough(width) * (3 if across else 2) // 2)
+    share = Fraction(2, 5) if across else Fraction(4, 5)
+    k = min(wide, math.floor(float(share) * known / (PER_COORDINATE * classes)))
+    q = min(k // 3, math.floor(math.sqrt(known) / 8))
+    if q >= classes + LEAST:
+        energy = energy_within(features.prior, k)
+        inside = energy_inside(energy, k, q, classes)
+        reasons: tuple[str, ...] = (
+            f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, at most {wide}",
+            f"q = {q}: second moments around the released means are worth their noise from "
+            f"{classes + LEAST} directions, sqrt(epsilon n) / 8",
+            f"clip level {math.sqrt(LOOSE * inside):.3g}: what to expect of a record around its class mean",
+        )
+        levels = None
+        if across:
+            between = energy_inside(energy, k, classes - 1, classes)
+            levels = (math.sqrt(LOOSE * between), math.sqrt(LOOSE * max(energy - inside, 0.1 * energy)))
+            reasons += (f"products across the basis: epsilon n is at least {ACROSS}",)
         return Plan(
-            k, "radial", 1.0, 0.1, q=q, basis="means", second_level=level, share_sums=share,
-            reasons=(
-                f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, at most {wide}",
-                f"q = {q}: second moments around the released means are worth their noise from "
-                f"{classes + LEAST} directions, (0.55 epsilon n / {ENOUGH[1]})^(2/3)",
-                f"clip level {level:.3g}: what to expect of the length of a record in {q} directions",
-            ),
+            k, "radial", 1.0, 0.1, q=q, basis="means", around="means",
+            second_level=math.sqrt(LOOSE * inside), across=levels, share_sums=share,
+            share_across=Fraction(3, 4) if across else Fraction(0), reasons=reasons,
         )  # fmt: skip
-    k = max(min(wide, math.floor(budget * n / (PER_COORDINATE * classes))), min(width, FEWEST))
+    k = max(min(wide, math.floor(known / (PER_COORDINATE * classes))), min(width, FEWEST))
     why = f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, within {FEWEST} and {wide}"
     return Plan(k, "radial", 1.0, 0.1, reasons=(why, "no second moments: they are not worth their noise"))
 
 
-def _gaussian(n: int, classes: int, mu: float, width: int) -> Plan:
+def _gaussian(n: int, classes: int, mu: float, features: Features) -> Plan:
     """Gaussian noise: eigenvalues 1/k of second moments against noise of spectral size sqrt(k) / (n mu)."""
+    width = features.width
     tellable = (n * mu) ** (2 / 3)
     least = min(_enough(width), 150)
     k = min(width, max(least, math.floor(min(width, 600) / 800 * tellable)))
     if tellable >= min(least, 90):
         why = f"k = {k}: second moments tell about (n mu)^(2/3) = {tellable:.0f} directions"
-        return Plan(k, "gaussian", 1.0, 0.2, q=k, share_sums=Fraction(1, 2), reasons=(why,))
+        energy = energy_within(features.prior, k)
+        if energy > APART:
+            both = f"one cost for both parts: records keep {energy:.2f} of their energy around class means"
+            return Plan(k, "gaussian", 1.0, 0.2, q=k, share_sums=Fraction(1, 2), reasons=(why, both))
+        apart = f"around released means, where {energy:.2f} of a record's energy is to be expected"
+        share = Fraction(3, 5) if tellable < 2 * least else Fraction(2, 5)
+        return Plan(
+            k, "gaussian", 1.0, 0.2, q=k, around="means", second_level=math.sqrt(LOOSE * energy),
+            share_sums=share, reasons=(why, apart),
+        )  # fmt: skip
     k = max(min(least, math.floor(0.065 * (n * mu / (2 * classes)) ** 2)), min(width, FEWEST))
     why = f"k = {k}: noise on a class mean stays below a tenth of what records vary by"
     return Plan(k, "gaussian", 1.0, 0.2, reasons=(why, "no second moments: they are not worth their noise"))
 
 
-def second_level(prior: PriorStatistics | None, q: int) -> float:
-    """Clip level of q directions of a unit vector: the L1 norm to expect, and a tenth more.
+def energy_within(prior: PriorStatistics | None, k: int) -> float:
+    """Squared length of a record of k coordinates around its class mean, as a prior has it, or 1."""
+    if prior is None:
+        return 1.0
+    return max(float(narrow(prior, k).within.diagonal().sum()), BROAD)
 
-    A vector of energy share s in q directions has an L1 norm of about sqrt(2 s q / pi) there. Features that
-    come with a prior leave much of their energy outside any few directions; of others nothing is known.
-    """
-    return 1.1 * math.sqrt(2 / math.pi * q * (1.0 if prior is None else INSIDE))
+
+def energy_inside(energy: float, k: int, q: int, classes: int) -> float:
+    """How much of that lies in q directions in the span of the means: records vary most along those."""
+    return energy * min(1.0, (q + classes) / k)
 
 
 def gaussian_mu(epsilon: float, delta: float) -> float:

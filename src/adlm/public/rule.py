@@ -136,7 +136,7 @@ def _gaussian(n: int, classes: int, mu: float, features: Features) -> Plan:
             both = f"one cost for both parts: records keep {energy:.2f} of their energy around class means"
             return Plan(k, "gaussian", 1.0, 0.2, q=k, share_sums=Fraction(1, 2), reasons=(why, both))
         apart = f"around released means, where {energy:.2f} of a record's energy is to be expected"
-        share = Fraction(3, 5) if tellable < 2 * least else Fraction(2, 5)
+        share = Fraction(3, 5) if tellable < 3 * least else Fraction(2, 5)
         return Plan(
             k, "gaussian", 1.0, 0.2, q=k, around="means", second_level=math.sqrt(LOOSE * energy),
             share_sums=share, reasons=(why, apart),

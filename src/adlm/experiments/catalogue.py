@@ -197,12 +197,16 @@ def _forever(
 
 
 def _allocation(widths: tuple[int, ...], seeds: int) -> tuple[Group, ...]:
-    """Class sums alone at a fixed width, identical noise against noise by relevance."""
+    """Class sums alone at a fixed width, identical noise against noise by relevance; pure and not."""
     return tuple(
-        Group(method, ("0.05", "0.25"), seeds, DELTA, {"k": k, "second": 0, "allocation": allocation})
+        Group(
+            f"{method}{suffix}", ("0.05", "0.25"), seeds, delta,
+            {"k": k, "second": 0, "allocation": allocation, "wide": max(widths)},
+        )
+        for suffix, delta in (("-pure", "0"), ("", DELTA))
         for k in widths
         for method, allocation in (("ilm-moments", "identical"), ("adlm-moments", "optimal"))
-    )
+    )  # fmt: skip
 
 
 EXPERIMENTS = {
@@ -260,8 +264,8 @@ EXPERIMENTS = {
             "Noise by relevance against identical noise, at widths that suit the budget and not",
             "mnist",
             "allocation",
-            _allocation((20, 60, 200, 300), 8),
-            _allocation((20, 60, 200, 300), 20),
+            _allocation((60, 200, 400, 800), 8),
+            _allocation((60, 200, 400, 800), 20),
         ),
     )
 }

@@ -23,6 +23,8 @@ _COLOURS = {
     "epochs-psgd": "#b35806",
     "adlm-moments": "#1f4e9c",
     "ilm-moments": "#888888",
+    "adlm-moments-pure": "#1f4e9c",
+    "ilm-moments-pure": "#888888",
 }
 _FLAT = {"ceiling": ("--", "#444444"), "prior": (":", "#444444")}
 
@@ -211,7 +213,10 @@ def _search(summary: Mapping[str, Any]) -> Any:
 def _allocation(summary: Mapping[str, Any]) -> Any:
     figure, axes = _new()
     for epsilon in sorted({row["epsilon"] for row in summary["rows"]}):
-        for method, style in (("ilm-moments", "--"), ("adlm-moments", "-")):
+        for method, style in (
+            ("ilm-moments", "--"), ("adlm-moments", "-"),
+            ("ilm-moments-pure", ":"), ("adlm-moments-pure", "-."),
+        ):  # fmt: skip
             rows = [r for r in summary["rows"] if r["method"] == method and r["epsilon"] == epsilon]
             rows.sort(key=lambda row: row["k"])
             y, error = [100 * r["accuracy"] for r in rows], [100 * (r["sd"] or 0) for r in rows]

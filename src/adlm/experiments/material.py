@@ -24,7 +24,7 @@ from adlm.curator.noise import Source
 from adlm.moments import Moments
 from adlm.public import datasets
 from adlm.public.domain import Domain
-from adlm.public.features import Features, Narrowed, for_domain
+from adlm.public.features import Features, Narrowed, build, for_domain
 from adlm.public.rule import choose
 from adlm.release import Release
 
@@ -57,23 +57,26 @@ def scaled(data: str, part: str) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def features(data: str) -> Features:
-    """The public features that suit a data set."""
-    return for_domain(datasets.domain(data))
+def features(data: str, wide: int | None = None) -> Features:
+    """The public features that suit a data set; `wide` asks for more directions than they keep."""
+    suited = for_domain(datasets.domain(data))
+    return suited if wide is None else build(suited.spec() | {"width": wide})
 
 
 @lru_cache(maxsize=8)
-def vectors(data: str, part: str) -> npt.NDArray[np.float32]:
+def vectors(data: str, part: str, wide: int | None = None) -> npt.NDArray[np.float32]:
     """All features of a split, (n, width), kept on disk."""
-    return featurise(split(data, part).x, datasets.domain(data), features(data), cache=True)
+    return featurise(split(data, part).x, datasets.domain(data), features(data, wide), cache=True)
 
 
-def narrowed(data: str, part: str, width: int, n: int | None = None) -> npt.NDArray[np.float32]:
+def narrowed(
+    data: str, part: str, width: int, n: int | None = None, wide: int | None = None
+) -> npt.NDArray[np.float32]:
     """The first `width` coordinates at unit norm of the first n records."""
-    z = vectors(data, part)[:n]
-    if width == features(data).width:
+    z, public = vectors(data, part, wide)[:n], features(data, wide)
+    if width == public.width:
         return z
-    taken: npt.NDArray[np.float32] = Narrowed(features(data), width).of(torch.from_numpy(np.array(z))).numpy()
+    taken: npt.NDArray[np.float32] = Narrowed(public, width).of(torch.from_numpy(np.array(z))).numpy()
     return taken
 
 
@@ -93,14 +96,15 @@ def moment_release(
     k: int | None = None,
     second: int | None = None,
     allocation: str | None = None,
+    wide: int | None = None,
 ) -> Release:
     """Make the release that `adlm.privatise` makes, on features that were taken before."""
-    declared, public = domain(data, neighbours), features(data)
+    declared, public = domain(data, neighbours), features(data, wide)
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     codes = split(data, "train").first(n).y
     plan = choose(len(codes), len(declared.classes), float(budget), float(slack), neighbours, public)
     plan = adjusted(plan, public, k=k, second=second, allocation=allocation)
-    z = narrowed(data, "train", plan.k, n)
+    z = narrowed(data, "train", plan.k, n, wide)
 
     def batches() -> list[Batch]:
         return [(z[i : i + _ROWS], codes[i : i + _ROWS]) for i in range(0, len(z), _ROWS)]
@@ -116,9 +120,9 @@ def moment_release(
     )
 
 
-def head_accuracy(head: torch.nn.Module, data: str, width: int) -> float:
+def head_accuracy(head: torch.nn.Module, data: str, width: int, wide: int | None = None) -> float:
     """Share of test records whose class a head on features of that width finds."""
-    z = torch.from_numpy(np.array(narrowed(data, "test", width)))
+    z = torch.from_numpy(np.array(narrowed(data, "test", width, wide=wide)))
     with torch.inference_mode():
         found = head.eval()(z).argmax(1).numpy()
     return float((found == split(data, "test").y).mean())

@@ -43,7 +43,7 @@ def moments(cell: Cell) -> Outcome:
     width, classes = release.features().width, len(datasets.domain(cell.data).classes)
     plan = release.certificate.settings["plan"]
     try:
-        accuracy = material.head_accuracy(fit(release).head, cell.data, width)
+        accuracy = material.head_accuracy(fit(release).head, cell.data, width, cell.settings.get("wide"))
     except UserError:  # the noisy counts of a small data set under add-remove can say that nobody is there
         accuracy = 1 / classes
     return release.certificate.totals.to_dict() | {

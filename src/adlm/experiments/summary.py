@@ -15,6 +15,7 @@ from adlm.experiments.catalogue import Experiment
 from adlm.experiments.cells import Done
 from adlm.experiments.registry import LABELS
 from adlm.experiments.statistics import compare, spread
+from adlm.experiments.tabulate import place, pure_suffix
 from adlm.version import __version__
 
 _CARRIED = (
@@ -127,14 +128,21 @@ def _over(pairs: Sequence[tuple[float, int]]) -> str:
 def _allocation_tests(done: Sequence[Done]) -> list[dict[str, Any]]:
     """Adaptive against identical noise at each width and epsilon."""
     found = []
-    places = sorted({(int(item.cell.settings["k"]), float(item.cell.epsilon)) for item in done})
-    for k, epsilon in places:
-        here = [item for item in done if item.cell.settings["k"] == k and float(item.cell.epsilon) == epsilon]
-        a, b = _by_pair(here, "adlm-moments"), _by_pair(here, "ilm-moments")
+    places = sorted(
+        {(item.cell.delta, int(item.cell.settings["k"]), float(item.cell.epsilon)) for item in done}
+    )
+    for delta, k, epsilon in places:
+        here = [
+            item
+            for item in done
+            if (item.cell.delta, item.cell.settings["k"], float(item.cell.epsilon)) == (delta, k, epsilon)
+        ]
+        suffix = pure_suffix(float(delta))
+        a, b = _by_pair(here, f"adlm-moments{suffix}"), _by_pair(here, f"ilm-moments{suffix}")
         common = sorted(set(a) & set(b))
         comparison = compare("adaptive", "identical", [a[p] for p in common], [b[p] for p in common])
         if comparison is not None:
-            over = f"k = {k}, epsilon {epsilon:g}"
+            over = place(k, epsilon, float(delta))
             found.append(
                 comparison.to_dict() | {"found": f"{over}: {comparison.sentence()}", "over": over, "k": k}
             )

@@ -117,17 +117,28 @@ def _search(summary: Mapping[str, Any]) -> str:
     return grid(["what", "accuracy, %", "epsilon proved"], body)
 
 
+def pure_suffix(delta: float) -> str:
+    """What the methods of an allocation are called beyond their name when epsilon is pure."""
+    return "" if delta else "-pure"
+
+
+def place(k: int, epsilon: float, delta: float) -> str:
+    """Say at which width and budget allocations were compared."""
+    return f"k = {k}, epsilon {epsilon:g}" + (f", delta {delta:g}" if delta else ", pure")
+
+
 def _allocation(summary: Mapping[str, Any]) -> str:
     rows = {(row["method"], row["k"], row["epsilon"]): row for row in summary["rows"]}
-    places = sorted({(k, e) for _, k, e in rows})
+    places = sorted({(row["delta"], row["k"], row["epsilon"]) for row in summary["rows"]})
     tests = {test["over"]: test for test in summary["tests"]}
     body = []
-    for k, e in places:
-        test = tests.get(f"k = {k}, epsilon {e:g}")
-        same, own = rows.get(("ilm-moments", k, e)), rows.get(("adlm-moments", k, e))
+    for delta, k, e in places:
+        over, suffix = place(k, e, delta), pure_suffix(delta)
+        test = tests.get(over)
+        same, own = (rows.get((f"{name}-moments{suffix}", k, e)) for name in ("ilm", "adlm"))
         body.append(
             [
-                f"k = {k}, epsilon {e:g}",
+                over,
                 percent(same["accuracy"], same["sd"]) if same else "",
                 percent(own["accuracy"], own["sd"]) if own else "",
                 f"{100 * test['difference']:+.2f}" if test else "",

@@ -23,7 +23,7 @@ PER_COORDINATE = 10  # pure: records of a class, times epsilon, that a coordinat
 FEWEST = 10  # coordinates, however small the budget
 ENOUGH = (100, 200)  # coordinates for class sums without noise: a third of the width, within these
 LEAST = 4  # directions beside the class means for which second moments are worth a part of the budget
-ACROSS = 80_000  # pure: epsilon n from which products across the basis are worth a part of the budget
+ACROSS = 500  # pure: epsilon n for each coordinate, from which products across the basis are worth it
 BROAD = 0.6  # least energy of a record around its class mean: real classes are broader than synthetic ones
 LOOSE = 1.1  # clip level of an energy, relative to what is expected
 APART = 0.8  # energy around class means, up to which second moments are best taken around them
@@ -94,8 +94,10 @@ def _enough(width: int) -> int:
 def _pure(n: int, classes: int, budget: float, features: Features) -> Plan:
     """Radial noise: a coordinate of a class mean has standard deviation 2 sqrt(k) M / (epsilon n)."""
     width, known = features.width, budget * n
-    across = known >= ACROSS
-    wide = min(width, _enough(width) * (3 if across else 2) // 2)
+    wide = _enough(width)
+    across = known >= ACROSS * wide
+    if across:
+        wide = min(width, 3 * wide // 2, max(wide, math.floor(known / (2 * ACROSS))))
     share = Fraction(2, 5) if across else Fraction(4, 5)
     k = min(wide, math.floor(float(share) * known / (PER_COORDINATE * classes)))
     q = min(k // 3, math.floor(math.sqrt(known) / 8))
@@ -112,7 +114,7 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> Plan:
         if across:
             between = energy_inside(energy, k, classes - 1, classes)
             levels = (math.sqrt(LOOSE * between), math.sqrt(LOOSE * max(energy - inside, 0.1 * energy)))
-            reasons += (f"products across the basis: epsilon n is at least {ACROSS}",)
+            reasons += (f"products across the basis: epsilon n is at least {ACROSS} for each coordinate",)
         return Plan(
             k, "radial", 1.0, 0.1, q=q, basis="means", around="means",
             second_level=math.sqrt(LOOSE * inside), across=levels, share_sums=share,

@@ -54,7 +54,7 @@ class Depth:
 LONG = Depth(runs=300_000, evaluations=200, whole=20_000, canaries=600, shadows=80)
 Step = Callable[[], list[Finding]]
 # Mechanisms whose every run is also made as a whole release, and how many times longer that takes.
-WHOLE = {"one class sum, Laplace": 1, "private relevance, Laplace": 20}
+WHOLE = {"one class sum, Laplace": 1, "private relevance, Laplace": 40}
 BUDGETS = (Fraction(1, 2), Fraction(2))  # of the one-dimensional releases that are run most often
 SLOW = {"radial": 20}  # a draw of this noise costs so many times that of the others
 

@@ -91,23 +91,26 @@ def two_worlds_bound(
         (lambda tpr, fpr: epsilon_at(tpr, fpr, delta)) if curve == "epsilon" else mu_at
     )
 
-    def bounded(positive: Reals, negative: Reals, thresholds: Reals) -> tuple[Reals, Reals, Reals]:
+    def bounded(
+        positive: Reals, negative: Reals, thresholds: Reals, level: float
+    ) -> tuple[Reals, Reals, Reals]:
         hits = len(positive) - np.searchsorted(np.sort(positive), thresholds, side="left")
         alarms = len(negative) - np.searchsorted(np.sort(negative), thresholds, side="left")
-        low = clopper_pearson_lower(hits, len(positive), alpha / 2)
-        high = clopper_pearson_upper(alarms, len(negative), alpha / 2)
+        low = clopper_pearson_lower(hits, len(positive), level / 2)
+        high = clopper_pearson_upper(alarms, len(negative), level / 2)
         return measure(low, high), hits / len(positive), alarms / len(negative)
 
     best: tuple[float, float, float] = (-1.0, 1.0, 0.0)  # value on the first half, sign, threshold
     for sign, positive, negative in ((1.0, one, two), (-1.0, -two, -one)):
         thresholds = _candidates(positive[:half], negative[:half])
-        values, _, _ = bounded(positive[:half], negative[:half], thresholds)
+        # The best of many is a lucky one, most so in the tails: a bound that holds for all at once is not.
+        values, _, _ = bounded(positive[:half], negative[:half], thresholds, alpha / len(thresholds))
         top = int(values.argmax())
         if values[top] > best[0]:
             best = (float(values[top]), sign, float(thresholds[top]))
     _, sign, threshold = best
     positive, negative = (one, two) if sign > 0 else (-two, -one)
-    value, tpr, fpr = bounded(positive[half:], negative[half:], np.array([threshold]))
+    value, tpr, fpr = bounded(positive[half:], negative[half:], np.array([threshold]), alpha)
     return Bound(float(value[0]), 1 - alpha, float(tpr[0]), float(fpr[0]), sign * threshold)
 
 

@@ -14,11 +14,12 @@ from adlm.certificate import Charge
 from adlm.curation import privatise
 from adlm.curator.additive import release_additive
 from adlm.curator.ledger import Ledger
-from adlm.curator.moments import Design, Second, release_moments
+from adlm.curator.moments import Design, release_moments
 from adlm.curator.noise import Source
 from adlm.curator.record_release import release_records
 from adlm.curator.records import Settings
 from adlm.curator.relevance import PrivateRelevance, private_relevance
+from adlm.curator.second import Cross, Second
 from adlm.public.columns import Column
 from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.features.identity import Identity
@@ -197,6 +198,9 @@ def designs() -> dict[str, tuple[Design, tuple[int | None, ...], int | None]]:
     """The moment releases that are audited: design, charges covered, focus of the search."""
     pure = Design(Fraction(1), Fraction(0), 3, 1.0)
     gaussian = Design(Fraction(4), DELTA, 3, 1.0)
+    radial = replace(pure, epsilon=Fraction(4), pure="radial")
+    around = Second(3, "means", 0.5, around="means")
+    across = Second(2, "means", 0.5, around="means", cross=Cross(0.5, 0.5, Fraction(1, 2)))
     return {
         "one class sum, Laplace": (replace(pure, k=1, constant=0.0), (0,), None),
         "one class sum, Gaussian": (replace(gaussian, k=1, constant=0.0), (0,), None),
@@ -212,6 +216,11 @@ def designs() -> dict[str, tuple[Design, tuple[int | None, ...], int | None]]:
         "class sums, Gaussian": (gaussian, (0,), None),
         "second moments, Gaussian": (replace(gaussian, second=Second(3, level=0.5)), (0, 1, 1), 1),
         "class sums and second moments, Gaussian": (replace(gaussian, second=Second(3)), (0, 0, 0), None),
+        "second moments, radial": (replace(radial, second=Second(3)), (0, 1), 1),
+        "second moments around means, radial": (replace(radial, second=around), (0, 1), 1),
+        "second moments around means, Gaussian": (replace(gaussian, second=around), (0, 1, 1), 1),
+        "products across the basis, radial": (replace(radial, second=across), (0, 1, 2), 2),
+        "products across the basis, Gaussian": (replace(gaussian, second=across), (0, 1, 1, 2), 2),
     }  # fmt: skip
 
 

@@ -104,7 +104,9 @@ def _corners(subject: Subject) -> list[_Pair]:
     full, none = np.ones((rows, width)), np.zeros((rows, width))
     first, last = none.copy(), none.copy()
     first[:, 0], last[:, -1] = 1.0, 1.0
+    mixed = full * np.where(np.arange(width) % 2, -1.0, 1.0)
     pairs = [(none, full), (first, last), (first, -first), (full, -full), (1e6 * first, -1e6 * last)]
+    pairs += [] if subject.box else [(1e6 * full, 1e6 * mixed)]
     return [_Pair(a, b, codes) for a, b in pairs for codes in ((0, 0), (0, 1))]
 
 

@@ -189,6 +189,11 @@ def test_a_table_can_be_released_record_by_record(place: Path) -> None:
     assert len((place / "t-predictions.csv").read_text().splitlines()) == 101
     run("export", "TM", "--out", "t.onnx")
     assert (place / "t.onnx").stat().st_size > 1000
+    run(*words, "--method", "adlm", "--batch-size", "20", "--epsilon", "4", "--out", "TA")
+    run("report", "TA", "--out", "ta.html")
+    text = (place / "ta.html").read_text()
+    assert "Relevance of columns" in text  # added up over the numbers that encode a column
+    assert ">age<" in text
 
 
 def test_random_fourier_features_are_asked_for_by_number_or_by_rule(place: Path) -> None:

@@ -222,6 +222,23 @@ def test_relevance_by_column_finds_the_column_that_matters() -> None:
     xml.dom.minidom.parseString(picture)
 
 
+def test_relevance_of_a_record_release_is_added_up_over_what_encodes_a_column() -> None:
+    from adlm.release import Release
+
+    table = made_table()
+    values = torch.tensor([0.2, 0.1, -0.3, 0.0, 0.1, 0.6], dtype=torch.float64)
+    release = Release.make(
+        {"relevance": values}, kind="records", domain=table.domain, settings={}, charges=(),
+        features={"spec": {"name": "tabular", "table": table.to_dict()}},
+    )  # fmt: skip
+    shares = tables.relevance(release)
+    assert shares == pytest.approx({"age": 0.2, "town": 0.2, "ill": 0.6})
+    other = Release.make({}, kind="records", domain=table.domain, settings={}, charges=(), features={})
+    assert not tables.has_columns(other)
+    with pytest.raises(UserError, match="of something else"):
+        tables.relevance(other)
+
+
 def test_the_number_of_records_is_kept_only_where_it_is_public() -> None:
     x, y = made_records(800, 2, 10)
     shown = privatise_encoded(passes(x, y), made_table(), epsilon=1, seed=0).certificate.settings["n"]

@@ -13,6 +13,7 @@ from adlm import additive
 from adlm.analyst.model import Model
 from adlm.errors import UserError
 from adlm.public.features.tabular import TabularFeatures
+from adlm.public.tables import TableDomain
 from adlm.release import Release
 
 ADDITIVE = "additive, in closed form"
@@ -94,17 +95,27 @@ def _slope(told: additive.Scores, curvature: float) -> float:
     return min(max(curvature / told.n / (share * (1 - share)), 0.2), 1.0)
 
 
+def has_columns(release: Release) -> bool:
+    """Whether the relevance of a table's columns can be told: of an additive release, or by private LRP."""
+    spec = release.certificate.features.get("spec") or {}
+    return is_additive(release) or (spec.get("name") == "tabular" and "relevance" in release.tensors)
+
+
 def relevance(release: Release) -> dict[str, float]:
     """How much each original column moves the prediction, as shares that sum to one.
 
-    In a linear model LRP gives a cell the relevance weight times value, so a column's relevance to a record
-    is the weight of the cell that is on. What is shown is its standard deviation over the records, cells
-    counted by their *released* tables: it reads the release alone and costs nothing. Random Fourier features
-    read all numeric columns, so they are shown together, as `waves`.
+    A record release carries private relevances (LRP, charged) of the numbers that encode a column: they are
+    added up. In a linear model LRP gives a cell the relevance weight times value, so a column's relevance to
+    a record is the weight of the cell that is on. What is shown is its standard deviation over the records,
+    cells counted by their *released* tables: it reads the release alone and costs nothing. Random Fourier
+    features read all numeric columns, so they are shown together, as `waves`.
     """
-    features = release.features()
-    if not isinstance(features, TabularFeatures) or not is_additive(release):
+    if not has_columns(release):
         raise UserError("relevance by column is for a table's release; this one is of something else")
+    if not is_additive(release):
+        return _of_records(release)
+    features = release.features()
+    assert isinstance(features, TabularFeatures)
     model = _linear(release, features, 3, 1.0)
     records = release.tensors["records"].numpy()
     spread: dict[str, float] = {}
@@ -115,8 +126,22 @@ def relevance(release: Release) -> dict[str, float]:
         variance = float((mass * (weight - middle) ** 2).sum())
         name = WAVES if features.is_wave(start) else name
         spread[name] = float(np.hypot(spread.get(name, 0.0), np.sqrt(variance)))
-    total = sum(spread.values()) or 1.0
-    return {name: value / total for name, value in spread.items()}
+    return _shares(spread)
+
+
+def _of_records(release: Release) -> dict[str, float]:
+    values = release.tensors["relevance"].flatten().clamp_min(0).tolist()
+    table = TableDomain.from_dict(release.certificate.features["spec"]["table"])
+    added: dict[str, float] = {}
+    for column in table.features:
+        added[column.name] = sum(values[: column.width])
+        del values[: column.width]
+    return _shares(added)
+
+
+def _shares(values: dict[str, float]) -> dict[str, float]:
+    total = sum(values.values()) or 1.0
+    return {name: value / total for name, value in values.items()}
 
 
 def relevance_picture(release: Release) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from adlm.analyst.tables import is_additive, relevance_picture
+from adlm.analyst.tables import has_columns, relevance_picture
 from adlm.moments import Moments
 from adlm.release import Certificate
 from adlm.report import drawing
@@ -34,7 +34,7 @@ def relevance_maps(subject: Subject) -> Section | None:
     """Show the private relevance of each feature, and the budget ratios that follow from it."""
     if subject.release is None:
         return None
-    if is_additive(subject.release):
+    if has_columns(subject.release):
         caption = (
             "Relevance of each column: what share of the model's answers it moves, by the release alone."
         )

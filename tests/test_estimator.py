@@ -144,3 +144,10 @@ def test_it_persists_without_pickle(tmp_path: Path) -> None:
     assert names == {
         "estimator.json", "release.safetensors", "certificate.json", "model.safetensors", "model.json",
     }  # fmt: skip
+
+
+def test_images_have_no_random_fourier_features() -> None:
+    x, y = np.zeros((4, 8, 8)), [0, 1, 0, 1]
+    domain = Domain((8, 8), 0, 1, ("a", "b"), "replace-one", "drawn")
+    with pytest.raises(UserError, match="fourier is for tables"):
+        AdLMClassifier(domain=domain, fourier=3).fit(x, y)

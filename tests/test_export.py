@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pandas as pd
 import pytest
@@ -173,6 +174,9 @@ def test_the_committed_domains_can_be_exported(tmp_path: Path, name: str) -> Non
     table = TableDomain.load(Path(__file__).parents[1] / "examples" / f"{name}.toml")
     export_onnx(made_model(table), tmp_path / "m.onnx")
     assert len(session(tmp_path / "m.onnx").get_inputs()) == len(table.features)
+    graph = onnx.load(tmp_path / "m.onnx").graph
+    used = {name for node in graph.node for name in node.input}
+    assert {constant.name for constant in graph.initializer} <= used
 
 
 def test_arrays_in_their_own_units_are_served_with_the_same_predictions(tmp_path: Path) -> None:

@@ -119,6 +119,8 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.model_ = tables.train(self.release_)
         else:
             assert domain is not None
+            if self.fourier:
+                raise UserError("fourier is for tables; leave it at 0 for images")
             self.release_ = privatise(
                 x, codes, domain=domain, epsilon=self.epsilon, delta=self.delta, ledger=ledger, seed=seed,
                 size=self.size,

@@ -148,7 +148,9 @@ def _with_metadata(raw: bytes, model: Model, table: TableDomain | None) -> bytes
 def _run(data: bytes, inputs: dict[str, Any], model: Model) -> Any:
     runtime = _library("onnxruntime")
     try:
-        session = runtime.InferenceSession(data, providers=["CPUExecutionProvider"])
+        quiet = runtime.SessionOptions()
+        quiet.log_severity_level = 3  # what it makes simpler is no news to whoever exports
+        session = runtime.InferenceSession(data, quiet, providers=["CPUExecutionProvider"])
         return session.run(["probabilities"], inputs)[0]
     except Exception as error:  # onnxruntime has no common base class for its errors
         raise _unable(model, str(error).strip().splitlines()[0]) from None

@@ -158,10 +158,10 @@ def _texts(graph: _Graph, column: Column, x: str, missing: tuple[str, ...]) -> t
     gone, bad = _is(graph, code, MISSING), _is(graph, code, UNKNOWN)
     bad = bad if column.missing is not None else graph.op("Or", bad, gone)
     if column.kind == "categorical":
-        last = graph.constant(np.int64(column.width - 1))
-        chosen = graph.op("Where", gone, last, code) if column.missing is not None else code
+        if column.missing is not None:
+            code = graph.op("Where", gone, graph.constant(np.int64(column.width - 1)), code)
         places = graph.constant(np.arange(column.width, dtype=np.int64)[None])
-        return graph.to_float(graph.op("Equal", chosen, places)), bad
+        return graph.to_float(graph.op("Equal", code, places)), bad
     top = graph.constant(float(len(column.levels) - 1))
     return graph.beside(column, graph.op("Div", graph.op("Cast", code, to=11), top), gone), bad
 

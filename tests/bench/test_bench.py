@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from adlm.bench import comparisons, conduct
 from adlm.bench.comparisons import Scale
 from adlm.bench.ratio import Ratio, exponent, interleave, ratio
-from adlm.bench.subjects import measure
+from adlm.bench.subjects import measure, to_the_end
 from adlm.cli.app import app
 from adlm.errors import UserError
 
@@ -63,6 +63,49 @@ def test_noise_is_compared_with_numpy_and_opendp(monkeypatch: pytest.MonkeyPatch
     assert all(entry.value is None or 0 < entry.value < 1e6 for entry in found)
     monkeypatch.setitem(sys.modules, "opendp.prelude", None)
     assert "pip install opendp" in comparisons.noise(Scale(quick=True, repeats=1))[1].note
+
+
+def test_epochs_are_measured_on_both_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, object]] = []
+
+    def figures(subject: str, words: dict[str, object]) -> dict[str, float]:
+        given.append(words)
+        return {
+            "seconds": {"epoch-release": 2.0, "epoch-plain": 2.0, "epoch-opacus": 5.0}[subject],
+            "peak": 8.0,
+        }
+
+    monkeypatch.setattr(comparisons, "measure", figures)
+    found = comparisons.training(Scale(quick=True, repeats=2))
+    assert [entry.value for entry in found] == [1.0, 0.4, 1.0, 2.5] * 2
+    assert {(words["network"], words["batch"]) for words in given} == {("paper-mnist", 1800), ("tanh", 2048)}
+
+
+def test_steps_that_are_not_made_are_added_and_nothing_else_is() -> None:
+    # ten seconds, of which four for a quarter of the steps: six for the rest and sixteen for all steps
+    assert to_the_end(10.0, 4.0, 0.25) == pytest.approx(22.0)
+    assert to_the_end(10.0, 4.0, 1.0) == 10.0
+
+
+def test_growth_is_fitted_from_one_set_of_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time that grows as n, d = side^2 and k^2, and memory of half a byte for each byte of records."""
+
+    def figures(subject: str, words: dict[str, int]) -> dict[str, float]:
+        n, side, k = words["n"], words.get("side", 28), words.get("k", 1)
+        size = n * side**2
+        return {"seconds": size * k**2 * 1e-6, "input": size, "peak": 1e8 + size / 2}
+
+    monkeypatch.setattr(comparisons, "measure", figures)
+    found = comparisons.growth(Scale(quick=True, repeats=2))
+    values = {entry.name.removeprefix("growth: "): entry.value for entry in found}
+    assert values == {
+        "record release, time over n, exponent": pytest.approx(1),
+        "record release, bytes of memory for each further byte of records": pytest.approx(0.5),
+        "record release, time over d, exponent": pytest.approx(1),
+        "moment release, time over n, exponent": pytest.approx(1),
+        "moment release, time over k, exponent": pytest.approx(2),
+    }
+    assert len(found[1].detail["peak_relative"]) == 3
 
 
 def test_a_missing_kymatio_is_one_sentence() -> None:

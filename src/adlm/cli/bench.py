@@ -37,6 +37,7 @@ def bench(
     output = Output(as_json, quiet)
     words = ["adlm bench", *(["--quick"] if quick else []), f"--repeats {repeats}"]
     words += [f"--only {only}"] if only else []
+    words += ["--kymatio-python PATH"] if kymatio_python else []
     names = [part.strip() for part in (only or "").split(",") if part.strip()]
     scale = Scale(quick, repeats, kymatio_python or sys.executable)
     result = conduct(names, scale, out, " ".join(words))

@@ -209,6 +209,23 @@ def _allocation(widths: tuple[int, ...], seeds: int) -> tuple[Group, ...]:
     )  # fmt: skip
 
 
+def _rule(name: str, title: str, data: str, **settings: Any) -> Experiment:
+    """The rule's plan against plans beside it, on records that the rule was not made on."""
+    beside: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("moments", {}), ("sums-only", {"second": 0}),
+        ("half-k", {"times": 0.5}), ("twice-k", {"times": 2.0}),
+    )  # fmt: skip
+
+    def groups(seeds: int) -> tuple[Group, ...]:
+        return tuple(
+            Group(f"{method}{suffix}", ("0.5", "1", "2", "4"), seeds, delta, settings | change)
+            for suffix, delta in (("-pure", "0"), ("", DELTA))
+            for method, change in beside
+        )
+
+    return Experiment(f"rule-{name}", title, data, "rule", groups(8), groups(20))
+
+
 EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
@@ -258,6 +275,9 @@ EXPERIMENTS = {
             "cifar10", "Accuracy over proved epsilon on CIFAR-10", quick=_COLOUR_QUICK, full=_COLOUR_FULL
         ),
         _frontier("digits", "What 1,437 records can expect", quick=(), full=()),
+        _rule("digits", "The rule and plans beside it: scikit-learn's digits", "digits"),
+        _rule("small", "The rule and plans beside it: 6,000 records of MNIST", "mnist", n=6_000),
+        _rule("five", "The rule and plans beside it: the first five classes of MNIST", "mnist", classes=5),
         *_forever(None, 60_000, 2, 5000, 200),
         Experiment(
             "allocation",

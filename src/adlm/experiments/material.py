@@ -97,14 +97,25 @@ def moment_release(
     second: int | None = None,
     allocation: str | None = None,
     wide: int | None = None,
+    classes: int | None = None,
+    times: float | None = None,
 ) -> Release:
-    """Make the release that `adlm.privatise` makes, on features that were taken before."""
+    """Make the release that `adlm.privatise` makes, on features that were taken before.
+
+    `classes` keeps records of the first ones alone; `times` changes the rule's k by a factor.
+    """
     declared, public = domain(data, neighbours), features(data, wide)
+    if classes is not None:
+        declared = replace(declared, classes=declared.classes[:classes])
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     codes = split(data, "train").first(n).y
+    kept = codes < len(declared.classes)
+    codes = codes[kept]
     plan = choose(len(codes), len(declared.classes), float(budget), float(slack), neighbours, public)
+    if times is not None:
+        k = min(public.width, max(1, round(times * plan.k)))
     plan = adjusted(plan, public, k=k, second=second, allocation=allocation)
-    z = narrowed(data, "train", plan.k, n, wide)
+    z = narrowed(data, "train", plan.k, n, wide)[kept]
 
     def batches() -> list[Batch]:
         return [(z[i : i + _ROWS], codes[i : i + _ROWS]) for i in range(0, len(z), _ROWS)]
@@ -120,12 +131,16 @@ def moment_release(
     )
 
 
-def head_accuracy(head: torch.nn.Module, data: str, width: int, wide: int | None = None) -> float:
-    """Share of test records whose class a head on features of that width finds."""
-    z = torch.from_numpy(np.array(narrowed(data, "test", width, wide=wide)))
+def head_accuracy(
+    head: torch.nn.Module, data: str, width: int, wide: int | None = None, classes: int | None = None
+) -> float:
+    """Share of test records (of the first classes) whose class a head on features of that width finds."""
+    truth = split(data, "test").y
+    kept = truth < (classes or len(datasets.domain(data).classes))
+    z = torch.from_numpy(np.array(narrowed(data, "test", width, wide=wide)[kept]))
     with torch.inference_mode():
         found = head.eval()(z).argmax(1).numpy()
-    return float((found == split(data, "test").y).mean())
+    return float((found == truth[kept]).mean())
 
 
 def ceiling(data: str, n: int | None = None) -> float:

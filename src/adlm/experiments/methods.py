@@ -40,12 +40,14 @@ def moments(cell: Cell) -> Outcome:
     release = material.moment_release(
         cell.data, epsilon=cell.epsilon, delta=cell.delta, seed=cell.entropy, **cell.settings
     )
-    width, classes = release.features().width, len(datasets.domain(cell.data).classes)
-    plan = release.certificate.settings["plan"]
+    plan, wide, classes = (
+        release.certificate.settings["plan"], cell.settings.get("wide"), cell.settings.get("classes"),
+    )  # fmt: skip
     try:
-        accuracy = material.head_accuracy(fit(release).head, cell.data, width, cell.settings.get("wide"))
+        head = fit(release).head
+        accuracy = material.head_accuracy(head, cell.data, release.features().width, wide, classes)
     except UserError:  # the noisy counts of a small data set under add-remove can say that nobody is there
-        accuracy = 1 / classes
+        accuracy = 1 / len(release.certificate.domain.classes)
     return release.certificate.totals.to_dict() | {
         "accuracy": accuracy,
         "k": plan["k"],

@@ -8,6 +8,7 @@ from functools import lru_cache
 from adlm.experiments import forever, material, methods
 from adlm.experiments.cells import Cell, Done, Outcome
 
+BESIDE = {"half-k": "half the k", "twice-k": "twice the k", "sums-only": "class sums only"}
 FROM_PIXELS = ("adlm", "ilm", "psgd-abadi", "psgd-tanh")
 
 
@@ -36,6 +37,7 @@ METHODS: dict[str, Callable[[Cell], Outcome]] = {
     "adlm-moments": methods.moments,
     "ilm-moments-pure": methods.moments,
     "adlm-moments-pure": methods.moments,
+    **{f"{name}{suffix}": methods.moments for name in BESIDE for suffix in ("-pure", "")},
     "adlm": methods.records,
     "ilm": methods.records,
     "psgd-abadi": methods.psgd_network,
@@ -59,6 +61,11 @@ LABELS = {
     "adlm-moments": "moment release, adaptive noise",
     "ilm-moments-pure": "moment release, identical noise, pure",
     "adlm-moments-pure": "moment release, adaptive noise, pure",
+    **{
+        f"{name}{suffix}": f"{told}, {noise}"
+        for name, told in BESIDE.items()
+        for suffix, noise in (("-pure", "pure"), ("", "delta 1e-5"))
+    },
     "adlm": "AdLM records, as written",
     "ilm": "ILM records, as written",
     "psgd-abadi": "pSGD (a), Abadi et al. settings",

@@ -20,10 +20,12 @@ from adlm.audit.finding import ALPHA, COMMAND_ALPHA, MOST_TESTS, VIOLATED, Findi
 from adlm.audit.runner import Audit, Depth
 from adlm.audit.subjects import image_domain, paper_settings
 from adlm.cli.audit import audit
+from adlm.curation import privatise
 from adlm.curator.ledger import Ledger
-from adlm.curator.moments import Design, Second, release_moments
+from adlm.curator.moments import Design, release_moments
 from adlm.curator.noise import Source
 from adlm.curator.record_release import release_records
+from adlm.curator.second import Cross, Second
 from adlm.privatise_table import privatise_encoded
 from adlm.public.columns import Column
 from adlm.public.domain import Domain
@@ -49,12 +51,16 @@ def release(design: Design, source: Source, relation: str = "replace-one") -> Re
 
 
 PURE = Design(Fraction(1), Fraction(0), 4, 1.0)
+STAGED = Second(3, "means", 0.5, around="means", cross=Cross(0.5, 0.5, Fraction(1, 2)))
 DESIGNS = {
     "pure": PURE,
     "adaptive": replace(PURE, scales=(1.0, 2.0, 3.0, 0.5)),
     "radial": replace(PURE, pure="radial"),
     "pure with second moments": replace(PURE, second=Second(3)),
     "joint": replace(PURE, delta=Fraction(1, 10**5), second=Second(4)),
+    "two parts": replace(PURE, delta=Fraction(1, 10**5), second=Second(4, level=0.5)),
+    "radial, in stages": replace(PURE, pure="radial", second=STAGED),
+    "gaussian, in stages": replace(PURE, delta=Fraction(1, 10**5), second=STAGED),
     "gaussian": replace(PURE, delta=Fraction(1, 10**5), contributions=3),
 }
 
@@ -66,6 +72,24 @@ def test_a_sound_release_passes(design: Design, relation: str, tmp_path: Path) -
     findings = audit_release(tmp_path / "R", 2000, Source.system())
     assert [f.verdict for f in findings] == ["holds"] * len(findings)
     assert len(findings) >= 2
+
+
+@pytest.mark.parametrize("delta", [0, "1e-5"])
+def test_a_release_by_private_relevance_passes_and_a_cheaper_first_one_does_not(
+    delta: object, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.random((3000, 5)), rng.integers(0, 2, 3000).astype(str)
+    domain = Domain((5,), 0.0, 1.0, ("0", "1"))
+    made = privatise(x, y, domain=domain, epsilon=4, delta=delta, relevance="private", allocation="optimal")
+    made.save(tmp_path / "R")
+    findings = audit_release(tmp_path / "R", 1000, Source.system())
+    assert [f.verdict for f in findings] == ["holds"] * len(findings)
+    assert findings[1].mechanism.endswith("for private relevances")
+    first, *others = made.certificate.charges
+    cheap = replace(first, sensitivity=first.sensitivity / 2)
+    Release(made.tensors, replace(made.certificate, charges=(cheap, *others))).save(tmp_path / "S")
+    assert audit_release(tmp_path / "S", 200, Source.system())[0].verdict == VIOLATED
 
 
 def test_a_sound_record_release_passes_and_a_doctored_one_does_not(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from adlm.polynomial import by_name
 from adlm.public.table_rule import TablePlan
 from adlm.release import SEEDED, Release
 
-FINE = 1 << 20  # sensitivities that are not whole numbers are audited on a finer grid
+FINE = 1 << 20  # small sensitivities that are not whole numbers are audited on a finer grid
 
 
 def audit_release(folder: Path, runs: int, source: Source) -> list[Finding]:
@@ -156,10 +156,13 @@ def _moments(release: Release) -> list[str]:
     design = rebuilt_design(release)
     neighbours = release.certificate.domain.neighbours
     _, again = calibrate(design, neighbours)
-    own = charges[len(charges) - len(again) :]
+    earlier, own = charges[: len(charges) - len(again)], charges[len(charges) - len(again) :]
     if [c.mechanism for c in again] != [c.mechanism for c in own]:
         return ["the charges are not those of the settings"]
-    faults = _too_small(own, again)
+    _, first = calibrate(replace(design, scales=None, second=None), neighbours)
+    if len(earlier) not in (0, len(first)):
+        return ["there are charges that the settings do not account for"]
+    faults = [*(_too_small(earlier, first) if earlier else ()), *_too_small(own, again)]
     if not design.joint:
         faults.extend(_stated_noise(settings["sd_sums"], own[0], design))
     table = release.tensors["class_sums"]
@@ -189,7 +192,8 @@ def _joint(settings: Mapping[str, Any], charge: Charge, design: Design, neighbou
 
 def _attacked(charge: Charge, name: str, runs: int, source: Source) -> Finding:
     """Attack the product's sampler at one charge's scale, on inputs at the distance it declares."""
-    factor = 1 if charge.sensitivity.denominator == 1 else FINE
+    whole = charge.sensitivity.denominator == 1 or charge.sensitivity >= FINE
+    factor = 1 if whole else FINE
     moved, scale = float(math.floor(charge.sensitivity * factor)), charge.scale * factor
     one, two = np.array([moved]), np.array([0.0])
     few = min(runs, 5000) if charge.mechanism == "radial" else runs

@@ -39,7 +39,7 @@ def test_epsilon_is_flat_for_a_release_and_grows_for_dp_sgd(tmp_path: Path) -> N
 
 def test_trials_are_chosen_without_the_test_split_and_cost_dp_sgd_its_budget(tmp_path: Path) -> None:
     ours = done("search-release", n=N, draws=300, trials=4)
-    theirs = done("search-psgd", **HEAD, n=N, trials=50)
+    theirs = done("search-psgd", **HEAD, n=N, trials=50, within=HEAD | {"epochs": 2})
     found = ours.outcome
     assert found["worst_trial"] <= found["accuracy"] <= found["best_trial"]
     assert found["epsilon_proved"] <= 2

@@ -179,6 +179,7 @@ def _forever(
 ) -> tuple[Experiment, Experiment]:
     grow = {"n": n, "shown": list(_EPOCHS), "draws": draws, "hidden": 64, "batch": 500, "rate": 1e-3}
     linear = {k: v for k, v in _dpsgd(dpsgd.LINEAR, n=psgd_n).items() if k != "epochs"}
+    share = _dpsgd(dpsgd.linear_for(0.5 / 20))  # 200 trials within 0.5 have about a twentieth of it each
     epochs = (
         Group("epochs-release", ("0.5",), seeds, DELTA, grow),
         # one seed: a thousand epochs of it take as long as all else here, and seeds differ by 0.1 points
@@ -186,7 +187,9 @@ def _forever(
     )
     search = (
         Group("search-release", ("0.5",), seeds, DELTA, {"n": n, "draws": 4000, "trials": trials}),
-        Group("search-psgd", ("0.5",), seeds, DELTA, _dpsgd(dpsgd.LINEAR, n=psgd_n, trials=trials)),
+        Group(
+            "search-psgd", ("0.5",), seeds, DELTA, _dpsgd(dpsgd.LINEAR, n=psgd_n, trials=trials, within=share)
+        ),
     )
     return (
         Experiment(

@@ -149,28 +149,30 @@ def search_release(cell: Cell) -> Outcome:
 
 
 def search_psgd(cell: Cell) -> Outcome:
-    """What as many trials cost DP-SGD: the epsilon of all, and what one reaches when all must fit in it."""
+    """What as many trials cost DP-SGD: the epsilon of all, and what one reaches when all must fit in it.
+
+    A trial that has its share of the budget only is run with settings that suit so small a one.
+    """
     s = dict(cell.settings)
-    n, count = s.pop("n"), s.pop("trials")
-    settings = dpsgd.Settings(**s)
+    n, count, within = s.pop("n"), s.pop("trials"), dpsgd.Settings(**s.pop("within"))
+    alone = dpsgd.Settings(**s)
     z, y = _vectors(cell.data, "train", n)
     test, answers = _vectors(cell.data, "test")
     classes, delta = len(datasets.domain(cell.data).classes), float(cell.delta)
 
-    def reached(certificate: dpsgd.Certificate) -> float:
+    def reached(settings: dpsgd.Settings, certificate: dpsgd.Certificate) -> float:
         head = linear(z.shape[1], classes)
         trained = dpsgd.follow(head, z, y, settings, certificate, seed=cell.entropy)
         return trained.accuracy(test, answers)
 
-    one = dpsgd.certify(settings, len(z), cell.epsilon, cell.delta)
+    one = dpsgd.certify(alone, len(z), cell.epsilon, cell.delta)
     every = quick_epsilon(one.noise_multiplier, one.rate, count * one.steps, delta)
-    all_in = dpsgd.certify(
-        replace(settings, epochs=count * settings.epochs), len(z), cell.epsilon, cell.delta
-    )
-    share = epsilon_spent(all_in.noise_multiplier, one.rate, one.steps, delta, float(one.epsilon) / 20)
-    return one.to_dict() | {
-        "accuracy": reached(replace(one, noise_multiplier=all_in.noise_multiplier)),
-        "accuracy_one_trial": reached(one),
+    all_in = dpsgd.certify(replace(within, epochs=count * within.epochs), len(z), cell.epsilon, cell.delta)
+    trial = replace(all_in, steps=within.steps(len(z)))
+    share = epsilon_spent(trial.noise_multiplier, trial.rate, trial.steps, delta, float(one.epsilon) / 20)
+    return all_in.to_dict() | {
+        "accuracy": reached(within, trial),
+        "accuracy_one_trial": reached(alone, one),
         "trials": count,
         "epsilon_all_trials": every,
         "epsilon_share_of_a_trial": share,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm import progress
-from adlm.analyst import checkpoint
+from adlm.analyst import checkpoint, in_chunks
 from adlm.analyst.examples import Examples, batch_loss
 from adlm.errors import UserError
 
@@ -193,7 +193,7 @@ def _step(network: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, targe
 
     def closure() -> float:
         optimiser.zero_grad()
-        value = batch_loss(network(x), target)
+        value = batch_loss(in_chunks.forward(network, x), target)
         found = float(value.detach())
         if not math.isfinite(found):
             raise _NotFiniteError

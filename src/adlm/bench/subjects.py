@@ -125,7 +125,7 @@ def epoch_opacus(given: Given) -> Figures:
     scaled = torch.from_numpy(_domain(given).scale(x))
     network = networks.uncoupled(_network(given))
     batch = min(given["batch"], len(x) - 1)
-    settings = dpsgd.Settings("bench", batch, 1, 1.0, 0.01, chunk=given["batch"])
+    settings = dpsgd.Settings("bench", batch, 1, 1.0, 0.01, chunk=int(given.get("chunk", batch)))
     certificate = dpsgd.Certificate(
         Fraction(1), Fraction(1, 10**5), batch / len(x), settings.steps(len(x)), 1.0, 1.0
     )

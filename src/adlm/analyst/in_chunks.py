@@ -1,0 +1,45 @@
+"""A network's layers on a large batch, a part of the batch at a time where that changes nothing.
+
+The feature maps of a batch of 1,800 images are hundreds of megabytes for each layer. Layers that treat every
+record by itself give the same in chunks, and what fits in a cache and in memory that is already there takes
+half the time on a CPU. Layers that look at the whole batch, such as the paper's min-max, get the whole batch.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from adlm.analyst.normalisation import LocalResponseNorm
+
+ROWS = 256
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+BY_RECORD = (
+    *CONVOLUTIONS, nn.Linear, nn.ReLU, nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.GELU, nn.ELU, nn.SiLU,
+    nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
+    nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.GroupNorm, nn.LayerNorm, LocalResponseNorm,
+)  # fmt: skip
+
+
+def separable(network: nn.Module) -> int:
+    """Return how many leading layers of a network are known to treat every record by itself.
+
+    None when there is no convolution among them: dense layers gain nothing from chunks.
+    """
+    if type(network) is not nn.Sequential:
+        return 0  # a class derived from it may go through its layers in a way of its own
+    layers = list(network.children())
+    count = next((i for i, layer in enumerate(layers) if type(layer) not in BY_RECORD), len(layers))
+    return count if any(isinstance(layer, CONVOLUTIONS) for layer in layers[:count]) else 0
+
+
+def forward(network: nn.Module, x: Tensor, rows: int = ROWS) -> Tensor:
+    """Return network(x), equal up to rounding, its leading layers in chunks of the batch on a CPU."""
+    count = separable(network) if x.device.type == "cpu" and len(x) > rows else 0
+    if not count:
+        whole: Tensor = network(x)
+        return whole
+    assert isinstance(network, nn.Sequential)
+    leading, rest = network[:count], network[count:]
+    joined: Tensor = rest(torch.cat([leading(part) for part in torch.split(x, rows)]))
+    return joined

@@ -15,8 +15,10 @@ from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.curator.record_release import release_records
 from adlm.curator.records import Settings
-from adlm.experiments.what_is_proved import L, linear, proved_table, settings, table
+from adlm.experiments.what_is_proved import L, linear, own_networks, proved_table, settings, table
 from adlm.public.domain import Domain
+
+ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_table_without_data_is_the_arithmetic_of_the_design() -> None:
@@ -67,3 +69,9 @@ def test_every_run_has_its_own_key_and_finds_its_line_in_the_table(tmp_path: Pat
     }
     (tmp_path / "r.jsonl").write_text(json.dumps(line) + "\n")
     assert "| adlm | counted | 2 | 1.279 | 10.3 % | 20.0 % |" in table(tmp_path / "r.jsonl")
+
+
+def test_the_page_shows_what_the_result_files_say() -> None:
+    text = (ROOT / "docs" / "what-is-proved.md").read_text()
+    assert table(ROOT / "results" / "what-is-proved.jsonl").split("\n\n")[1] in text
+    assert own_networks(ROOT / "results" / "paper-networks.jsonl") in text

@@ -192,26 +192,31 @@ def _epochs(summary: Mapping[str, Any]) -> Any:
 
 
 def _search(summary: Mapping[str, Any]) -> Any:
-    figure, axes = _new(6.4, 2.8)
-    names, values, colours = [], [], []
+    figure, axes = _new(7.0, 2.8)
+    points: list[tuple[str, float, str]] = []
     for row in summary["rows"]:
+        spent, trials = f"epsilon {shown(row['epsilon_proved'])}", f"{row['trials']:.0f} trials"
         if row["method"] == "search-release":
-            parts = (("chosen of all trials", row["accuracy"]), ("median trial", row["median_trial"]))
-            epsilon, colour, who = row["epsilon_proved"], "#1f4e9c", "release"
+            points += [
+                (f"release: chosen of {trials} ({spent} for all)", row["accuracy"], "#1f4e9c"),
+                (f"release: median trial ({spent} for all)", row["median_trial"], "#1f4e9c"),
+                (f"release: closed form, no search ({spent})", row["closed_form"], "#1f4e9c"),
+            ]
         else:
-            parts = (
-                ("one trial", row["accuracy_one_trial"]),
-                (f"{row['trials']:.0f} trials within the budget", row["accuracy"]),
-            )
-            epsilon, colour, who = row["epsilon_proved"], "#b35806", "DP-SGD"
-        for what, accuracy in parts:
-            names.append(f"{who}: {what} (epsilon {epsilon:.2g})")
-            values.append(100 * accuracy)
-            colours.append(colour)
-    bars = axes.barh(names[::-1], values[::-1], color=colours[::-1])
-    axes.bar_label(bars, fmt="%.1f", fontsize=7)
+            every = shown(row["epsilon_all_trials"])
+            alone = f"DP-SGD: one trial ({spent}; {every} for {trials})"
+            points += [
+                (alone, row["accuracy_one_trial"], "#b35806"),
+                (f"DP-SGD: each of {trials} ({spent} for all)", row["accuracy"], "#b35806"),
+            ]
+    for place, (_, accuracy, colour) in enumerate(points):
+        axes.plot(100 * accuracy, -place, "o", color=colour)
+        figure_at = (100 * accuracy, -place)
+        axes.annotate(f"{figure_at[0]:.1f}", figure_at, (6, -2.5), textcoords="offset points", fontsize=7)
+    axes.set_yticks([-place for place in range(len(points))], [name for name, *_ in points], fontsize=7)
+    axes.set_ylim(0.6 - len(points), 0.6)
+    axes.margins(x=0.15)
     axes.set_xlabel("test accuracy, %")
-    axes.tick_params(axis="y", labelsize=7)
     axes.set_title(summary["title"], fontsize=9)
     return figure
 

@@ -219,14 +219,14 @@ def _rule(name: str, title: str, data: str, **settings: Any) -> Experiment:
         ("half-k", {"times": 0.5}), ("twice-k", {"times": 2.0}),
     )  # fmt: skip
 
-    def groups(seeds: int) -> tuple[Group, ...]:
+    def groups(epsilons: tuple[str, ...], seeds: int) -> tuple[Group, ...]:
         return tuple(
-            Group(f"{method}{suffix}", ("0.5", "1", "2", "4"), seeds, delta, settings | change)
+            Group(f"{method}{suffix}", epsilons, seeds, delta, settings | change)
             for suffix, delta in (("-pure", "0"), ("", DELTA))
             for method, change in beside
         )
 
-    return Experiment(f"rule-{name}", title, data, "rule", groups(8), groups(20))
+    return Experiment(f"rule-{name}", title, data, "rule", groups(("0.5", "2"), 5), groups(FRONTIER, 20))
 
 
 EXPERIMENTS = {

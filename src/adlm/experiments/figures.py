@@ -183,6 +183,9 @@ def _epochs(summary: Mapping[str, Any]) -> Any:
         right.plot(x, spent, ls=":", color=colour, label=f"{row['label']}: epsilon")
     _log_axis(axes, [point[0] for row in summary["rows"] for point in row["history"]])
     right.set_yscale("log")
+    told = {shown(point[2]): point[2] for row in summary["rows"] for point in row["history"]}
+    right.set_yticks(list(told.values()), list(told))
+    right.set_yticks([], minor=True)
     axes.set_xlabel("epochs")
     axes.set_ylabel("test accuracy, %")
     right.set_ylabel("proved epsilon (dotted)")

@@ -53,8 +53,10 @@ def test_every_plan_can_be_followed(width: int, n: int, classes: int, delta: flo
 
 @pytest.mark.parametrize("delta", [0.0, 1e-5])
 def test_more_budget_never_means_fewer_coordinates(delta: float) -> None:
+    """Until products across the basis come in, which cost more the more coordinates there are."""
     chosen = plans(400, 60000, 10, delta)
-    assert [p.k for p in chosen] == sorted(p.k for p in chosen)
+    for some in ([p.k for p in chosen if not p.across], [p.k for p in chosen if p.across]):
+        assert some == sorted(some)
     assert chosen[0].q == 0
     assert chosen[-1].q > 0
     first = next(i for i, p in enumerate(chosen) if p.q)

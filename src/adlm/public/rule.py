@@ -20,6 +20,7 @@ from adlm.public.features.narrowed import narrow
 
 # Fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public for that.
 PER_COORDINATE = 10  # pure: records of a class, times epsilon, that a coordinate needs
+SPARE = 16  # the same, of a coordinate beyond those that are enough
 FEWEST = 10  # coordinates, however small the budget
 ENOUGH = (100, 200)  # coordinates for class sums without noise: a third of the width, within these
 LEAST = 4  # directions beside the class means for which second moments are worth a part of the budget
@@ -96,9 +97,10 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> Plan:
     width, known = features.width, budget * n
     wide = _enough(width)
     across = known >= ACROSS * wide
-    if across:
-        wide = min(width, 3 * wide // 2, max(wide, math.floor(known / (2 * ACROSS))))
     share = Fraction(2, 5) if across else Fraction(4, 5)
+    # Beyond enough, a coordinate adds little: only where it costs little, and less so with products across.
+    spare = known / (2 * ACROSS) if across else float(share) * known / (SPARE * classes)
+    wide = min(width, 3 * wide // 2, max(wide, math.floor(spare)))
     k = min(wide, math.floor(float(share) * known / (PER_COORDINATE * classes)))
     q = min(k // 3, math.floor(math.sqrt(known) / 8))
     if q >= classes + LEAST:

@@ -26,9 +26,9 @@ from adlm.sampling import ClassLaws, class_laws
 
 
 def _release(cell: Cell) -> Release:
-    n, neighbours = cell.settings.get("n"), cell.settings.get("neighbours", "replace-one")
+    asked = material.Asked(cell.settings.get("n"), cell.settings.get("neighbours", "replace-one"))
     return material.moment_release(
-        cell.data, epsilon=cell.epsilon, delta=cell.delta, seed=cell.entropy, n=n, neighbours=neighbours
+        cell.data, asked, epsilon=cell.epsilon, delta=cell.delta, seed=cell.entropy
     )
 
 

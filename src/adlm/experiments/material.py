@@ -25,7 +25,7 @@ from adlm.moments import Moments
 from adlm.public import datasets
 from adlm.public.domain import Domain
 from adlm.public.features import Features, Narrowed, build, for_domain
-from adlm.public.rule import choose
+from adlm.public.rule import Plan, choose
 from adlm.release import Release
 
 _ROWS = 4000
@@ -85,62 +85,76 @@ def domain(data: str, neighbours: str) -> Domain:
     return replace(datasets.domain(data), neighbours=neighbours)
 
 
-def moment_release(
-    data: str,
-    *,
-    epsilon: str,
-    delta: str = "0",
-    seed: int,
-    n: int | None = None,
-    neighbours: str = "replace-one",
-    k: int | None = None,
-    second: int | None = None,
-    allocation: str | None = None,
-    wide: int | None = None,
-    classes: int | None = None,
-    times: float | None = None,
-) -> Release:
-    """Make the release that `adlm.privatise` makes, on features that were taken before.
+@dataclass(frozen=True)
+class Asked:
+    """What a cell asks of a moment release beside its budget; by default what `adlm.privatise` does.
 
-    `classes` keeps records of the first ones alone; `times` changes the rule's k by a factor.
+    `n` keeps the first records, `classes` those of the first classes; `wide` takes more public directions
+    than are kept, `times` changes the rule's k by a factor, the others override it.
     """
-    declared, public = domain(data, neighbours), features(data, wide)
-    if classes is not None:
-        declared = replace(declared, classes=declared.classes[:classes])
-    budget, slack = parse_epsilon(epsilon), parse_delta(delta)
-    codes = split(data, "train").first(n).y
-    kept = codes < len(declared.classes)
-    codes = codes[kept]
-    plan = choose(len(codes), len(declared.classes), float(budget), float(slack), neighbours, public)
-    if times is not None:
-        k = min(public.width, max(1, round(times * plan.k)))
-    plan = adjusted(plan, public, k=k, second=second, allocation=allocation)
-    z = narrowed(data, "train", plan.k, n, wide)[kept]
+
+    n: int | None = None
+    neighbours: str = "replace-one"
+    k: int | None = None
+    second: int | None = None
+    allocation: str | None = None
+    wide: int | None = None
+    classes: int | None = None
+    times: float | None = None
+
+    def domain(self, data: str) -> Domain:
+        """The declared domain."""
+        declared = domain(data, self.neighbours)
+        return (
+            declared if self.classes is None else replace(declared, classes=declared.classes[: self.classes])
+        )
+
+    def kept(self, data: str, part: str, n: int | None = None) -> npt.NDArray[np.bool_]:
+        """Which records of a split have a class of the domain."""
+        return np.asarray(split(data, part).first(n).y < len(self.domain(data).classes))
+
+
+def planned(data: str, epsilon: str, delta: str, asked: Asked) -> Plan:
+    """The plan that a release follows."""
+    declared, public = asked.domain(data), features(data, asked.wide)
+    n = int(asked.kept(data, "train", asked.n).sum())
+    plan = choose(n, len(declared.classes), float(epsilon), float(delta), asked.neighbours, public)
+    k = asked.k if asked.times is None else min(public.width, max(1, round(asked.times * plan.k)))
+    return adjusted(plan, public, k=k, second=asked.second, allocation=asked.allocation)
+
+
+def moment_release(
+    data: str, asked: Asked | None = None, *, epsilon: str, delta: str = "0", seed: int
+) -> Release:
+    """Make the release that `adlm.privatise` makes, on features that were taken before."""
+    asked = asked or Asked()
+    plan, public = planned(data, epsilon, delta, asked), features(data, asked.wide)
+    kept = asked.kept(data, "train", asked.n)
+    codes = split(data, "train").first(asked.n).y[kept]
+    z = narrowed(data, "train", plan.k, asked.n, asked.wide)[kept]
 
     def batches() -> list[Batch]:
         return [(z[i : i + _ROWS], codes[i : i + _ROWS]) for i in range(0, len(z), _ROWS)]
 
     return release_moments(
         batches,
-        domain=declared,
+        domain=asked.domain(data),
         features=public if plan.k == public.width else Narrowed(public, plan.k),
-        design=design(plan, budget, slack),
+        design=design(plan, parse_epsilon(epsilon), parse_delta(delta)),
         ledger=Ledger(),
         source=Source.seeded_with(seed),
         settings={"plan": plan.to_dict()},
     )
 
 
-def head_accuracy(
-    head: torch.nn.Module, data: str, width: int, wide: int | None = None, classes: int | None = None
-) -> float:
-    """Share of test records (of the first classes) whose class a head on features of that width finds."""
-    truth = split(data, "test").y
-    kept = truth < (classes or len(datasets.domain(data).classes))
-    z = torch.from_numpy(np.array(narrowed(data, "test", width, wide=wide)[kept]))
+def head_accuracy(head: torch.nn.Module, data: str, width: int, asked: Asked | None = None) -> float:
+    """Share of test records whose class a head on features of that width finds."""
+    asked = asked or Asked()
+    kept = asked.kept(data, "test")
+    z = torch.from_numpy(np.array(narrowed(data, "test", width, wide=asked.wide)[kept]))
     with torch.inference_mode():
         found = head.eval()(z).argmax(1).numpy()
-    return float((found == truth[kept]).mean())
+    return float((found == split(data, "test").y[kept]).mean())
 
 
 def ceiling(data: str, n: int | None = None) -> float:

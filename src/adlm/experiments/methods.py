@@ -37,17 +37,16 @@ NOTHING = "0.000001"  # an epsilon at which a release carries nothing of the rec
 
 def moments(cell: Cell) -> Outcome:
     """A moment release and its discriminants in closed form."""
+    asked = material.Asked(**cell.settings)
     release = material.moment_release(
-        cell.data, epsilon=cell.epsilon, delta=cell.delta, seed=cell.entropy, **cell.settings
+        cell.data, asked, epsilon=cell.epsilon, delta=cell.delta, seed=cell.entropy
     )
-    plan, wide, classes = (
-        release.certificate.settings["plan"], cell.settings.get("wide"), cell.settings.get("classes"),
-    )  # fmt: skip
     try:
         head = fit(release).head
-        accuracy = material.head_accuracy(head, cell.data, release.features().width, wide, classes)
+        accuracy = material.head_accuracy(head, cell.data, release.features().width, asked)
     except UserError:  # the noisy counts of a small data set under add-remove can say that nobody is there
         accuracy = 1 / len(release.certificate.domain.classes)
+    plan = release.certificate.settings["plan"]
     return release.certificate.totals.to_dict() | {
         "accuracy": accuracy,
         "k": plan["k"],

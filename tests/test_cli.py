@@ -91,6 +91,8 @@ def test_quiet_prints_the_result_alone(release: Path) -> None:
 
 def test_a_network_is_trained_on_the_release_and_resumed(release: Path) -> None:
     told = figures("train", str(release), "--network", "mlp", "--epochs", "2", "--draws", "500", "--out", "N")
+    few = figures("train", str(release), "--network", "mlp", "--steps", "3", "--draws", "500", "--out", "F")
+    assert few["epsilon_proved"] == told["epsilon_proved"]
     assert told["epochs"] == 2
     assert (release.parent / "N" / "certificate.json").read_bytes() == (
         release / "certificate.json"

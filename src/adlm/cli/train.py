@@ -18,6 +18,7 @@ def train(
         typer.Option(help="A network by name (mlp, paper-mnist, ...); closed form when not given."),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the examples; any number costs nothing.")] = 12,
+    steps: Annotated[int | None, typer.Option(help="T batches, instead of epochs.", min=1)] = None,
     batch_size: Annotated[int, typer.Option(help="|L|.")] = 1800,
     optimiser: Annotated[str, typer.Option(help="Any optimiser of torch.optim.")] = "Adam",
     learning_rate: Annotated[float, typer.Option(help="eta_t at the start.")] = 1e-3,
@@ -43,8 +44,8 @@ def train(
     output = Output(as_json, quiet)
     made = Release.load(release)
     plan = Plan(
-        epochs=epochs, batch_size=batch_size, optimiser=optimiser, learning_rate=learning_rate,
-        schedule=schedule, seed=seed,
+        epochs=epochs if steps is None else None, steps=steps, batch_size=batch_size, optimiser=optimiser,
+        learning_rate=learning_rate, schedule=schedule, seed=seed,
     )  # fmt: skip
     checkpoint = out.parent / f"{out.name}.checkpoint"
     model = fit(

@@ -107,6 +107,19 @@ def test_private_relevance_is_charged_and_kept(release: Release) -> None:
     assert release.tensors["step"][1:].std() == 0
 
 
+def test_private_relevance_survives_counts_that_say_nobody_is_there() -> None:
+    """Three records under add-remove: noise often makes the first release's total negative."""
+    few = replace(TRAIN.domain, neighbours="add-remove")
+    totals = []
+    for seed in range(6):
+        made = privatise(
+            TRAIN.x[:3], TRAIN.y[:3], domain=few, epsilon="0.5", relevance="private", size=3, seed=seed
+        )
+        totals.append(made.certificate.totals.epsilon_proved)
+        assert made.tensors["relevance"].isfinite().all()
+    assert all(0.49 < total <= 0.5 for total in totals)
+
+
 def test_under_add_remove_the_number_of_records_stays_private() -> None:
     domain = replace(TRAIN.domain, neighbours="add-remove")
     with pytest.raises(UserError, match="the number of records is private"):

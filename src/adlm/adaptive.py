@@ -74,7 +74,11 @@ def first_release(
     release = release_moments(
         batches, domain=domain, features=features, design=design, ledger=ledger, source=source
     )
+    charges = tuple(replace(c, what=f"{c.what}, for private relevances") for c in release.certificate.charges)
     moments = release.moments()
+    if moments.n <= 0:  # under add-remove, noisy counts can say that nobody is there: all coordinates alike
+        even = torch.ones(plan.k, dtype=torch.float64)
+        return First(SHARE, even, even, charges, {"relevance": even})
     head = fit(moments, features.prior)
     linear = nn.Linear(plan.k, len(domain.classes))
     with torch.no_grad():
@@ -82,7 +86,6 @@ def first_release(
         linear.bias.copy_(head.bias)
     z, codes = class_laws(moments, features.prior).sample(DRAWS, torch.Generator().manual_seed(0))
     explained = propagate(nn.Sequential(linear), z, target=codes).features.abs().mean(0).double()
-    charges = tuple(replace(c, what=f"{c.what}, for private relevances") for c in release.certificate.charges)
     return First(SHARE, explained, z.abs().mean(0).double(), charges, {"relevance": explained})
 
 

@@ -24,7 +24,6 @@ class Published:
 _ADLM = "Phan, Wu, Hu, Dou 2017 (corrected version)"
 _HAND = "Tramer and Boneh 2021"
 _NOISE = "Tang et al. 2023, random-process priors"
-_BENCH = "a large DP-SGD benchmark, best of its methods"
 
 FIGURES = (
     Published("mnist", 0.25, 0.902, "AdLM, claimed", _ADLM),
@@ -33,9 +32,6 @@ FIGURES = (
     Published("mnist", 0.5, 0.9366, "AdLM, claimed", _ADLM),
     Published("mnist", 0.5, 0.9239, "ILM, claimed", _ADLM),
     Published("mnist", 0.5, 0.8859, "pSGD", _ADLM),
-    Published("mnist", 0.2, 0.855, "DP-SGD, delta 1e-5", _BENCH),
-    Published("mnist", 0.5, 0.928, "DP-SGD, delta 1e-5", _BENCH),
-    Published("mnist", 1.0, 0.940, "DP-SGD, delta 1e-5", _BENCH),
     Published("mnist", 3.0, 0.987, "DP-SGD on scattering, delta 1e-5", _HAND),
     Published("fashion-mnist", 3.0, 0.897, "DP-SGD on scattering, delta 1e-5", _HAND),
     Published("cifar10", 1.0, 0.609, "DP-SGD on scattering, delta 1e-5", _HAND),

@@ -42,7 +42,9 @@ def summarise(experiment: Experiment, done: Sequence[Done], *, preset: str, comm
         "seconds": round(sum(float(item.outcome["seconds"]) for item in done), 1),
         "rows": [_row(group) for group in _groups(done)],
         "tests": _tests(experiment, done),
-        "published": [figure.to_dict() for figure in published.of(experiment.data)],
+        "published": [figure.to_dict() for figure in published.of(experiment.data)]
+        if experiment.kind in ("paper", "frontier")
+        else [],
     }
 
 

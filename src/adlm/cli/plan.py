@@ -78,6 +78,10 @@ def plan(
     for p in plans:
         for reason in p.plan.reasons:
             output.say(f"epsilon {p.epsilon:g}: {reason}")
+    output.say(
+        "forecasts are for classes of the public random process; yours may be easier (handwriting) or far "
+        "harder (photographs)"
+    )
     if picture is not None:
         from adlm.report.plots import accuracy_over_epsilon
 

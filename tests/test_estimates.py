@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -124,3 +126,13 @@ def test_drawn_records_vary_as_the_estimate_says() -> None:
     drawn, codes = class_laws(moments, None).sample(200_000, torch.Generator().manual_seed(0))
     apart = drawn.double() - (moments.sums / moments.counts[:, None])[codes]
     torch.testing.assert_close(apart.T @ apart / len(apart), spread(moments), atol=2e-3, rtol=0.05)
+
+
+def test_noise_that_says_nobody_is_there_leaves_shares_that_can_be_drawn_from() -> None:
+    """Under add-remove the number of records is the sum of noisy counts, and that can be negative."""
+    z, y = records(50, 0)
+    nobody = replace(staged(z, y), n=-40.0, counts=torch.tensor([-60.0, 30.0, -20.0, 10.0]).double())
+    nobody = replace(nobody, sd_counts=40.0, second=None, sd_second=None, basis=None, centres=None)
+    drawn, codes = class_laws(nobody, None).sample(100, torch.Generator().manual_seed(0))
+    assert drawn.isfinite().all()
+    assert len(set(codes.tolist())) > 1

@@ -23,7 +23,9 @@ def shrunk_counts(moments: Moments) -> Tensor:
     Differences count as real only where they clearly exceed what noise alone would show over M classes; a
     mild imbalance is always allowed for.
     """
-    M, even = len(moments.counts), moments.n / len(moments.counts)
+    M = len(moments.counts)
+    n = max(moments.n, float(M))  # under add-remove, noise can say that there is nobody
+    even = n / M
     seen = float((moments.counts - even).square().mean())
     variance = moments.sd_counts**2
     clear = variance * (1 + 2 * math.sqrt(2 / max(M - 1, 1)))
@@ -32,7 +34,7 @@ def shrunk_counts(moments: Moments) -> Tensor:
     # A mean is a sum over its count: one that noise made tiny would blow the mean up, so the noisier counts
     # are, the nearer to n / M they are kept.
     counts = counts.clamp_min(even * min(max(0.02, math.sqrt(variance) / even), 0.5))
-    return counts * (moments.n / counts.sum())
+    return counts * (n / counts.sum())
 
 
 def second_floor(moments: Moments, q: int) -> float:

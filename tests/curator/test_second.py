@@ -31,6 +31,7 @@ from adlm.curator.second import (
     noisy_triangle,
     products,
     triangle_sensitivity,
+    turned,
 )
 from adlm.errors import UserError
 from adlm.estimates import class_means, raw_second, signal
@@ -149,13 +150,24 @@ def test_the_second_stage_adds_up_what_a_slow_twin_does() -> None:
     squares, beside = [[0] * Q for _ in range(Q)], [[0] * 2 for _ in range(Q)]
     for row, code in zip(z, codes, strict=True):
         apart = (row - centres[code])[None]
-        a = [int(v) for v in clip.integers(apart @ basis)[0]]
-        u = [int(v) for v in inside.integers((apart @ basis)[:, :2])[0]]
-        o = [int(v) for v in outside.integers(apart @ beyond)[0]]
+        a = [int(v) for v in clip.integers(turned(apart, basis))[0]]
+        u = [int(v) for v in inside.integers(turned(apart, basis)[:, :2])[0]]
+        o = [int(v) for v in outside.integers(turned(apart, beyond))[0]]
         squares = [[squares[j][m] + a[j] * a[m] for m in range(Q)] for j in range(Q)]
         beside = [[beside[j][m] + o[j] * u[m] for m in range(2)] for j in range(Q)]
     assert second.tolist() == squares
     assert across.tolist() == beside
+
+
+def test_a_record_is_turned_the_same_wherever_it_stands() -> None:
+    """What the proof assumes of a row: bit for bit, in any batch, and close to the true product."""
+    rng = np.random.default_rng(0)
+    rows, directions = rng.normal(size=(1001, 300)) / 17, frame(rng.normal(size=(10, 300)), 40)
+    whole = turned(rows, directions)
+    for start, stop in ((0, 1), (1, 1001), (500, 503), (998, 1001)):
+        assert (turned(rows[start:stop], directions) == whole[start:stop]).all()
+    np.testing.assert_allclose(whole, rows @ directions, atol=1e-4)
+    assert np.isfinite(turned(1e300 * rows, directions)).all()
 
 
 def test_products_are_exact_at_the_largest_block() -> None:

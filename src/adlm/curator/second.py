@@ -28,6 +28,7 @@ Batches = Callable[[], Iterable[Batch]]  # called once a pass over the records
 Outside = tuple[Reals, Clip, Clip]  # (k, k - q) directions, the clips inside and outside
 Basis = Literal["leading", "means"]
 Around = Literal["origin", "means"]
+GRID = 2.0**20  # steps of a record and of a direction: k products of them add up below 2^53
 DIAGONAL, BESIDE = 5, 7  # whole-number weights of a triangle's entries: 7 / 5 is just below sqrt(2)
 
 
@@ -151,6 +152,15 @@ def look(released: Moments, second: Second) -> tuple[dict[str, Reals], Outside |
     return known, (known["outside"], *second.cross_clips(min(classes - 1, second.q), k - second.q))
 
 
+def turned(rows: Reals, directions: Reals) -> Reals:
+    """Return rows @ directions on a grid so coarse that every sum is exact in doubles.
+
+    So a record's numbers do not depend on where in a batch it stands, or on how a library orders its sums.
+    Features have norm at most 1; an entry beyond 4 is cut off.
+    """
+    return np.asarray(np.trunc(np.clip(rows, -4.0, 4.0) * GRID) @ np.rint(directions * GRID) / GRID**2)
+
+
 def products(
     batches: Batches,
     centres: Reals | None,
@@ -173,13 +183,15 @@ def products(
         rows = np.asarray(z, dtype=np.float64)
         if centres is not None:
             rows = rows[:, : centres.shape[1]] - centres[codes]
-        inner = rows[:, :q] if basis is None else rows[:, : len(basis)] @ basis
+        inner = rows[:, :q] if basis is None else turned(rows[:, : len(basis)], basis)
         whole = clip.integers(inner)
         add_products(second, whole, whole)
         if outer is not None and across is not None:
             directions, inside, outside = outer
             add_products(
-                across, outside.integers(rows @ directions), inside.integers(inner[:, : across.shape[1]])
+                across,
+                outside.integers(turned(rows, directions)),
+                inside.integers(inner[:, : across.shape[1]]),
             )
     return second, across
 

@@ -15,7 +15,7 @@ TIGHT = [s for s in subjects() if s.tight]
 
 @pytest.mark.parametrize("subject", TIGHT, ids=[s.label for s in TIGHT])
 def test_search_attains_the_bound_and_nothing_exceeds_it(subject: Subject) -> None:
-    worst = worst_neighbours(subject, Source.system(), evaluations=30)
+    worst = worst_neighbours(subject, Source.seeded_with(7), evaluations=30)
     assert worst.comparison.within
     assert 0.99 <= worst.used(subject) <= 1
     finding = report(subject, worst, 30)
@@ -24,6 +24,6 @@ def test_search_attains_the_bound_and_nothing_exceeds_it(subject: Subject) -> No
 
 def test_relevance_is_bounded_but_not_attained_by_this_network() -> None:
     subject = next(s for s in subjects() if s.name == "relevance, d/n")
-    worst = worst_neighbours(subject, Source.system(), evaluations=30)
+    worst = worst_neighbours(subject, Source.seeded_with(7), evaluations=30)
     assert worst.comparison.within
     assert worst.used(subject) > 0.3

@@ -69,7 +69,7 @@ DESIGNS = {
 @pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
 def test_a_sound_release_passes(design: Design, relation: str, tmp_path: Path) -> None:
     release(design, Source.system(), relation).save(tmp_path / "R")
-    findings = audit_release(tmp_path / "R", 2000, Source.system())
+    findings = audit_release(tmp_path / "R", 2000, Source.seeded_with(7))
     assert [f.verdict for f in findings] == ["holds"] * len(findings)
     assert len(findings) >= 2
 
@@ -83,13 +83,13 @@ def test_a_release_by_private_relevance_passes_and_a_cheaper_first_one_does_not(
     domain = Domain((5,), 0.0, 1.0, ("0", "1"))
     made = privatise(x, y, domain=domain, epsilon=4, delta=delta, relevance="private", allocation="optimal")
     made.save(tmp_path / "R")
-    findings = audit_release(tmp_path / "R", 1000, Source.system())
+    findings = audit_release(tmp_path / "R", 1000, Source.seeded_with(7))
     assert [f.verdict for f in findings] == ["holds"] * len(findings)
     assert findings[1].mechanism.endswith("for private relevances")
     first, *others = made.certificate.charges
     cheap = replace(first, sensitivity=first.sensitivity / 2)
     Release(made.tensors, replace(made.certificate, charges=(cheap, *others))).save(tmp_path / "S")
-    assert audit_release(tmp_path / "S", 200, Source.system())[0].verdict == VIOLATED
+    assert audit_release(tmp_path / "S", 200, Source.seeded_with(7))[0].verdict == VIOLATED
 
 
 def test_a_sound_record_release_passes_and_a_doctored_one_does_not(tmp_path: Path) -> None:
@@ -100,10 +100,10 @@ def test_a_sound_record_release_passes_and_a_doctored_one_does_not(tmp_path: Pat
         ledger=Ledger(), source=Source.system(),
     )  # fmt: skip
     made.save(tmp_path / "R")
-    findings = audit_release(tmp_path / "R", 5000, Source.system())
+    findings = audit_release(tmp_path / "R", 5000, Source.seeded_with(7))
     assert [f.verdict for f in findings] == ["holds", "above claim", "above claim"]
     doctored(made, batch_size=3600).save(tmp_path / "S")
-    assert audit_release(tmp_path / "S", 200, Source.system())[0].verdict == VIOLATED
+    assert audit_release(tmp_path / "S", 200, Source.seeded_with(7))[0].verdict == VIOLATED
 
 
 def test_a_sound_table_release_passes_and_a_doctored_one_does_not(tmp_path: Path) -> None:
@@ -114,10 +114,10 @@ def test_a_sound_table_release_passes_and_a_doctored_one_does_not(tmp_path: Path
     x, y = rng.random((40, 2)).round().astype(np.float32), rng.integers(0, 2, 40)
     made = privatise_encoded(lambda: [(x, y)], table, epsilon=1, source=Source.system())
     made.save(tmp_path / "R")
-    findings = audit_release(tmp_path / "R", 2000, Source.system())
+    findings = audit_release(tmp_path / "R", 2000, Source.seeded_with(7))
     assert [f.verdict for f in findings] == ["holds"] * len(findings)
     doctored(made, contributions=5).save(tmp_path / "S")
-    assert audit_release(tmp_path / "S", 200, Source.system())[0].verdict == VIOLATED
+    assert audit_release(tmp_path / "S", 200, Source.seeded_with(7))[0].verdict == VIOLATED
 
 
 def test_a_seeded_release_is_violated(tmp_path: Path) -> None:
@@ -136,14 +136,14 @@ def doctored(made: Release, **changes: object) -> Release:
 def test_stated_noise_that_was_not_charged_is_violated(tmp_path: Path) -> None:
     made = release(PURE, Source.system())
     doctored(made, sd_sums=made.certificate.settings["sd_sums"] / 2).save(tmp_path / "R")
-    finding = audit_release(tmp_path / "R", 200, Source.system())[0]
+    finding = audit_release(tmp_path / "R", 200, Source.seeded_with(7))[0]
     assert finding.verdict == VIOLATED
     assert "was charged" in finding.note
 
 
 def test_a_sensitivity_below_that_of_the_settings_is_violated(tmp_path: Path) -> None:
     doctored(release(PURE, Source.system()), contributions=2).save(tmp_path / "R")
-    finding = audit_release(tmp_path / "R", 200, Source.system())[0]
+    finding = audit_release(tmp_path / "R", 200, Source.seeded_with(7))[0]
     assert finding.verdict == VIOLATED
     assert "should be" in finding.note
 
@@ -153,7 +153,7 @@ def test_joint_noise_that_is_too_small_is_violated(tmp_path: Path) -> None:
     doctored(made, sd_second_diagonal=made.certificate.settings["sd_second_diagonal"] / 2).save(
         tmp_path / "R"
     )
-    finding = audit_release(tmp_path / "R", 200, Source.system())[0]
+    finding = audit_release(tmp_path / "R", 200, Source.seeded_with(7))[0]
     assert finding.verdict == VIOLATED
     assert "mu^2" in finding.note
 
@@ -184,7 +184,7 @@ def test_exit_code_and_sentence_on_a_violation(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_control_that_is_not_caught_fails_the_command() -> None:
-    caught = float_laplace(0, Source.system())
+    caught = float_laplace(0, Source.seeded_with(7))
     assert Audit((caught,), None, 0.0).sound
     assert not Audit((replace(caught, lower=0.0),), None, 0.0).sound
 

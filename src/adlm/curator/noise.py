@@ -78,14 +78,16 @@ def _inverse(scale: Fraction) -> Any:
 
 def _assemble(bits: npt.NDArray[np.bool_]) -> Integers:
     """Assemble (digits, lanes) binary digits, least significant first, into (lanes,) integers."""
-    octets = np.zeros((bits.shape[1], 8), dtype=np.uint8)
     planes = bits.view(np.uint8)
-    for start in range(0, len(planes), 8):
-        group = planes[start].copy()
-        for shift, plane in enumerate(planes[start + 1 : start + 8], 1):
-            group |= plane << shift
-        octets[:, start // 8] = group
-    return octets.view("<i8")[:, 0]
+    drawn = np.zeros(bits.shape[1], dtype=np.int64)
+    for start in reversed(range(0, len(planes), 8)):
+        octet = np.zeros(bits.shape[1], dtype=np.uint8)
+        for plane in planes[start : start + 8][::-1]:
+            octet += octet
+            octet |= plane
+        drawn <<= 8
+        drawn |= octet
+    return drawn
 
 
 def _geometric(lanes: int, scale: Fraction, source: Source) -> Integers:

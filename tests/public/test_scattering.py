@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -10,13 +11,15 @@ import torch
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
-from adlm.public.features import scattering
+from adlm.public.features.lanes import in_lanes
 from adlm.public.features.scattering import (
+    ROWS,
     Scattering,
     aliases,
     fold,
     gaussian,
     image_of,
+    modulus,
     morlet,
     spectrum_of,
 )
@@ -163,19 +166,76 @@ def test_one_axis_after_the_other_is_the_transform_of_both() -> None:
 def test_aliases_added_up_are_the_folded_spectrum(step: int) -> None:
     spectrum = torch.fft.fft2(images(2, 24))
     added = aliases(spectrum, step).sum(0) / step**2
-    folded = torch.view_as_real(fold(spectrum, step).contiguous()).flatten(1)
-    torch.testing.assert_close(added, folded)
+    torch.testing.assert_close(added, fold(spectrum, step).flatten(1))
 
 
-def test_averages_are_the_same_by_one_dense_matrix_and_by_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = images(3, 20)
-    dense = Scattering((20, 20), 2, 3)
-    monkeypatch.setattr(scattering, "DENSE", 0)
-    apart = Scattering((20, 20), 2, 3)
-    assert "both0" in dict(dense.named_buffers())
-    assert "both0" not in dict(apart.named_buffers())
-    torch.testing.assert_close(dense(x), apart(x), atol=1e-6, rtol=1e-5)
-    assert list(dense.state_dict()) == list(apart.state_dict())  # what is fingerprinted does not depend on it
+@pytest.mark.parametrize("L", [1, 4, 5])
+def test_pairs_are_averaged_as_single_signals_are(L: int) -> None:
+    """Two signals on their side, as one complex one, against each signal upright; the last may be alone."""
+    transform = Scattering((20, 28), 2, L)
+    u = torch.rand(3, L + L % 2, 2, 24, 32, generator=torch.Generator().manual_seed(6))
+    pairs = torch.complex(u[:, ::2], u[:, 1::2]).transpose(-1, -2).contiguous()
+    out = torch.empty(3, L, 2, *transform.output)
+    transform._averaged(pairs, 0, out)
+    torch.testing.assert_close(out, transform._low_pass(u[:, :L], 0))
+
+
+def test_moduli_of_two_signals_are_one_complex_tensor() -> None:
+    u, v = torch.randn(2, 5, 7, dtype=torch.complex64, generator=torch.Generator().manual_seed(7))
+    parts = torch.stack([torch.complex(u.real, v.real), torch.complex(u.imag, v.imag)])
+    torch.testing.assert_close(modulus(parts), torch.complex(u.abs(), v.abs()))
+
+
+def test_an_image_does_not_touch_its_neighbours() -> None:
+    """Bit by bit: with another image in one place, all others keep their coefficients."""
+    transform, x = Scattering((28, 28)), images(ROWS + 3)
+    other = x.clone()
+    other[5] = 1e3 * images(1, seed=8)[0]
+    before, after = transform(x), transform(other)
+    kept = torch.arange(len(x)) != 5
+    assert torch.equal(before[kept], after[kept])
+    assert not torch.equal(before[5], after[5])
+
+
+def test_threads_change_nothing() -> None:
+    """Bit by bit, in inference mode or not; and the caller's number of threads stays as it was."""
+    transform, x, own = Scattering((28, 28)), images(3 * ROWS + 1), torch.get_num_threads()
+    found = []
+    try:
+        for threads, inference in ((1, True), (2, True), (3, False)):
+            torch.set_num_threads(threads)
+            with torch.inference_mode(inference):
+                found.append(transform(x).clone())
+            assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(own)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_work_is_shared_out_once_and_a_failure_is_told() -> None:
+    own = torch.get_num_threads()
+    done: list[int] = []
+    in_lanes(lambda mine: done.extend(mine), range(7), 3)
+    assert sorted(done) == list(range(7))
+
+    def fail(mine: Sequence[int]) -> None:
+        raise ValueError(f"not {list(mine)}")
+
+    with pytest.raises(ValueError, match=r"not \[0, 2\]"):
+        in_lanes(fail, range(3), 2)
+    assert torch.get_num_threads() == own
+
+
+def test_gradients_reach_the_image() -> None:
+    """Of a sum of coefficients, against a difference of it."""
+    transform = Scattering((8, 8), 2, 3)
+    x, direction = images(2, 8).requires_grad_(), images(2, 8, seed=9)
+    transform(x).sum().backward()
+    with torch.no_grad():
+        change = (transform(x + 1e-2 * direction) - transform(x - 1e-2 * direction)).double().sum() / 2e-2
+    assert x.grad is not None
+    torch.testing.assert_close((x.grad * direction).double().sum(), change, rtol=1e-3, atol=0)
 
 
 def test_folding_is_sampling() -> None:

@@ -7,11 +7,18 @@ With Morlet wavelets psi_(j, theta) at J dyadic scales and L angles, and a Gauss
     order 2    ||x * psi_(j1, theta1)| * psi_(j2, theta2)| * phi      only for j2 > j1
 
 sampled every 2^J pixels. The others of order 2 carry next to no energy and are not computed.
+
+The spectrum of a Morlet wavelet is real. For a real signal u its even part gives the real part of u * psi,
+its odd part the imaginary one. So two signals of one image, at angles next to each other, travel as the real
+and the imaginary part of one complex signal. What comes out, real parts of both responses as one signal and
+their imaginary parts as another, takes no more transforms than they would one by one, and has its numbers
+where their moduli need them: again two signals as one. Signals of two images never travel together.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,10 +26,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adlm.errors import UserError
+from adlm.public.features.lanes import in_lanes
 
 SIGMA = 0.8  # spread of the finest wavelet's envelope, in pixels
 XI = 3 * math.pi / 4  # centre frequency of the finest wavelet
-DENSE = 1 << 17  # entries of a matrix that averages both ways at once
 ROWS = 16  # images worked on together by a thread: what fits in a core's cache is fastest
 
 
@@ -70,11 +77,10 @@ def fold(spectrum: Tensor, step: int) -> Tensor:
     return folded / step**2
 
 
-def modulus(u: Tensor) -> Tensor:
-    """|u| of a complex tensor, several times faster than `abs`, which guards against overflow."""
-    pairs = torch.view_as_real(u)
-    squares = pairs * pairs
-    return (squares[..., 0] + squares[..., 1]).sqrt_()
+def modulus(parts: Tensor) -> Tensor:
+    """|u| and |v| as one complex tensor, from both real parts as one and both imaginary parts as one."""
+    even, odd = torch.view_as_real(parts)
+    return torch.view_as_complex((even * even).addcmul_(odd, odd).sqrt_())
 
 
 def spectrum_of(turned: Tensor) -> Tensor:
@@ -97,15 +103,22 @@ def image_of(spectrum: Tensor) -> Tensor:
 def aliases(spectrum: Tensor, step: int) -> Tensor:
     """Cut a spectrum into the parts that sampling every `step` pixels lays on each other.
 
-    (..., H, W) complex to (step^2, ..., 2 H W / step^2) real: pairs of real and imaginary parts.
+    (..., H, W) to (step^2, ..., H W / step^2).
     """
-    pairs = torch.view_as_real(spectrum)
-    *batch, height, width, _ = pairs.shape
+    *batch, height, width = spectrum.shape
     if step == 1:
-        return pairs.reshape(1, *batch, -1)
-    cut = pairs.view(*batch, step, height // step, step, 2 * width // step)
+        return spectrum.reshape(1, *batch, -1)
+    cut = spectrum.reshape(*batch, step, height // step, step, width // step)
     kept = len(batch)
     return cut.permute(kept, kept + 2, *range(kept), kept + 1, kept + 3).reshape(step * step, *batch, -1)
+
+
+def products(cut: Tensor, filters: Tensor) -> Tensor:
+    """Multiply spectra, cut by `aliases`, with filters and fold them, in one go."""
+    product = cut[0] * filters[0]
+    for i in range(1, len(filters)):
+        product.addcmul_(cut[i], filters[i])
+    return product
 
 
 class Scattering(nn.Module):
@@ -156,24 +169,30 @@ class Scattering(nn.Module):
     def _prepare(self) -> None:
         """Keep what the transform multiplies with, in the order that it does; it follows from the buffers."""
         for j in range(self.J):
-            rows, columns = self.get_buffer(f"rows{j}"), self.get_buffer(f"columns{j}")
-            if rows.numel() * columns.numel() <= DENSE:
-                both = torch.einsum("hy,wx->xyhw", rows, columns)
-                self.register_buffer(f"both{j}", both.flatten(2).flatten(0, 1), persistent=False)
-            self.register_buffer(f"filters0_{j}", self._filters(0, j), persistent=False)
-            for j1 in range(1, j):
-                self.register_buffer(f"filters{j1}_{j}", self._filters(j1, j), persistent=False)
+            rows = self.get_buffer(f"rows{j}")
+            both = torch.einsum("yh,cd->hcdy", rows, torch.eye(2)).reshape(2 * rows.shape[1], -1)
+            self.register_buffer(f"pairs{j}", both, persistent=False)
+            even, odd = self._filters(0, j)
+            if self.L % 2:  # the last angle is its own partner
+                even, odd = (torch.cat([f, f[:, -1:]], 1) for f in (even, odd))
+            first = torch.complex(even[:, ::2], even[:, 1::2]), torch.complex(odd[:, 1::2], -odd[:, ::2])
+            self.register_buffer(f"first{j}", torch.stack(first, 1)[:, :, None], persistent=False)
+            for j1 in range(j):
+                # Each value is there twice, for a real and an imaginary part.
+                second = torch.stack(self._filters(j1, j), 1).repeat_interleave(2, -1)
+                self.register_buffer(f"second{j1}_{j}", second[:, :, None, None], persistent=False)
 
-    def _filters(self, j1: int, j2: int) -> Tensor:
-        """Wavelets of scale j2 for signals sampled every 2^j1 pixels, cut as `aliases` cuts their spectra.
+    def _filters(self, j1: int, j2: int) -> tuple[Tensor, Tensor]:
+        """Even and odd parts of wavelets of scale j2 for signals sampled every 2^j1 pixels.
 
-        (step^2, L, 2 H W / step^2). A Morlet wavelet is the conjugate of its mirror image, so its spectrum is
-        real: each value is there twice, for a real and an imaginary part.
+        Both are cut as `aliases` cuts spectra: (step^2, L, H W / step^2).
         """
-        # A wavelet of scale j2 for signals sampled every 2^j1 pixels is the folded full one.
+        # A wavelet of scale j2 for signals sampled every 2^j1 pixels is the folded full one. It is the
+        # conjugate of its mirror image, so its spectrum is real.
         step = 2 ** (j2 - j1)
-        real = (fold(self.wavelets[j2], 2**j1) * (4**j1 / step**2)).real
-        return aliases(torch.complex(real, real), step)
+        whole = (fold(self.wavelets[j2], 2**j1) * (4**j1 / step**2)).real
+        mirrored = whole.flip(-2, -1).roll((1, 1), (-2, -1))
+        return aliases((whole + mirrored) / 2, step), aliases((whole - mirrored) / 2, step)
 
     @property
     def orders(self) -> Tensor:
@@ -204,25 +223,32 @@ class Scattering(nn.Module):
         return torch.matmul(rows, torch.matmul(u, columns.T))
 
     def _averaged(self, turned: Tensor, j: int, out: Tensor) -> None:
-        """Fill `out` (..., h, w) with averages of signals that lie on their side."""
-        both = self._buffers.get(f"both{j}")
-        if both is None:
-            out.copy_(self._low_pass(turned.transpose(-1, -2), j))
-        else:
-            out.copy_(torch.matmul(turned.flatten(-2), both).view(out.shape))
+        """Fill `out` (n, L, ..., h, w) with averages of pairs on their side, (n, L / 2, ..., p, p)."""
+        *batch, width, height = turned.shape
+        columns, pairs = self.get_buffer(f"columns{j}"), self.get_buffer(f"pairs{j}")
+        flat = torch.view_as_real(turned).view(-1, width, 2 * height)
+        across = torch.bmm(columns.expand(len(flat), *columns.shape), flat)
+        means = torch.mm(across.view(-1, 2 * height), pairs).view(*batch, len(columns), 2, -1)
+        for c in range(2):
+            mine = out[:, c::2]
+            mine.copy_(means[:, : mine.shape[1], ..., c, :].transpose(-1, -2))
 
-    def _respond(self, cut: Tensor, j1: int, j2: int) -> Tensor:
-        """|u * psi_(j2, theta)| for all angles, sampled every 2^j2 pixels, on its side: (..., L, p, p).
+    def _moduli(self, product: Tensor, j: int) -> Tensor:
+        """Moduli on their side, sampled every 2^j pixels, from flat spectra of both parts, (2, ..., p p)."""
+        height, width = (size // 2**j for size in self.padded)
+        return modulus(image_of(product.view(*product.shape[:-1], height, width)))
 
-        Spectra are multiplied and folded in one go, by what sampling lays on each other.
-        """
-        filters = self.get_buffer(f"filters{j1}_{j2}")
-        product = cut[0] * filters[0]
-        for i in range(1, len(filters)):
-            product.addcmul_(cut[i], filters[i])
-        height, width = (size // 2**j2 for size in self.padded)
-        pairs = product.view(*product.shape[:-1], height, width, 2)
-        return modulus(image_of(torch.view_as_complex(pairs)))
+    def _first(self, spectrum: Tensor, j: int) -> Tensor:
+        """|x * psi_(j, theta)| of images with that spectrum (n, P, P), in pairs: (n, L / 2, p, p)."""
+        cut = aliases(spectrum, 2**j)
+        return self._moduli(products(cut[:, None, :, None], self.get_buffer(f"first{j}")), j)
+
+    def _second(self, spectrum: Tensor, j1: int, j2: int) -> Tensor:
+        """|u * psi_(j2, theta)| of pairs with that spectrum (n, L / 2, P, P): (n, L / 2, L, p, p)."""
+        cut = aliases(spectrum, 2 ** (j2 - j1))
+        both = torch.view_as_real(torch.stack([cut, cut * -1j], 1)).flatten(-2)
+        product = products(both[:, :, :, :, None], self.get_buffer(f"second{j1}_{j2}"))
+        return self._moduli(torch.view_as_complex(product.view(*product.shape[:-1], -1, 2)), j2)
 
     def _pad(self, x: Tensor) -> Tensor:
         (height, width), before = self.shape, 2 ** (self.J - 1)
@@ -237,28 +263,33 @@ class Scattering(nn.Module):
                 f"as (n, H, W) or (n, C, H, W) (got an array of shape {tuple(x.shape)})"
             )
         flat = x.reshape(-1, *self.shape).to(self.wavelets.real.dtype)
-        rows = ROWS * torch.get_num_threads() if flat.device.type == "cpu" else 64 * ROWS
+        on_cpu = flat.device.type == "cpu"
+        rows = ROWS if on_cpu else 64 * ROWS
         out = flat.new_empty(len(flat), self.channels, *self.output)
-        for start in range(0, len(flat), rows):
-            self._transform(self._pad(flat[start : start + rows]), out[start : start + rows])
+
+        def transform(starts: Sequence[int]) -> None:
+            for start in starts:
+                self._transform(self._pad(flat[start : start + rows]), out[start : start + rows])
+
+        # What autograd records, it records in the thread that asks for it.
+        threads = torch.get_num_threads() if on_cpu and not flat.requires_grad else 1
+        in_lanes(transform, range(0, len(flat), rows), threads)
         return out.view(len(x), -1, *self.output)
 
     def _transform(self, x: Tensor, out: Tensor) -> None:
         """Fill `out` (n, channels, h, w) with the coefficients of padded images x (n, P, P)."""
         n, L = len(x), self.L
-        turned = x.transpose(-1, -2).contiguous()
-        self._averaged(turned, 0, out[:, 0])
-        spectrum = spectrum_of(turned)[:, None]
+        out[:, 0] = self._low_pass(x, 0)
+        spectrum = spectrum_of(x.transpose(-1, -2).contiguous())
         second = 1 + self.J * L
         for j1 in range(self.J):
-            u1 = self._respond(aliases(spectrum, 2**j1), 0, j1)
+            u1 = self._first(spectrum, j1)
             self._averaged(u1, j1, out[:, 1 + j1 * L : 1 + (j1 + 1) * L])
             if j1 + 1 == self.J:
                 continue
-            spectrum1 = spectrum_of(u1)[:, :, None]
+            spectrum1 = spectrum_of(u1)
             coarser = self.J - 1 - j1
             block = out[:, second : second + L * L * coarser].view(n, L, coarser, L, *self.output)
             for j2 in range(j1 + 1, self.J):
-                u2 = self._respond(aliases(spectrum1, 2 ** (j2 - j1)), j1, j2)
-                self._averaged(u2, j2, block[:, :, j2 - j1 - 1])
+                self._averaged(self._second(spectrum1, j1, j2), j2, block[:, :, j2 - j1 - 1])
             second += L * L * coarser

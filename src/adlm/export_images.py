@@ -19,7 +19,7 @@ from adlm.public.features.base import Features, unit_norm
 from adlm.public.features.colour import Colour, flip_average, opponent
 from adlm.public.features.colour_scattering import _FLOORS, CHANNELS, ColourScattering
 from adlm.public.features.patches import Patches
-from adlm.public.features.prior import NormedScattering, PriorProjection
+from adlm.public.features.prior import PriorProjection
 from adlm.public.features.scattering import Scattering, fold
 
 Complex = tuple[Tensor, Tensor]  # real and imaginary part
@@ -44,8 +44,6 @@ def _twin(part: nn.Module) -> nn.Module | None:
     match part:
         case Scattering():
             return DenseScattering(part)
-        case NormedScattering():
-            return WholeNormed(part)
         case PriorProjection():
             return WholeProjection(part)
         case ColourScattering():
@@ -114,20 +112,6 @@ class DenseScattering(nn.Module):
             parts.append(torch.stack(seconds, 2).reshape(-1, L * L * len(seconds), *self.output))
         channels = 1 if x.ndim == 3 else int(x.shape[1])
         return torch.cat(parts, 1).reshape(-1, channels * self.channels, *self.output)
-
-
-class WholeNormed(nn.Module):
-    """`NormedScattering` with slices in place of masks."""
-
-    def __init__(self, of: NormedScattering) -> None:
-        super().__init__()
-        self.scattering, self.counts = of.scattering, [int((of.orders == order).sum()) for order in range(3)]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (n, H, W) to (n, p)."""
-        blocks = torch.split(self.scattering(x).clamp_min(0).sqrt(), self.counts, 1)
-        flat = [block.flatten(1) for block in blocks]
-        return torch.cat([unit_norm(block - block.mean(1, keepdim=True)) for block in flat], 1)
 
 
 class WholeProjection(Features):

@@ -88,12 +88,13 @@ def test_the_planning_mu_is_the_proved_one() -> None:
 
 def test_the_energy_around_class_means_is_that_of_synthetic_records() -> None:
     """Against records of the random process itself; real classes are taken to be no narrower than BROAD."""
-    features = PriorProjection("drawn")
+    features = PriorProjection("drawn", width=800)
     assert features.prior is not None
-    records = features.synthetic(60, 30, seed=5)[:, :, :200]
+    records = features.synthetic(60, 30, seed=5)[:, :, :600]
     records = torch.nn.functional.normalize(records, dim=2)
     around = (records - records.mean(1, keepdim=True)).square().sum(2).mean() * 30 / 29
-    assert energy_within(features.prior, 200) == pytest.approx(float(around), rel=0.05)
+    assert around > BROAD
+    assert energy_within(features.prior, 600) == pytest.approx(float(around), rel=0.05)
     assert energy_within(features.prior, 5) == BROAD
     assert energy_within(None, 200) == 1.0
     assert energy_inside(0.6, 100, 100, 10) == 0.6

@@ -14,11 +14,14 @@ from adlm.errors import UserError
 from adlm.public.features.base import Features, PriorStatistics, unit_norm
 from adlm.public.features.narrowed import narrow
 from adlm.public.features.scattering import Scattering
+from adlm.public.features.upright import upright
 
 SIZE = 28  # images of other sizes are resized to this
 WEIGHTS = Path(__file__).parent / "weights"
 WIDTHS = {"drawn": 300, "garments": 600}  # directions that are kept unless more are asked for
 FAMILIES = tuple(WIDTHS)
+LEANING = ("drawn",)  # families whose pictures are stood up first
+FLOOR = 1e-3  # of the mean coefficient: what is less is next to rounding, which a root would enlarge
 BATCH = 1024
 
 
@@ -26,24 +29,23 @@ class NormedScattering(nn.Module):
     """Square root of scattering, each order centred and scaled to unit norm per record: (n, H, W) to (n, p).
 
     The square root evens out strong and weak responses; centring and scaling take away brightness and
-    contrast. An order that is constant over an image becomes zero.
+    contrast. An order that is constant over an image becomes zero. With `stand`, images are stood up first.
     """
 
-    orders: Tensor
-
-    def __init__(self, shape: tuple[int, int], J: int = 2, L: int = 8) -> None:
+    def __init__(self, shape: tuple[int, int], J: int = 2, L: int = 8, *, stand: bool = False) -> None:
         super().__init__()
-        self.scattering = Scattering(shape, J, L)
-        self.register_buffer("orders", self.scattering.orders, persistent=False)
+        self.scattering, self.stand = Scattering(shape, J, L), stand
+        self.counts = torch.bincount(self.scattering.orders).tolist()
         self.width = self.scattering.channels * math.prod(self.scattering.output)
 
     def forward(self, x: Tensor) -> Tensor:
-        roots = self.scattering(x).clamp_min(0).sqrt()
-        blocks = []
-        for order in range(3):
-            block = roots[:, self.orders == order].flatten(1)
-            blocks.append(unit_norm(block - block.mean(1, keepdim=True)))
-        return torch.cat(blocks, 1)
+        responses = self.scattering(upright(x) if self.stand else x)
+        return torch.cat([_normed(order.flatten(1)) for order in torch.split(responses, self.counts, 1)], 1)
+
+
+def _normed(block: Tensor) -> Tensor:
+    roots = block.maximum(FLOOR * block.mean(1, keepdim=True).clamp_min(0)).sqrt()
+    return unit_norm(roots - roots.mean(1, keepdim=True))
 
 
 class PriorProjection(Features):
@@ -69,7 +71,7 @@ class PriorProjection(Features):
             raise UserError(f"family must be one of {', '.join(FAMILIES)} (got {family!r})")
         self.family, self.shape = family, tuple(int(s) for s in shape)
         self.image = _image_shape(self.shape)
-        self.transform = NormedScattering((SIZE, SIZE))
+        self.transform = NormedScattering((SIZE, SIZE), stand=family in LEANING)
         stored = load_file(WEIGHTS / f"{family}.safetensors")
         most = stored["projection"].shape[1]
         self.width = WIDTHS[family] if width is None else width

@@ -19,21 +19,21 @@ STROKES = 4  # at most, per class
 POINTS = 16  # of the polyline that stands for a stroke
 COEFFICIENTS = 5
 BOX = 20 / 28  # longest side of the ink, as a share of the image
-NARROW = 0.7  # width to height of a typical drawing
+NARROW = 0.8  # width to height of a typical drawing
 CHUNK = 256
 
 
 class Hand:
     """How much records of a class differ: standard deviations unless said otherwise."""
 
-    jitter = 0.05  # of control points, in units of the drawing
-    shift = 0.035  # of whole strokes
-    bend = 0.035  # amplitude of the smooth displacement
-    rotation = 0.17  # radians
+    jitter = 0.025  # of control points, in units of the drawing
+    shift = 0.025  # of whole strokes
+    bend = 0.025  # amplitude of the smooth displacement
+    rotation = 0.26  # radians
     shear = 0.22
     stretch = 0.13  # of the logarithm of the aspect ratio
     place = (0.0, 1.0)  # pixels of a 28-pixel image between its middle and the ink's centre, uniform
-    pen = (0.6, 1.9)  # half width of the pen in pixels of a 28-pixel image, uniform
+    pen = (0.5, 1.7)  # half width of the pen in pixels of a 28-pixel image, uniform
 
 
 def uniform(generator: torch.Generator, *shape: int, low: float = 0.0, high: float = 1.0) -> Tensor:

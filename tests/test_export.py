@@ -214,7 +214,7 @@ def test_image_features_have_a_twin_without_fourier_transforms(
 
 
 def test_images_are_served_with_the_same_predictions(tmp_path: Path) -> None:
-    """To 1e-5; where an image is empty, rounding errors are all that scattering has to take a root of."""
+    """To 1e-5, with an even ground and with an empty one, where scattering is next to nothing."""
     images, codes = strokes.draw(5, 40, torch.Generator().manual_seed(1))
     domain = Domain((28, 28), 0, 255, tuple("abcde"), "replace-one", "drawn")
     x = 255 * images.numpy()
@@ -222,12 +222,10 @@ def test_images_are_served_with_the_same_predictions(tmp_path: Path) -> None:
     export_onnx(model, tmp_path / "m.onnx")
     run = session(tmp_path / "m.onnx")
     grey = (0.9 * x + 20 * np.random.default_rng(0).random(x.shape)).astype(np.float32)
-    for records, share in ((grey, 1.0), (x, 0.97)):
+    for records in (grey, x):
         probabilities, code = run.run(None, {"records": records})
         expected = model.probabilities(records)
-        apart = np.abs(probabilities - expected).max(1)
-        assert (apart < 1e-5).mean() >= share
-        assert apart.max() < 1e-4
+        assert np.abs(probabilities - expected).max() < 1e-5
         assert np.array_equal(code, expected.argmax(1))
         assert np.abs(expected - expected.mean(0)).max() > 0.1  # predictions that tell images apart
 

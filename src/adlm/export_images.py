@@ -2,8 +2,6 @@
 
 A discrete Fourier transform of an image is two products with a fixed matrix; resizing and pooling are
 products with fixed matrices too. Nothing is approximated; only the order in which numbers are added changes.
-Where an image is empty, scattering is a square root of rounding errors: there two libraries of Fourier
-transforms do not agree to 1e-5 either (docs/guide-tables.md, "Serve it").
 """
 
 from __future__ import annotations

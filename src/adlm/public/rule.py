@@ -24,6 +24,7 @@ SPARE = 16  # the same, of a coordinate beyond those that are enough
 FEWEST = 10  # coordinates, however small the budget
 ENOUGH = (100, 200)  # coordinates for class sums without noise: a third of the width, within these
 LEAST = 4  # directions beside the class means for which second moments are worth a part of the budget
+LOUD = 0.2  # with delta: energy of the noise on a class mean, next to a record's, where sums are all
 ACROSS = 500  # pure: epsilon n for each coordinate, from which products across the basis are worth it
 BROAD = 0.6  # least energy of a record around its class mean: real classes are broader than synthetic ones
 LOOSE = 1.1  # clip level of an energy, relative to what is expected
@@ -145,8 +146,8 @@ def _gaussian(n: int, classes: int, mu: float, features: Features) -> Plan:
             k, "gaussian", 1.0, 0.2, q=k, around="means", second_level=math.sqrt(LOOSE * energy),
             share_sums=share, reasons=(why, apart),
         )  # fmt: skip
-    k = max(min(least, math.floor(0.065 * (n * mu / (2 * classes)) ** 2)), min(width, FEWEST))
-    why = f"k = {k}: noise on a class mean stays below a tenth of what records vary by"
+    k = max(min(least, math.floor(LOUD * (n * mu / (2 * classes)) ** 2)), min(width, FEWEST))
+    why = f"k = {k}: noise on a class mean has at most {LOUD:g} of a record's energy, or k is the least, {FEWEST}"
     return Plan(k, "gaussian", 1.0, 0.2, reasons=(why, "no second moments: they are not worth their noise"))
 
 

@@ -147,7 +147,7 @@ def _gaussian(n: int, classes: int, mu: float, features: Features) -> Plan:
             share_sums=share, reasons=(why, apart),
         )  # fmt: skip
     k = max(min(least, math.floor(LOUD * (n * mu / (2 * classes)) ** 2)), min(width, FEWEST))
-    why = f"k = {k}: noise on a class mean has at most {LOUD:g} of a record's energy, or k is the least, {FEWEST}"
+    why = f"k = {k}: at least {FEWEST}, else noise on a class mean has at most {LOUD:g} of a record's energy"
     return Plan(k, "gaussian", 1.0, 0.2, reasons=(why, "no second moments: they are not worth their noise"))
 
 

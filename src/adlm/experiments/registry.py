@@ -79,7 +79,7 @@ LABELS = {
     "psgd-abadi": "pSGD (a), Abadi et al. settings",
     "psgd-tanh": "pSGD (b), tanh network, batches of 2,048",
     "psgd-linear": "pSGD (b), linear head on our features",
-    "ceiling": "no privacy, same features",
+    "ceiling": "no privacy, closed form on the same features",
     "prior": "public prior alone (epsilon 0)",
     "plan-pure": "predicted by adlm plan, pure",
     "plan": "predicted by adlm plan, delta 1e-5",

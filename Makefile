@@ -40,6 +40,7 @@ bench: $(DEV) ## Ratios of speed and memory, side by side in one run
 
 reproduce: $(DEV) ## The quick presets of every experiment, resumed where they stopped
 	$(BIN)/adlm experiment all --preset quick --resume
+	$(BIN)/adlm experiment tables --resume
 
 audit: $(DEV) ## The long audit, with the controls that must be caught
 	$(BIN)/adlm audit --long

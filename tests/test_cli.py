@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from adlm import UserError, __version__, progress
+from adlm.cli import main
 from adlm.cli.app import COMMANDS, app
 
 STABLE = {"epsilon_claimed", "epsilon_proved", "delta", "neighbours"}
@@ -147,6 +150,27 @@ def test_a_seed_is_stamped(place: Path) -> None:
         (["release", "--data", "digits", "--kind", "images", "--out", "X"], "one of moments, records"),
         (["release", "--data", "digits", "--neighbours", "add-remove", "--out", "X"], "is private"),
         (["release", "missing.csv", "--out", "X"], "needs --domain"),
+        (["release", "--data", "digits", "--method", "foo", "--out", "X"], "one of adlm, ilm"),
+        (["release", "--data", "digits", "--relevance", "foo", "--out", "X"], "one of prior, private"),
+        (
+            ["release", "--data", "digits", "--method", "ilm", "--relevance", "private", "--out", "X"],
+            "is identical",
+        ),
+        (
+            [
+                "release",
+                "--data",
+                "digits",
+                "--allocation",
+                "identical",
+                "--relevance",
+                "private",
+                "--out",
+                "X",
+            ],
+            "follows no relevance",
+        ),
+        (["plan", "--data", "digits", "--fourier", "auto"], "is for tables"),
         (["verify", "nowhere"], "is not a release"),
         (["train", "nowhere", "--out", "X"], "is not a release"),
         (["evaluate", "nowhere", "--data", "digits"], "is not a model"),
@@ -169,6 +193,110 @@ def test_a_mistake_ends_with_exit_code_2_on_standard_error_and_without_a_traceba
     assert done.stdout == ""
     assert done.stderr.startswith("adlm: nowhere is not a release")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["release", "--data", "digits", "--limit", "-5"],
+        ["release", "--data", "digits", "--size", "0"],
+        ["plan", "--data", "digits", "--size", "0"],
+        ["experiment", "frontier-digits", "--jobs", "0"],
+        ["experiment", "foo"],
+        ["audit", "--runs", "5"],
+        ["foo"],
+    ],
+    ids=" ".join,
+)
+def test_what_the_command_line_does_not_take_is_one_sentence_too(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["adlm", *words])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("adlm: ")
+    assert len(said.err.strip().splitlines()) == 1
+
+
+def test_a_group_without_a_command_shows_its_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["adlm", "experiment"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    said = capsys.readouterr()
+    assert "frontier-mnist" in said.out + said.err
+
+
+def test_nothing_is_charged_where_nothing_can_be_written(place: Path) -> None:
+    (place / "file").write_text("not a folder")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with pytest.raises(UserError, match="cannot be written"):
+        run("release", "--data", "digits", "--out", "file/R", "--ledger", "room.jsonl")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
+    try:
+        with pytest.raises(UserError, match="nothing is left behind"):
+            run("release", "--data", "digits", "--out", "R-full", "--ledger", "room.jsonl")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not (place / "R-full").exists()
+    assert not (place / "room.jsonl").exists() or "charge" not in (place / "room.jsonl").read_text()
+
+
+def test_a_charge_that_came_to_nothing_is_told_of(place: Path) -> None:
+    """The place is taken while the records are read: the release cannot be written, its charge stays."""
+    import threading
+
+    def take() -> None:
+        while not (place / "taken.jsonl").exists():
+            time.sleep(0.01)
+        (place / "taken").mkdir(exist_ok=True)
+
+    thief = threading.Thread(target=take)
+    thief.start()
+    with pytest.raises(UserError, match=r"exists already.*the charge stays in taken\.jsonl"):
+        run("release", "--data", "digits", "--out", "taken", "--ledger", "taken.jsonl")
+    thief.join()
+
+
+def test_a_model_is_not_a_release_and_a_release_not_a_model(release: Path, model: Path) -> None:
+    with pytest.raises(UserError, match="is a model, not a release"):
+        run("train", str(model), "--out", "X")
+    with pytest.raises(UserError, match="is a release, not a model"):
+        run("evaluate", str(release), "--data", "digits")
+
+
+def test_training_into_an_existing_folder_is_refused_before_it_starts(release: Path, model: Path) -> None:
+    with pytest.raises(UserError, match="exists already"):
+        run("train", str(release), "--network", "mlp", "--out", str(model))
+    assert not model.with_name("M.checkpoint").exists()
+
+
+def test_a_report_takes_no_other_files_for_figures(model: Path, place: Path) -> None:
+    wrong = place / "wrong.json"
+    for option, text in (
+        ("--evaluation", '{"foo": 1}'),
+        ("--evaluation", '{"accuracy": "x", "confusion": [[1]]}'),
+        ("--evaluation", '{"accuracy": 0.5, "confusion": [[1, 2]]}'),
+        ("--audit", '{"foo": 1}'),
+        ("--audit", '{"findings": [{"a": 1}]}'),
+    ):
+        wrong.write_text(text)
+        with pytest.raises(UserError, match="give a file that adlm"):
+            run("report", str(model), option, str(wrong), "--out", "wrong.html")
+    assert not (place / "wrong.html").exists()
+
+
+def test_a_report_tells_how_to_make_such_a_release_again(place: Path) -> None:
+    asked = ["--epsilon", "3", "--delta", "1e-5", "--k", "12", "--relevance", "private"]
+    run("release", "--data", "digits", "--out", "asked", *asked)
+    run("report", "asked", "--out", "asked.html")
+    page = (place / "asked.html").read_text()
+    assert "--epsilon 3 --delta 1e-5 --k 12 --relevance private" in page
 
 
 def test_version() -> None:

@@ -142,7 +142,7 @@ def test_under_add_remove_the_number_of_records_stays_private() -> None:
         ({"x": np.where(np.arange(64).reshape(8, 8) == 3, np.nan, TRAIN.x.astype(float))}, "NaN|finite"),
         ({"k": 0}, "between 1 and"),
         ({"share_sums": 2.0}, "between 0 and 1"),
-        ({"relevance": "guessed"}, "prior or private"),
+        ({"relevance": "guessed"}, "prior, private"),
     ],
 )
 def test_bad_input_is_one_sentence_and_costs_nothing(change: dict[str, object], message: str) -> None:

@@ -48,6 +48,27 @@ def new_folder(target: Path, *, what: str, private: bool = False) -> Iterator[Pa
     killed, what is left is a hidden folder that nothing reads, swept at the next write beside it.
     """
     target = Path(target)
+    with _beside(target, what) as temporary:
+        yield temporary
+        for path in sorted(temporary.rglob("*")):
+            sync(path)
+        sync(temporary)
+        temporary.chmod(0o700 if private else 0o755)
+        temporary.rename(target)
+        sync(target.parent)
+
+
+def require_room(target: Path, *, what: str, size: int = 1 << 22) -> None:
+    """Refuse a place that cannot take `size` bytes, before anything is spent on what is to go there."""
+    with _beside(Path(target), what) as temporary, (temporary / "room").open("wb") as file:
+        file.write(bytes(size))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def _beside(target: Path, what: str) -> Iterator[Path]:
+    """Give a temporary folder beside a target that does not exist yet, and remove what is left of it."""
     if target.exists():
         raise UserError(f"{target} exists already; choose another place for the {what} or remove it first")
     try:
@@ -58,12 +79,6 @@ def new_folder(target: Path, *, what: str, private: bool = False) -> Iterator[Pa
         raise UserError(f"the {what} cannot be written to {target}: {error.strerror or error}") from None
     try:
         yield temporary
-        for path in sorted(temporary.rglob("*")):
-            sync(path)
-        sync(temporary)
-        temporary.chmod(0o700 if private else 0o755)
-        temporary.rename(target)
-        sync(target.parent)
     except OSError as error:
         if target.exists() and not temporary.exists():
             raise

@@ -22,6 +22,8 @@ from adlm.public.features.narrowed import narrow
 from adlm.public.rule import Plan, choose
 from adlm.release import Release
 
+RELEVANCES = ("prior", "private")
+
 
 def privatise(
     x: npt.ArrayLike,
@@ -65,6 +67,10 @@ def privatise(
     Relation: the domain's. Guarantee: the certificate's, at most the budget. Proved in docs/proof-moments.md.
     """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
+    if relevance not in RELEVANCES:
+        raise UserError(f"relevance must be one of {', '.join(RELEVANCES)}, got {relevance!r}")
+    if relevance == "private" and allocation == "identical":
+        raise UserError("identical noise follows no relevance: leave out the private relevance, which costs")
     records, codes = np.asarray(x), domain.encode_labels(y)
     if len(records) != len(codes):
         raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
@@ -91,15 +97,15 @@ def privatise(
     def batches() -> list[Batch]:
         return [(z[i : i + 8 * BATCH], codes[i : i + 8 * BATCH]) for i in range(0, len(z), 8 * BATCH)]
 
+    asked = {"epsilon": str(epsilon), "delta": str(delta), "k": k, "second": second, "share": share_sums,
+             "allocation": allocation}  # fmt: skip
     book = ledger or Ledger()
     draw = source or (Source.system() if seed is None else Source.seeded_with(seed))
     if relevance == "private":
         first = adaptive.first_release(batches, domain, features, plan, budget, slack, book, draw)
         plan = replace(plan, scales=adaptive.scales(first.relevance, first.typical, allocation or "optimal"))
-    elif relevance == "prior":
-        first = adaptive.NOTHING
     else:
-        raise UserError(f"relevance must be prior or private, got {relevance!r}")
+        first = adaptive.NOTHING
     return release_moments(
         batches,
         domain=domain,
@@ -107,7 +113,7 @@ def privatise(
         design=design(plan, budget * (1 - first.share), slack),
         ledger=book,
         source=draw,
-        settings={"plan": plan.to_dict(), "relevance": relevance},
+        settings={"plan": plan.to_dict(), "relevance": relevance, "asked": asked},
         earlier=first.charges,
         extra=first.tensors,
     )

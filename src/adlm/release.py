@@ -170,6 +170,8 @@ class Release:
             raise UserError(
                 f"{folder} is not a release: it must be a folder with {TENSORS} and {CERTIFICATE}"
             )
+        if not (folder / TENSORS).exists() and (folder / "model.json").exists():
+            raise UserError(f"{folder} is a model, not a release; give the release that it was trained on")
         certificate = Certificate.from_dict(read_json(folder / CERTIFICATE, what="certificate"))
         return cls(read_tensors(folder / TENSORS, certificate.tensors), certificate)
 

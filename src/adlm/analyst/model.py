@@ -21,7 +21,7 @@ from adlm.analyst.networks import build as build_network
 from adlm.artefact import canonical, new_folder, read_json, sha256
 from adlm.errors import UserError
 from adlm.public.features import Features, checked
-from adlm.release import CERTIFICATE, Certificate, describe, read_tensors
+from adlm.release import CERTIFICATE, TENSORS, Certificate, describe, read_tensors
 
 SCHEMA = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
@@ -104,6 +104,8 @@ class Model:
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(f"{folder} is not a model: it must be a folder written by adlm train")
+        if not (folder / DESCRIPTION).exists() and (folder / TENSORS).exists():
+            raise UserError(f"{folder} is a release, not a model; adlm train {folder} makes one of it")
         certificate = Certificate.from_dict(read_json(folder / CERTIFICATE, what="certificate"))
         raw = read_json(folder / DESCRIPTION, what="model description")
         body = {key: value for key, value in raw.items() if key != "digest"}

@@ -3,22 +3,41 @@
 from __future__ import annotations
 
 import sys
+from typing import Any, NoReturn
 
 
 def main() -> None:
     """Run `adlm`; a person's mistake ends in one sentence on standard error and exit code 2."""
+    import typer
+
     from adlm.errors import UserError
 
     try:
         from adlm.cli.app import app
 
-        app(prog_name="adlm")
+        sys.exit(app(prog_name="adlm", standalone_mode=False))
     except UserError as error:
         print(f"adlm: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
+    except typer.TyperException as error:
+        _refuse(error)
+    except typer.Abort:
+        sys.exit(1)
     except KeyboardInterrupt:
         print("adlm: stopped; nothing half-written is left behind", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)
+
+
+def _refuse(error: Any) -> NoReturn:
+    """End with one sentence about an option or a command that the command line does not take."""
+    context = error.ctx
+    if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command: its help is the answer
+        error.show()
+    else:
+        where = context.command_path if context is not None else "adlm"
+        said = " ".join(error.format_message().split()).rstrip(".")
+        print(f"adlm: {said}; see {where} --help", file=sys.stderr)
+    sys.exit(2)

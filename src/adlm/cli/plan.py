@@ -15,7 +15,7 @@ EPSILONS = "0.05,0.1,0.25,0.5,1,3"
 def plan(
     data: Annotated[str | None, typer.Option(help="A data set by name; it is not read.")] = None,
     domain: Annotated[Path | None, typer.Option(help="A domain file; needs --size.")] = None,
-    size: Annotated[int | None, typer.Option(help="Number of records, public or guessed.")] = None,
+    size: Annotated[int | None, typer.Option(help="Number of records, public or guessed.", min=1)] = None,
     epsilon: Annotated[str, typer.Option(help="One or more budgets, separated by commas.")] = EPSILONS,
     delta: Annotated[str, typer.Option(help="0 for pure epsilon, else Gaussian noise.")] = "0",
     neighbours: Annotated[str | None, typer.Option(help="replace-one or add-remove.")] = None,
@@ -47,6 +47,8 @@ def plan(
         raise UserError("give either --data NAME, or --domain FILE with --size N")
     if data is not None:
         known = datasets.domain(data)
+        if fourier is not None:
+            raise UserError("--fourier is for tables; leave it out, or give the --domain of a table")
         n = size or next(d["train"] for d in datasets.describe() if d["name"] == data)
     else:
         assert domain is not None
@@ -55,6 +57,8 @@ def plan(
         if is_table_domain(domain):
             _plan_table(domain, size, epsilon.split(","), delta, neighbours, fourier, output)
             return
+        if fourier is not None:
+            raise UserError("--fourier is for tables; leave it out, or give the --domain of a table")
         known, n = Domain.load(domain), size
     features = for_domain(known)
     relation = neighbours or known.neighbours

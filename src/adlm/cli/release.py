@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from adlm.release import Release
 
 KINDS = ("moments", "records")
+METHODS = ("adlm", "ilm")
 
 
 def release(
@@ -30,7 +31,13 @@ def release(
     kind: Annotated[
         str, typer.Option(help="moments (proved, accurate) or records (the paper's).")
     ] = "moments",
-    method: Annotated[str, typer.Option(help="adlm (adaptive noise) or ilm (identical noise).")] = "adlm",
+    method: Annotated[
+        str,
+        typer.Option(
+            help="Records: adlm (noise by relevance) or ilm (identical noise). Moments: noise is identical "
+            "unless --allocation or --relevance ask for more; ilm refuses them."
+        ),
+    ] = "adlm",
     neighbours: Annotated[str | None, typer.Option(help="replace-one or add-remove.")] = None,
     ledger: Annotated[Path | None, typer.Option(help="The data set's ledger; made if need be.")] = None,
     budget: Annotated[
@@ -67,9 +74,12 @@ def release(
         Path | None, typer.Option(help="Records: a folder of adlm pretrain; made anew when not given.")
     ] = None,
     size: Annotated[
-        int | None, typer.Option(help="A public guess of the number of records, where that is private.")
+        int | None,
+        typer.Option(help="A public guess of the number of records, if that is private.", min=1),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Read only the first LIMIT records (public).")] = None,
+    limit: Annotated[
+        int | None, typer.Option(help="Read only the first LIMIT records (public).", min=1)
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Repeatable noise. The release is stamped NOT PRIVATE.")
     ] = None,
@@ -83,6 +93,7 @@ def release(
     Every charge is in the ledger before its noise is drawn. With --json: {"out", "kind", "n",
     "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "ledger", "charges"}.
     """
+    from adlm.artefact import require_room
     from adlm.certificate import parse_delta, parse_epsilon
     from adlm.curator.noise import Source
     from adlm.errors import UserError
@@ -90,11 +101,16 @@ def release(
     output = Output(as_json, quiet)
     if kind not in KINDS:
         raise UserError(f"--kind must be one of {', '.join(KINDS)}, got {kind!r}")
+    if method not in METHODS:
+        raise UserError(f"--method must be one of {', '.join(METHODS)}, got {method!r}")
+    if method == "ilm" and (relevance != "prior" or allocation not in (None, "identical")):
+        raise UserError(
+            "--method ilm is identical noise: leave out --allocation and --relevance, or take --method adlm"
+        )
     if (file is None) == (data is None):
         raise UserError("give either a file with --domain, or --data NAME; adlm data list shows the names")
-    if out.exists():
-        raise UserError(f"{out} exists already; choose another --out or remove it first")
     parse_epsilon(epsilon), parse_delta(delta)
+    require_room(out, what="release")
     source = Source.system() if seed is None else Source.seeded_with(seed)
     book, place = _ledger(ledger, budget, data or str(file and file.resolve()))
     chosen = pick_device(device)
@@ -114,7 +130,13 @@ def release(
                 raise UserError("--fourier is for tables from a file; leave it out")
             options["fourier"] = waves(fourier)
         make = _moments_maker(data, file, domain, neighbours, limit, cache, options, out)
-    made = make()
+    before = len(book.charges)
+    try:
+        made = make()
+    except UserError as error:
+        if len(book.charges) > before:
+            raise UserError(f"{error}; the charge stays in {place}, for noise may have been drawn") from error
+        raise
     certificate = made.certificate
     for stamp in certificate.stamps:
         output.say(f"stamped: {stamp}")

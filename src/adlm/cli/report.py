@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,7 +30,7 @@ def report(
     from adlm.report import render
     from adlm.report.subject import find
 
-    subject = find(folder, evaluation=_figures(evaluation), audit=_figures(audit))
+    subject = find(folder, evaluation=_evaluation(evaluation), audit=_audit(audit))
     from adlm.artefact import write_file
 
     write_file(out, render(subject).encode(), what="report")
@@ -41,7 +41,44 @@ def report(
     )
 
 
-def _figures(path: Path | None) -> dict[str, object] | None:
+def _evaluation(path: Path | None) -> dict[str, Any] | None:
+    """Read what `adlm evaluate` kept: a share of right answers, and counts for each pair of classes."""
+    from adlm.errors import UserError
+
+    found = _figures(path)
+    if found is None:
+        return None
+    accuracy, confusion = found.get("accuracy"), found.get("confusion", [])
+    share = isinstance(accuracy, int | float) and 0 <= accuracy <= 1
+    square = isinstance(confusion, list) and all(
+        isinstance(row, list) and len(row) == len(confusion) and all(isinstance(v, int | float) for v in row)
+        for row in confusion
+    )
+    if not share or not square:
+        raise UserError(
+            f"{path} must hold an accuracy between 0 and 1 and a square confusion matrix; "
+            "give a file that adlm evaluate --save wrote"
+        )
+    return found
+
+
+def _audit(path: Path | None) -> dict[str, Any] | None:
+    """Read what `adlm audit --json` printed: findings with a mechanism and a verdict each."""
+    from adlm.errors import UserError
+
+    found = _figures(path)
+    if found is None:
+        return None
+    findings = found.get("findings")
+    named = isinstance(findings, list) and all(
+        isinstance(one, dict) and {"mechanism", "verdict"} <= one.keys() for one in findings
+    )
+    if not named:
+        raise UserError(f"{path} must hold findings of an audit; give a file that adlm audit --json wrote")
+    return found
+
+
+def _figures(path: Path | None) -> dict[str, Any] | None:
     import json
 
     from adlm.errors import UserError

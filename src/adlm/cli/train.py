@@ -39,9 +39,12 @@ def train(
     """
     from adlm.analyst.fit import fit
     from adlm.analyst.training import Plan
+    from adlm.errors import UserError
     from adlm.release import Release
 
     output = Output(as_json, quiet)
+    if out.exists():
+        raise UserError(f"{out} exists already; choose another --out or remove it first")
     made = Release.load(release)
     plan = Plan(
         epochs=epochs if steps is None else None, steps=steps, batch_size=batch_size, optimiser=optimiser,

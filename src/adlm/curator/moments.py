@@ -301,7 +301,7 @@ def facts(design: Design, scales: Scales, n: int | None, classes: int) -> dict[s
         "k": design.k,
         "level": design.level,
         "constant": design.constant,
-        "share_sums": str(design.share_sums),
+        "share_sums": str(design.share_sums if second is not None else Fraction(1)),
         "allocation": "identical" if design.scales is None else "adaptive",
         "second": None if second is None else second.to_dict(),
         "contributions": design.contributions,

@@ -153,7 +153,7 @@ _EPOCHS = (1, 10, 100, 1000)
 # From pixels, (b) is slow and far behind (b) on public features: the quick presets have it for MNIST alone.
 _GARMENTS_QUICK = (
     _linear(FRONTIER, 2),
-    Group("psgd-abadi", ("0.25", "0.5", "1", "3", "8"), 1, DELTA, _abadi(dpsgd.ABADI, network="mlp")),
+    Group("psgd-abadi", FRONTIER, 1, DELTA, _abadi(dpsgd.ABADI, network="mlp")),
 )
 _GREY_QUICK = (
     *_GARMENTS_QUICK,
@@ -165,8 +165,8 @@ _GREY_FULL = (
     Group("psgd-abadi", FRONTIER, 5, DELTA, _abadi(dpsgd.ABADI, network="paper-mnist", ghost=False)),
 )
 _COLOUR_QUICK = (
-    _linear(("0.1", "0.5", "1", "3", "8"), 2),
-    Group("psgd-abadi", ("0.5", "3", "8"), 1, DELTA, _abadi(dpsgd.ABADI_CIFAR, network="mlp")),
+    _linear(FRONTIER, 2),
+    Group("psgd-abadi", FRONTIER, 1, DELTA, _abadi(dpsgd.ABADI_CIFAR, network="mlp")),
 )
 _COLOUR_FULL = (
     _linear(FRONTIER, 5),

@@ -89,10 +89,15 @@ def read(path: Path) -> list[Done]:
 
 
 def _append(path: Path, done: Done) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(done.line() + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(done.line() + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UserError(
+            f"a finished cell was not written to {path}: {error.strerror or error}; make room and --resume"
+        ) from error
 
 
 def run(

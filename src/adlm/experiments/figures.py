@@ -120,7 +120,8 @@ def _over_epsilon(summary: Mapping[str, Any]) -> Any:
     if not paper:  # the prior alone, far below, has its figure in the legend
         shown = [row["accuracy"] for row in rows if row["method"] != "prior"]
         shown += [entry["accuracy"] for entry in summary["published"]]
-        axes.set_ylim(100 * min(shown) - 2, min(100.5, 100 * max(shown) + 2))
+        if shown:
+            axes.set_ylim(100 * min(shown) - 2, min(100.5, 100 * max(shown) + 2))
     _log_axis(axes, [row["epsilon"] for row in rows if row["epsilon"]])
     axes.set_xlabel("epsilon (claimed for the record releases)" if paper else "proved epsilon")
     axes.set_ylabel("test accuracy, %")

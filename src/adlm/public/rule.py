@@ -69,7 +69,8 @@ class Plan:
         return {
             "k": self.k, "noise": self.noise, "level": self.level, "constant": self.constant, "q": self.q,
             "basis": self.basis, "around": self.around, "second_level": self.second_level,
-            "across": self.across and list(self.across), "share_sums": str(self.share_sums),
+            "across": self.across and list(self.across),
+            "share_sums": str(self.share_sums if self.q else Fraction(1)),
             "share_across": str(self.share_across),
             "allocation": "identical" if self.scales is None else "adaptive", "reasons": list(self.reasons),
         }  # fmt: skip

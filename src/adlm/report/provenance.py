@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from adlm.certificate import show
 from adlm.release import Certificate
@@ -22,11 +23,10 @@ def rerun(certificate: Certificate, folder: str) -> Section:
     """Give the commands, the versions and the digests."""
     totals = certificate.totals
     digest = str(certificate.to_dict()["digest"])
-    spent = totals.epsilon_proved if certificate.kind == "moments" else totals.epsilon_claimed
     commands = "\n".join([
         f"adlm verify {_quoted(folder)}",
-        f"adlm release --data DATA --kind {certificate.kind} --epsilon {show(spent)} "
-        f"--delta {float(totals.delta):g} --neighbours {totals.neighbours} --out again",
+        f"adlm release --data DATA --kind {certificate.kind} {_asked(certificate)} "
+        f"--neighbours {totals.neighbours} --out again",
     ])  # fmt: skip
     facts = [
         ("certificate digest", tag("code", digest)),
@@ -44,6 +44,19 @@ def rerun(certificate: Certificate, folder: str) -> Section:
         tag("pre", BIBTEX),
     ])  # fmt: skip
     return Section("cite", "Cite, check and rerun", body)
+
+
+def _asked(certificate: Certificate) -> str:
+    """The options that the release was made with, or its budget where they were not kept."""
+    totals, settings = certificate.totals, certificate.settings
+    spent = totals.epsilon_proved if certificate.kind == "moments" else totals.epsilon_claimed
+    options = {"epsilon": show(spent), "delta": f"{float(totals.delta):g}"}
+    asked = settings.get("asked")
+    if isinstance(asked, Mapping):
+        options |= {name: str(value) for name, value in asked.items() if value is not None}
+    if settings.get("relevance") == "private":
+        options["relevance"] = "private"
+    return " ".join(f"--{name} {_quoted(value)}" for name, value in options.items())
 
 
 def _features(certificate: Certificate) -> object:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -52,7 +53,8 @@ class Output:
             table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
         for row in rows:
             table.add_row(*row)
-        Console(soft_wrap=True, highlight=False).print(table)
+        # Into a file or a pipe a table is as wide as it needs to be; a person's terminal has its own width.
+        Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def _plain(value: Any) -> Any:

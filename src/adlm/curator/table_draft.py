@@ -16,7 +16,7 @@ from pyarrow import parquet
 from adlm.curator.tables import DELIMITERS, PARQUET, check_header, raw_batches
 from adlm.curator.text_files import first_line
 from adlm.errors import UserError
-from adlm.public.columns import Column
+from adlm.public.columns import Column, iso_day, plain_number
 from adlm.public.encoding import Survey, cell_text, survey_column
 from adlm.public.tables import TableDomain
 
@@ -142,7 +142,7 @@ class _Seen:
 
     def _as_number(self, text: str) -> None:
         try:
-            number = float(text)
+            number = plain_number(text)
         except ValueError:
             number = math.inf
         self.numeric = self.numeric and math.isfinite(number)
@@ -150,7 +150,7 @@ class _Seen:
 
     def _as_date(self, text: str) -> None:
         try:
-            day = datetime.date.fromisoformat(text[:10] if "-" in text else "none").isoformat()
+            day = datetime.date.fromordinal(iso_day(text if "-" in text else "none")).isoformat()
         except ValueError:
             self.date = False
         else:

@@ -35,6 +35,20 @@ _TRUTH = (("false", "no", "n", "f", "0"), ("true", "yes", "y", "t", "1"))
 _RANGE = re.compile(r"(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?)")
 
 
+def iso_day(text: str) -> int:
+    """Return the day of an ISO date, alone or with a time after it; ValueError for any other text."""
+    if text[10:11] not in ("", "T", " "):
+        raise ValueError(text)
+    return datetime.datetime.fromisoformat(text).date().toordinal()
+
+
+def plain_number(text: str) -> float:
+    """Return the number that a text is; ValueError for what only a program would write, such as 1_000."""
+    if "_" in text:
+        raise ValueError(text)
+    return float(text)
+
+
 @dataclass(frozen=True)
 class Column:
     """One declared column.
@@ -139,7 +153,7 @@ class Column:
         if isinstance(value, datetime.date):
             return value.toordinal()
         try:
-            return datetime.date.fromisoformat(str(value).strip()[:10]).toordinal()
+            return iso_day(str(value).strip())
         except ValueError:
             raise self._wrong(f"dates are written like 2024-05-31 (got {value!r})") from None
 

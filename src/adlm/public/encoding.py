@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import math
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
-from adlm.public.columns import Column
+from adlm.public.columns import Column, iso_day, plain_number
 from adlm.public.tables import TableDomain
 
 Codes = NDArray[np.float64]  # a position in [0, 1], or a category's number; NaN where the cell is missing
@@ -29,7 +30,7 @@ class CellError(UserError):
 
 def encode_column(column: Column, values: Any, missing: tuple[str, ...]) -> NDArray[np.float32]:
     """Encode (n,) cells as (n, width) numbers in [0, 1]."""
-    codes = _codes(column, values, missing, _reader(column))
+    codes = _codes(column, values, missing, _reader(column, missing))
     gone = np.isnan(codes)
     if gone.any() and column.missing is None:
         row = int(np.flatnonzero(gone)[0])
@@ -81,7 +82,7 @@ def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Surv
     array = _arrow(column, values)
     _check_type(column, array)
     counted = array.value_counts()
-    read = _label_reader(column) if column.kind == "label" else _reader(column)
+    read = _label_reader(column) if column.kind == "label" else _reader(column, missing)
     gone = outside = 0
     refused: dict[str, int] = {}
     for value, count in zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True):
@@ -94,16 +95,16 @@ def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Surv
         except _RefusedError:
             refused[text] = refused.get(text, 0) + count
             continue
+        if math.isnan(position):
+            gone += count
+            continue
         if column.kind in ("numeric", "date") and position in (0.0, 1.0):
             outside += count * (not _inside(column, text))
     return Survey(len(array), gone, outside, refused)
 
 
 def _inside(column: Column, text: str) -> bool:
-    if column.kind == "numeric":
-        return column.number(column.lower) <= float(text) <= column.number(column.upper)
-    day = _day(column, text)
-    return column.number(column.lower) <= day <= column.number(column.upper)
+    return column.number(column.lower) <= _value(column, text) <= column.number(column.upper)
 
 
 class _RefusedError(Exception):
@@ -122,7 +123,14 @@ def constant(column: Column) -> float:
 def _codes(column: Column, values: Any, missing: tuple[str, ...], read: Callable[[str], float]) -> Codes:
     array = _arrow(column, values)
     if column.kind == "numeric" and (pa.types.is_floating(array.type) or pa.types.is_integer(array.type)):
-        numbers = np.asarray(array.to_numpy(zero_copy_only=False), dtype=np.float64)
+        given = array.to_numpy(zero_copy_only=False)
+        numbers = np.array(given, dtype=np.float64)
+        if marks := _marks(column, missing):
+            as_kept = np.array([*marks])  # a mark is compared as precisely as the column keeps its numbers
+            if given.dtype.kind == "f":
+                with np.errstate(over="ignore"):
+                    as_kept = as_kept.astype(given.dtype)
+            numbers[np.isin(given, as_kept[np.isfinite(as_kept)])] = np.nan
         return _positions(column, numbers)
     _check_type(column, array)
     coded = array.dictionary_encode() if not pa.types.is_dictionary(array.type) else array
@@ -188,13 +196,17 @@ def _positions(column: Column, numbers: Codes) -> Codes:
     return np.asarray(inside / (high - low))
 
 
-def _reader(column: Column) -> Callable[[str], float]:
-    """What turns the text of a cell into a code or a position in [0, 1]."""
+def _reader(column: Column, missing: tuple[str, ...]) -> Callable[[str], float]:
+    """What turns the text of a cell into a code or a position in [0, 1], or NaN if it means missing."""
     match column.kind:
-        case "numeric":
-            return lambda text: _number(column, text)
-        case "date":
-            return lambda text: _date(column, text)
+        case "numeric" | "date":
+            marks = _marks(column, missing)
+
+            def place(text: str) -> float:
+                value = _value(column, text)
+                return math.nan if value in marks else column.position(value)
+
+            return place
         case "categorical":
             return _category(column)
         case _:
@@ -225,25 +237,33 @@ def _label_reader(column: Column) -> Callable[[str], float]:
     return read
 
 
-def _number(column: Column, text: str) -> float:
+def _marks(column: Column, missing: tuple[str, ...]) -> frozenset[float]:
+    """The numbers (or days) that mean missing, so that -999 is one in text, as -999.0 and as a number."""
+    marks = set()
+    for text in missing:
+        with contextlib.suppress(_RefusedError):
+            marks.add(_value(column, text))
+    return frozenset(marks)
+
+
+def _value(column: Column, text: str) -> float:
+    """The number, or the day, that a cell's whole text is."""
+    if column.kind == "date":
+        return _day(column, text)
     try:
-        value = float(text)
+        value = plain_number(text)
     except ValueError:
         raise _RefusedError(f"{text!r} is not a number") from None
     if not math.isfinite(value):
         raise _RefusedError(f"{text!r} is not a finite number")
-    return column.position(value)
-
-
-def _date(column: Column, text: str) -> float:
-    return column.position(_day(column, text))
+    return value
 
 
 def _day(column: Column, text: str) -> int:
     try:
         if column.format:
             return datetime.datetime.strptime(text, column.format).date().toordinal()
-        return datetime.date.fromisoformat(text[:10]).toordinal()
+        return iso_day(text)
     except ValueError:
         raise _RefusedError(f"{text!r} is not a date written like {column.format or '2024-05-31'}") from None
 
@@ -255,7 +275,7 @@ def _category(column: Column) -> Callable[[str], float]:
         code = exact.get(text)
         if code is None and ranges:
             try:
-                whole = math.floor(float(text))
+                whole = math.floor(plain_number(text))
             except (ValueError, OverflowError):
                 whole = None
             if whole is not None:

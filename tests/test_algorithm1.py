@@ -134,6 +134,17 @@ def test_the_analyst_needs_nothing_but_the_folder(tmp_path: Path) -> None:
     assert network(torch.rand(2, 12)).shape == (2, 3)
 
 
+class Sideways(nn.Module):
+    """A layer that relevance has no rule for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(self.out(x)).real  # type: ignore[no-any-return]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -145,6 +156,13 @@ def test_the_analyst_needs_nothing_but_the_folder(tmp_path: Path) -> None:
         ({"ledger": Ledger(budget=Budget(Fraction(28, 100)))}, "would be overspent"),
         ({"y": ["0"]}, "one label for each"),
         ({"y": ["0", "9"] * 15}, "9"),
+        ({"x": np.where(np.arange(360).reshape(30, 12) == 100, np.nan, 0.5)}, "record 8 has nan"),
+        ({"x": np.full((30, 11), 0.5)}, "records must have shape"),
+        (
+            {"explained": Explained(nn.Sequential(nn.Linear(9, 3)), "public")},
+            "does not take records of shape",
+        ),
+        ({"explained": Explained(Sideways(), "public")}, "not supported|cannot follow"),
     ],
 )
 def test_a_mistake_is_found_before_the_relevances_are_charged(changes: dict[str, Any], message: str) -> None:
@@ -180,7 +198,7 @@ def _release(**changes: Any) -> Release | None:
     given: dict[str, Any] = {"explained": explained(), "L": 10, "ledger": Ledger()}
     given |= {"source": Source.system()} | changes
     x, y = blobs(30)
-    y = given.pop("y", y)
+    x, y = given.pop("x", x), given.pop("y", y)
     return make_release(x, y, DOMAIN, build("mlp", (12,), 3), Budgets.split(2), **given)
 
 

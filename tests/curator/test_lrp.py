@@ -303,6 +303,15 @@ def test_an_unsupported_layer_is_named(network: nn.Module, named: str) -> None:
         relevance(network, torch.rand(2, 4))
 
 
-def test_a_negative_stabiliser_is_refused() -> None:
-    with pytest.raises(UserError, match="mu must not be negative"):
-        relevance(mlp(), torch.rand(2, 3, 4, dtype=torch.double), mu=-1.0)
+@pytest.mark.parametrize("mu", [-1.0, float("nan"), float("inf")])
+def test_a_stabiliser_that_is_negative_or_no_number_is_refused(mu: float) -> None:
+    with pytest.raises(UserError, match="mu must be finite and not negative"):
+        relevance(nn.Linear(2, 2), torch.rand(1, 2), mu=mu)
+
+
+@pytest.mark.parametrize(
+    ("target", "message"), [([0, 5], "between 0 and 2"), ([-1, 0], "between 0 and 2"), ([0], "one output")]
+)
+def test_a_target_that_is_no_output_is_refused(target: list[int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        relevance(nn.Linear(4, 3), torch.rand(2, 4), target=torch.tensor(target))

@@ -9,6 +9,7 @@ weights, a maximum weighs its winner with one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, cast
@@ -63,8 +64,12 @@ def relevance(
     The relevance of a record depends on that record and on ``network`` alone: batch statistics are never
     used, and a network that needs them is refused. The sensitivity of averages (Lemma 1) rests on this.
     """
-    if mu < 0:
-        raise UserError(f"mu must not be negative (got {mu}); it moves denominators away from zero.")
+    if not 0 <= mu < math.inf:
+        raise UserError(f"mu must be finite and not negative (got {mu}); it moves denominators from zero.")
+    if target is not None and tuple(target.shape) != (len(x),):
+        raise UserError(
+            f"target must name one output for each of {len(x)} records (got {tuple(target.shape)})."
+        )
     was_training = network.training
     network.eval()
     try:
@@ -88,6 +93,11 @@ def _propagate(module: fx.GraphModule, x: Tensor, target: Tensor | None, mu: flo
     if output.dim() != 2:
         raise UserError(
             f"relevance starts from scores of shape (n, M); the network gave {tuple(output.shape)}."
+        )
+    if target is not None and bool(((target < 0) | (target >= output.shape[1])).any()):
+        raise UserError(
+            f"target must lie between 0 and {output.shape[1] - 1}, for the network has {output.shape[1]} "
+            f"outputs (got {int(target.min())} to {int(target.max())})."
         )
     chosen = (output.argmax(dim=1) if target is None else target.to(output.device)).view(-1, 1)
     outcome = output.gather(1, chosen)

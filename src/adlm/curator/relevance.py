@@ -139,7 +139,7 @@ def private_relevance(
     if not 1 <= used <= len(records):
         raise UserError(f"relevance needs between 1 and {len(records)} records (got rows = {rows}).")
     carried, unproved, named = _provenance(provenance)
-    _check_separate(network, domain.shape)
+    _check_network(network, domain.shape, mu)
     step = relevance_charge(domain, used, epsilon, sensitivity, unproved)
     ledger.charge(step)
     total = relevance_sum(network, records[:used], domain, mu=mu)
@@ -154,20 +154,29 @@ def private_relevance(
     return PrivateRelevance(noisy / (used * STEPS), (*carried, step), settings)
 
 
-def _check_separate(network: nn.Module, shape: tuple[int, ...]) -> None:
-    """Refuse a network whose answer for a record depends on its company; tried on noise, never on records."""
+def _check_network(network: nn.Module, shape: tuple[int, ...], mu: float) -> None:
+    """Refuse a network that does not take such records, that relevance cannot follow, or whose answer for a
+    record depends on its company. It is tried on noise, never on records, so it is free.
+    """
     probe = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
     probe = probe.to(next(network.parameters()).device)
     was_training = network.training
     with torch.no_grad():
         network.eval()
-        alone, together = network(probe[:1]), network(probe)[:1]
-        network.train(was_training)
+        try:
+            alone, together = network(probe[:1]), network(probe)[:1]
+        except (RuntimeError, ValueError, IndexError):
+            raise UserError(
+                f"the relevance network does not take records of shape {shape}; give one made for that shape."
+            ) from None
+        finally:
+            network.train(was_training)
     if not torch.allclose(alone, together, rtol=1e-3, atol=1e-4):
         raise UserError(
             "the relevance network's answer for a record depends on the other records of its batch, so "
             "Lemma 1 does not hold for it; use layers without batch statistics in evaluation mode."
         )
+    propagate(network, probe, mu=mu)
 
 
 def _provenance(provenance: Provenance) -> tuple[tuple[Charge, ...], str, str]:

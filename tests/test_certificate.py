@@ -137,7 +137,23 @@ def test_a_charge_that_states_another_epsilon_is_refused() -> None:
         Charge.from_dict(raw | {"epsilon_proved": "0.1"})
 
 
-@pytest.mark.parametrize("value", [0, -1, "nan", "inf", "one", None, "1/0"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        -1,
+        "nan",
+        "inf",
+        "one",
+        None,
+        "1/0",
+        "1e-400",
+        "1e400",
+        "1e999999999",
+        "1/" + "9" * 400,
+        "9" * 400 + "/7",
+    ],
+)
 def test_an_impossible_epsilon_is_one_sentence(value: object) -> None:
     with pytest.raises(UserError, match="epsilon must be"):
         parse_epsilon(value)

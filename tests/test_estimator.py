@@ -146,6 +146,15 @@ def test_it_persists_without_pickle(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_records_and_labels_are_equally_many() -> None:
+    frame, labels = people(50, 8)
+    pictures = Domain((8, 8), 0, 1, ("no", "yes"), "replace-one", "drawn")
+    for domain, x in ((TableDomain.from_toml(TOML), frame), (pictures, np.zeros((50, 8, 8)))):
+        for y in (labels[:-1], [*labels, "no"]):
+            with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+                AdLMClassifier(domain=domain).fit(x, y)
+
+
 def test_images_have_no_random_fourier_features() -> None:
     x, y = np.zeros((4, 8, 8)), [0, 1, 0, 1]
     domain = Domain((8, 8), 0, 1, ("a", "b"), "replace-one", "drawn")

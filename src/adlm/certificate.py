@@ -45,11 +45,18 @@ def number(value: Epsilon) -> float | None:
 
 
 def parse_epsilon(value: object, name: str = "epsilon") -> Fraction:
-    """Read a positive, finite privacy budget exactly: 0.1 is one tenth, not the nearest double."""
+    """Read a positive, finite privacy budget exactly: 0.1 is one tenth, not the nearest double.
+
+    What is zero or infinite as a double is refused: nothing can be computed with it.
+    """
+    text = str(value)
     try:
-        exact = Fraction(str(value))
-    except (ValueError, ZeroDivisionError):
-        raise UserError(f"{name} must be a positive number such as 0.5, got {value!r}") from None
+        near = float(text) if "/" not in text else float(Fraction(text))
+        exact = Fraction(text) if 0 < abs(near) < math.inf else Fraction(0)  # of 1e999999999 it never ends
+    except (ValueError, ZeroDivisionError, OverflowError):
+        near, exact = math.nan, Fraction(0)
+    if not math.isfinite(near):
+        raise UserError(f"{name} must be a positive number such as 0.5, got {value!r}")
     if exact <= 0:
         raise UserError(f"{name} must be greater than 0, got {value}; a smaller budget means more privacy")
     return exact

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from sklearn.base import BaseEstimator, ClassifierMixin, _clone_parametrized
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
 from adlm.analyst import tables
 from adlm.analyst.fit import fit as fit_release
@@ -206,11 +206,13 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self._table, self._shape = given, None
             self.n_features_in_ = len(X.columns)
             self.feature_names_in_ = np.array([str(name) for name in X.columns], dtype=object)
+            check_consistent_length(X, y)
             self.classes_, codes = _labels(y, given)
             keep = _bounded(given, X)
             return given, None, encode_frame(given, X)[keep], codes[keep]
         if isinstance(given, Domain) and given.family in IMAGES:
             x = np.asarray(X)
+            check_consistent_length(x, y)
             self._table, self._shape = None, given.shape
             self.n_features_in_ = given.size
             self.classes_, codes = _coded(y, given.encode_labels(y), given.classes)

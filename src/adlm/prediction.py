@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from adlm.errors import UserError
 
 def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
     """Write the predicted class and the probability of each class for each record; return how many."""
-    table = table_of(model.certificate.features["spec"])
+    table = table_of(_spec(model))
     out = Path(out)
     records = 0
     temporary: Path | None = None
@@ -33,6 +35,8 @@ def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
                 for code, row in zip(chance.argmax(1), chance, strict=True):
                     writer.writerow([model.classes[int(code)], *(f"{p:.6f}" for p in row)])
                 records += len(batch.x)
+            if not records:
+                raise UserError(f"{file} holds no records; give at least one")
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(out)
@@ -44,10 +48,16 @@ def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
     return records
 
 
+def _spec(model: Model) -> Mapping[str, Any]:
+    """The description of the features; a model of a release record by record of images has none."""
+    spec = model.certificate.features.get("spec")
+    return spec if isinstance(spec, Mapping) else {}
+
+
 def measure_file(model: Model, file: Path | str, *, device: str = "cpu") -> Measures:
     """Measure a model on a file of labelled records; only probabilities and labels are kept of them."""
     chances, codes = [], []
-    for batch in read_labelled(file, model.certificate.features["spec"]):
+    for batch in read_labelled(file, _spec(model)):
         chances.append(model.probabilities(batch.x, device=device))
         codes.append(batch.y)
     if not codes:

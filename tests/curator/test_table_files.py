@@ -225,7 +225,11 @@ def test_truncated_and_empty_and_absent_files_are_refused(tmp_path: Path, table:
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-40])
     (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(frame().to_csv(index=False).encode() * 99)[:-60])
     (tmp_path / "empty.csv").write_bytes(b"")
-    for name in ("cut.parquet", "cut.csv.gz", "empty.csv", "absent.csv"):
+    with zipfile.ZipFile(tmp_path / "hurt.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a.csv", frame().to_csv(index=False) * 99)
+    whole = (tmp_path / "hurt.zip").read_bytes()
+    (tmp_path / "hurt.zip").write_bytes(whole[:60] + b"\xff" * 20 + whole[80:])
+    for name in ("cut.parquet", "cut.csv.gz", "empty.csv", "absent.csv", "hurt.zip"):
         with pytest.raises(UserError, match=name):
             list(read_batches(tmp_path / name, table))
 

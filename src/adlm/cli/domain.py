@@ -63,7 +63,8 @@ def check(
     """Say how a file fits its domain. For the curator's eyes: none of it is private.
 
     With --json: {"records", "columns": {NAME: {"missing", "outside", "refused"}}, "persons", "most_records",
-    "dropped", "fits"}. `refused` counts texts that the domain does not allow.
+    "dropped", "unnamed", "fits"}. `refused` counts texts that the domain does not allow, `unnamed` records
+    that name no person.
     """
     from adlm.curator.table_draft import check as survey
     from adlm.public.tables import TableDomain
@@ -71,7 +72,7 @@ def check(
     output = Output(as_json, quiet)
     table = TableDomain.load(domain)
     found = survey(file, table)
-    fits = True
+    fits = found.records > 0 and not found.unnamed
     rows = []
     for column in table.columns:
         if column.name not in found.columns:
@@ -92,6 +93,7 @@ def check(
         "persons": found.persons,
         "most_records": found.most_records,
         "dropped": found.dropped,
+        "unnamed": found.unnamed,
         "fits": fits,
     }
     people = ""
@@ -99,5 +101,12 @@ def check(
         people = (
             f"; {found.persons} persons, at most {found.most_records} records each, {found.dropped} dropped"
         )
-    verdict = "fits the domain" if fits else "does not fit: missing or unknown values would be refused"
+    if fits:
+        verdict = "fits the domain"
+    elif not found.records:
+        verdict = "does not fit: a file needs at least one record"
+    elif found.unnamed:
+        verdict = f"does not fit: {found.unnamed} records name no person and would be refused"
+    else:
+        verdict = "does not fit: missing or unknown values would be refused"
     output.result(figures, f"{file}: {found.records} records{people}; it {verdict} (not private)")

@@ -16,6 +16,11 @@ from adlm.public.encoding import CellError
 IN_MEMORY = 1 << 20  # persons; about 100 MB
 
 
+def person_names(cells: Any) -> list[str]:
+    """The texts of a person column; empty where nobody is named."""
+    return ["" if name is None else str(name).strip() for name in cells.to_pylist()]
+
+
 class Persons:
     """Counts records of persons, by a 128-bit digest, to keep the first few of each.
 
@@ -40,7 +45,7 @@ class Persons:
 
     def keep(self, names: Any) -> NDArray[np.bool_]:
         """Say which of the records are among the first `most` of their person."""
-        texts = ["" if name is None else str(name).strip() for name in names.to_pylist()]
+        texts = person_names(names)
         if "" in texts:
             raise CellError(self.column, texts.index(""), "the person is not named; every record needs one")
         if len(self._counts) > IN_MEMORY:

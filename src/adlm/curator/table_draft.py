@@ -13,7 +13,8 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from adlm.curator.tables import DELIMITERS, PARQUET, check_header, raw_batches
+from adlm.curator.persons import person_names
+from adlm.curator.tables import DELIMITERS, PARQUET, check_header, raw_batches, told
 from adlm.curator.text_files import first_line
 from adlm.errors import UserError
 from adlm.public.columns import Column, iso_day, plain_number
@@ -178,6 +179,7 @@ class Check:
     persons: int | None
     most_records: int | None  # of one person
     dropped: int | None  # records beyond what a person may contribute
+    unnamed: int | None = None  # records that name no person, which are refused
 
 
 def check(path: Path, table: TableDomain) -> Check:
@@ -188,16 +190,19 @@ def check(path: Path, table: TableDomain) -> Check:
     people: Counter[str] = Counter()
     records = 0
     for batch in raw_batches(path, table, names):
-        records += len(batch[names[0]])
         for column in watched:
-            new = survey_column(column, batch[column.name], table.missing if column.kind != "label" else ())
+            missing = table.missing if column.kind != "label" else ()
+            with told(path, records + 1):
+                new = survey_column(column, batch[column.name], missing)
             surveys[column.name] = _sum(surveys.get(column.name), new)
         if table.person:
-            people.update(map(str, batch[table.person.name].to_pylist()))
+            people.update(person_names(batch[table.person.name]))
+        records += len(batch[names[0]])
     if not table.person:
         return Check(records, surveys, None, None, None)
+    unnamed = people.pop("", 0)
     dropped = sum(max(0, count - table.contributions) for count in people.values())
-    return Check(records, surveys, len(people), max(people.values(), default=0), dropped)
+    return Check(records, surveys, len(people), max(people.values(), default=0), dropped, unnamed)
 
 
 def _sum(old: Survey | None, new: Survey) -> Survey:

@@ -100,10 +100,68 @@ def test_a_budget_cannot_be_changed_afterwards(tmp_path: Path) -> None:
         Ledger(tmp_path / "l", Budget(Fraction(2)))
 
 
+def test_what_fails_before_it_charges_decides_nothing(tmp_path: Path) -> None:
+    Ledger(tmp_path / "l")
+    assert Ledger(tmp_path / "l").totals() is None
+    assert (tmp_path / "l").read_bytes() == b""
+    Ledger(tmp_path / "l", Budget(Fraction(1))).charge(charge("3/4"))
+    with pytest.raises(UserError, match="overspent"):
+        Ledger(tmp_path / "l").charge(charge("1/2"))
+
+
+def test_the_first_charge_keeps_that_there_is_no_budget(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l")
+    ledger.charge(charge("1/4"))
+    ledger.charge(charge("1/2"))
+    assert Ledger(tmp_path / "l").charges == (charge("1/4"), charge("1/2"))
+    with pytest.raises(UserError, match="was made with no budget"):
+        Ledger(tmp_path / "l", Budget(Fraction(1)))
+
+
+def test_two_that_open_a_new_ledger_with_different_budgets_cannot_both_charge(tmp_path: Path) -> None:
+    free = Ledger(tmp_path / "l")
+    bound = Ledger(tmp_path / "l", Budget(Fraction(1)))
+    bound.charge(charge("3/4"))
+    with pytest.raises(UserError, match="overspent"):
+        free.charge(charge("1/2"))
+    assert free.charges == (charge("3/4"),)
+
+
+def test_a_first_charge_torn_anywhere_was_never_acknowledged(tmp_path: Path) -> None:
+    """Nothing of the two lines is believed but what is whole, and the ledger goes on."""
+    path = tmp_path / "l"
+    Ledger(path).charge(charge("1/4"))
+    whole = path.read_bytes()
+    header = whole.index(b"\n") + 1
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        ledger = Ledger(path)
+        assert ledger.charges == ()
+        assert path.read_bytes() == whole[: header if length >= header else 0]
+        ledger.charge(charge("1/4"))
+        assert path.read_bytes() == whole
+
+
+def test_a_disk_that_takes_no_first_charge_is_left_empty(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150, hard))
+    try:
+        with pytest.raises(UserError, match=r"cannot be written: .*; nothing was released"):
+            ledger.charge(charge("1/4"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (tmp_path / "l").read_bytes() == b""
+
+
 def test_another_file_is_not_taken_for_a_ledger(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("hello\n")
     with pytest.raises(UserError, match="line 1 of the ledger"):
         Ledger(tmp_path / "notes")
+    (tmp_path / "line").write_text("one line without an end")
+    with pytest.raises(UserError, match="is not an adlm ledger"):
+        Ledger(tmp_path / "line")
+    assert (tmp_path / "line").read_text() == "one line without an end"
 
 
 def test_what_is_not_proved_does_not_go_on_a_budget() -> None:

@@ -1,6 +1,8 @@
 """A data set's ledger: a file with a budget, written before any noise is drawn.
 
-The file is JSON lines: a header, then one line a group of charges. A line is appended under an exclusive
+The file is JSON lines: a header, then one line a group of charges. The header keeps the budget: a budget is
+written as soon as the ledger is opened with one; that there is none is written with the first charge, so that
+a command which fails before it charges anything decides nothing. A line is appended under an exclusive
 lock and made durable before the caller goes on, so two processes cannot both have the last of a budget, and
 a crash can lose a release but never a charge. A last line without its newline was never acknowledged, so no
 noise followed it; it is dropped.
@@ -27,6 +29,7 @@ from adlm.certificate import Charge, Totals, compose, show
 from adlm.errors import UserError
 
 SCHEMA = 1
+_START = b'{"adlm ledger":'
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ class Ledger:
         with self._locked() as file:
             before = self._read(file)
             self._check([*before, *charges], before)
-            self._append(file, {"charges": [c.to_dict() for c in charges]})
+            header = [] if os.fstat(file.fileno()).st_size else [self._header()]
+            self._append(file, *header, {"charges": [c.to_dict() for c in charges]})
 
     def _check(self, after: Sequence[Charge], before: Sequence[Charge]) -> None:
         if self.budget is None:
@@ -121,15 +125,18 @@ class Ledger:
             yield file
 
     def _read(self, file: IO[bytes]) -> list[Charge]:
-        """Read all lines, making the header of a new ledger and dropping a torn last line."""
+        """Read all lines, dropping a torn last one and keeping the budget of a new ledger, if it has one."""
         file.seek(0)
         raw = file.read()
         whole, newline, torn = raw.rpartition(b"\n")
+        if not newline and torn[: len(_START)] != _START[: len(torn)]:  # somebody's file, not a torn header
+            raise UserError(f"{self.path} is not an adlm ledger of schema {SCHEMA}; give another file")
         if torn:
             os.ftruncate(file.fileno(), len(whole) + len(newline))
         lines = whole.split(b"\n") if newline else []
         if not lines:
-            self._append(file, self._header())
+            if self.budget is not None:
+                self._append(file, self._header())
             return []
         entries = [self._parse(number, line) for number, line in enumerate(lines, 1)]
         self._take_budget(entries[0])
@@ -165,8 +172,9 @@ class Ledger:
             pass
         raise UserError(f"line {number} of the ledger {self.path} was altered; restore it from a copy")
 
-    def _append(self, file: IO[bytes], body: dict[str, Any]) -> None:
-        line = _line(body | {"sha256": sha256(_line(body))}) + b"\n"
+    def _append(self, file: IO[bytes], *bodies: dict[str, Any]) -> None:
+        """Append lines, all or none, and make them durable."""
+        line = b"".join(_line(body | {"sha256": sha256(_line(body))}) + b"\n" for body in bodies)
         start = os.fstat(file.fileno()).st_size
         try:
             if file.write(line) != len(line):

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from adlm.algorithm1 import Budgets, Explained, adaptive_laplace_mechanism, learn, make_release
+from adlm.analyst.fit import fit
 from adlm.analyst.networks import build
 from adlm.analyst.training import Plan, accuracy
 from adlm.certificate import compose
@@ -66,6 +67,34 @@ def test_the_whole_algorithm_learns_where_noise_is_small_and_certifies_both_tota
     eps_y = 2 * sizes["L"] * 2000 / sizes["delta_f"]
     assert float(totals.epsilon_proved) == pytest.approx(100 / 2 + eps_x + eps_y, rel=1e-5)
     assert release.certificate.settings["delta_h0_rule"] == "counted"
+
+
+def test_a_network_of_ones_own_is_named_and_has_to_be_given_again() -> None:
+    class Mine(nn.Sequential):
+        pass
+
+    x, y = blobs(30)
+    made: list[Release] = []
+    for network in (build("mlp", (12,), 3), Mine(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3))):
+        release = make_release(
+            x,
+            y,
+            DOMAIN,
+            network,
+            Budgets.split(2, method="ilm"),
+            explained=None,
+            L=10,
+            ledger=Ledger(),
+            source=Source.seeded_with(0),
+        )
+        assert release is not None
+        made.append(release)
+    assert [release.certificate.settings["network"] for release in made] == ["mlp", "Mine"]
+    plan = Plan(epochs=1, batch_size=10)
+    assert fit(made[0], plan=plan).training["network"] == "mlp"
+    with pytest.raises(UserError, match=r"made for Mine, which cannot be built by name; .* --network"):
+        fit(made[1], plan=plan)
+    assert fit(made[1], "mlp", plan).training["network"] == "mlp"
 
 
 @pytest.mark.parametrize("delta_h0", ["counted", "per-patch", 500])

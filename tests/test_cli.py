@@ -44,6 +44,10 @@ def figures(*words: str) -> dict[str, Any]:
     return found
 
 
+def nothing_charged(ledger: Path) -> bool:
+    return not ledger.exists() or "charge" not in ledger.read_text()
+
+
 @pytest.fixture(scope="module")
 def release(place: Path) -> Path:
     made = figures("release", "--data", "digits", "--epsilon", "4", "--out", "R")
@@ -111,8 +115,69 @@ def test_a_record_release_says_what_is_claimed_and_what_is_proved(place: Path) -
     assert made["epsilon_proved"] != pytest.approx(2.0)
     identical = figures(*words, "--method", "ilm", "--epsilon", "2", "--batch-size", "100", "--out", "RI")
     assert identical["epsilon_claimed"] == pytest.approx(2.0)
-    run("train", "RR", "--network", "mlp", "--epochs", "1", "--batch-size", "100", "--out", "MR")
+    trained = figures("train", "RR", "--epochs", "1", "--batch-size", "100", "--out", "MR")
+    assert trained["network"] == "mlp"  # the one that the release was made for
     assert figures("evaluate", "MR", "--data", "digits")["n"] == 360
+
+
+@pytest.mark.parametrize(
+    ("network", "batch_size"), [(None, 1800), ("paper-cifar10", 7200), ("mlp", 1800)], ids=str
+)
+def test_a_network_brings_its_own_batch_size(network: str | None, batch_size: int, place: Path) -> None:
+    out = f"BS-{network}"
+    asked = [] if network is None else ["--network", network]
+    run("release", "--kind", "records", "--method", "ilm", "--data", "digits", "--limit", "30",
+        "--delta-h0", "1e5", "--epsilon", "50", "--out", out, *asked)  # fmt: skip
+    settings = json.loads((place / out / "certificate.json").read_text())["settings"]
+    assert settings["network"] == (network or "paper-mnist")
+    assert settings["batch_size"] == batch_size
+    assert (settings["delta_h0"], settings["delta_h0_rule"]) == ("100000", "given")
+
+
+RECORDS = ["release", "--kind", "records", "--data", "digits", "--ledger", "untouched.jsonl", "--out", "X"]
+MOMENTS = ["release", "--kind", "moments", "--data", "digits", "--ledger", "untouched.jsonl", "--out", "X"]
+TABLE = ["release", "t.csv", "--domain", "t.toml", "--ledger", "untouched.jsonl", "--out", "X"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        *(([*RECORDS, name, value], f"{name} is for --kind moments") for name, value in [
+            ("--fourier", "3"), ("--k", "5"), ("--size", "3"), ("--relevance", "bogus"), ("--second", "2"),
+            ("--share", "0.5"),
+        ]),
+        ([*RECORDS, "--cache"], "--cache is for --kind moments"),
+        *(([*MOMENTS, name, value], f"{name} is for --kind records") for name, value in [
+            ("--loss", "foo"), ("--batch-size", "0"), ("--split", "1,2,3"), ("--network", "mlp"),
+            ("--delta-h0", "5"), ("--mode", "literal"), ("--relevance-network", "N"),
+        ]),
+        ([*MOMENTS, "--fourier", "3"], "--fourier is for tables from a file"),
+        ([*MOMENTS, "--domain", "t.toml"], "--domain is for tables from a file"),
+        ([*TABLE, "--limit", "3"], "--limit is for --data"),
+        ([*TABLE, "--cache"], "--cache is for --data"),
+        ([*RECORDS, "--method", "ilm", "--relevance-network", "N"], "asks no relevance network"),
+        ([*RECORDS, "--delta-h0", "many"], "counted, per-patch or a positive number"),
+        ([*RECORDS, "--delta-h0", "-3"], "counted, per-patch or a positive number"),
+    ],
+    ids=lambda value: " ".join(value[7:]) if isinstance(value, list) else "",
+)  # fmt: skip
+def test_an_option_without_effect_is_refused_before_anything_is_charged(
+    words: list[str], message: str, place: Path
+) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        run(*words)
+    assert "\n" not in str(caught.value).strip()
+    assert nothing_charged(place / "untouched.jsonl")
+    assert not (place / "X").exists()
+
+
+def test_a_relevance_network_for_other_records_is_refused(place: Path) -> None:
+    from adlm.relevance_network import make_public
+
+    make_public((12,), name="mlp", classes=2, per_class=5, epochs=1).save(place / "other-shape")
+    with pytest.raises(UserError, match=r"is for records of shape \(12,\), and these have shape \(8, 8\)"):
+        run(*RECORDS, "--network", "mlp", "--relevance-network", "other-shape")
+    assert nothing_charged(place / "untouched.jsonl")
 
 
 def test_a_budget_is_kept_across_commands(place: Path) -> None:
@@ -204,6 +269,8 @@ def test_a_mistake_ends_with_exit_code_2_on_standard_error_and_without_a_traceba
         ["experiment", "frontier-digits", "--jobs", "0"],
         ["experiment", "foo"],
         ["audit", "--runs", "5"],
+        ["train", "R", "--seed", "99999999999999999999"],
+        ["pretrain", "--data", "digits", "--seed", "99999999999999999999"],
         ["foo"],
     ],
     ids=" ".join,
@@ -244,7 +311,7 @@ def test_nothing_is_charged_where_nothing_can_be_written(place: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not (place / "R-full").exists()
-    assert not (place / "room.jsonl").exists() or "charge" not in (place / "room.jsonl").read_text()
+    assert nothing_charged(place / "room.jsonl")
 
 
 def test_a_charge_that_came_to_nothing_is_told_of(place: Path) -> None:
@@ -310,10 +377,10 @@ def test_a_table_can_be_released_record_by_record(place: Path) -> None:
     )
     lines = [f"{age},{'yes' if age > 50 else 'no'}" for age in range(100)]
     (place / "t.csv").write_text("\n".join(["age,ill", *lines]) + "\n")
-    words = ["release", "t.csv", "--domain", "t.toml", "--kind", "records", "--network", "mlp"]
+    words = ["release", "t.csv", "--domain", "t.toml", "--kind", "records"]
     made = figures(*words, "--method", "ilm", "--batch-size", "20", "--epsilon", "4", "--out", "TR")
     assert made["n"] == 100
-    run("train", "TR", "--network", "mlp", "--epochs", "1", "--batch-size", "20", "--out", "TM")
+    run("train", "TR", "--epochs", "1", "--batch-size", "20", "--out", "TM")
     assert figures("evaluate", "TM", "t.csv")["n"] == 100
     run("predict", "TM", "t.csv", "--out", "t-predictions.csv")
     assert len((place / "t-predictions.csv").read_text().splitlines()) == 101

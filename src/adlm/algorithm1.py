@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def make_release(
     *,
     explained: Explained | None,
     L: int,
-    delta_h0: str | int = "counted",
+    delta_h0: str | int | Fraction = "counted",
     allocation: str = "linear",
     loss: str = "cross-entropy",
     mode: str = "economical",
@@ -143,7 +144,7 @@ def adaptive_laplace_mechanism(
     T: int,
     L: int,
     explained: Explained,
-    delta_h0: str | int = "counted",
+    delta_h0: str | int | Fraction = "counted",
     plan: Plan | None = None,
     ledger: Ledger | None = None,
     source: Source | None = None,

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from torch import nn
 
 from adlm.analyst.anatomy import anatomy
+from adlm.analyst.networks import name_of
 from adlm.certificate import Charge, compose, parse_epsilon, show
 from adlm.curator.allocation import ALLOCATIONS
 from adlm.curator.ledger import Ledger
@@ -65,7 +66,7 @@ def settings_for(
     network: nn.Module,
     budgets: Budgets,
     L: int,
-    delta_h0: str | int,
+    delta_h0: str | int | Fraction,
     allocation: str,
     loss: str,
     mode: str,
@@ -86,6 +87,7 @@ def settings_for(
         allocation="identical" if budgets.epsilon1 is None else allocation,
         loss=by_name(loss),
         mode=mode,
+        network=name_of(network),
     )
 
 

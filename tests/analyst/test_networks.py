@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from adlm.analyst.anatomy import anatomy, perturb_bias
-from adlm.analyst.networks import BATCH_SIZES, NETWORKS, build
+from adlm.analyst.networks import BATCH_SIZES, NETWORKS, batch_size, build, name_of, proposed
 from adlm.analyst.normalisation import LocalResponseNorm, MinMax
 from adlm.curator.lrp import relevance
 from adlm.errors import UserError
@@ -119,3 +119,24 @@ def test_mistakes_are_told() -> None:
         build("paper-mnist", (14,), 2)
     with pytest.raises(UserError, match="no first layer"):
         anatomy(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4)), (4,))
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"),
+    [((7,), "mlp"), ((8, 8), "paper-mnist"), ((1, 28, 28), "paper-mnist"), ((3, 32, 32), "paper-cifar10")],
+)
+def test_records_of_each_shape_have_a_network_that_takes_them(shape: tuple[int, ...], name: str) -> None:
+    assert proposed(shape) == name
+    network = build(name, shape, 3).eval()
+    assert network(torch.rand(2, *shape)).shape == (2, 3)
+    assert name_of(network) == name
+    assert "built_as" not in network.state_dict()
+
+
+def test_batch_sizes_are_the_papers_for_its_networks_and_1800_for_others() -> None:
+    assert [batch_size(name) for name in ("paper-cifar10", "paper-mnist", "mlp", None)] == [
+        7200,
+        1800,
+        1800,
+        1800,
+    ]

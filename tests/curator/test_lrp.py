@@ -314,4 +314,4 @@ def test_a_stabiliser_that_is_negative_or_no_number_is_refused(mu: float) -> Non
 )
 def test_a_target_that_is_no_output_is_refused(target: list[int], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        relevance(nn.Linear(4, 3), torch.rand(2, 4), target=torch.tensor(target))
+        relevance(nn.Sequential(nn.Linear(4, 3)), torch.rand(2, 4), target=torch.tensor(target))

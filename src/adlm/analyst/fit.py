@@ -36,9 +36,11 @@ def fit(
 
     Parameters
     ----------
-    network : None for the linear classifier of a moment release in closed form; else a network by name, or
-        any module that takes the features (moment release) or scaled records (record release).
-    plan : how to train a network; 12 epochs of noisy records, or 30 of drawn examples, when not given.
+    network : None for the linear classifier of a moment release in closed form, or for the network that a
+        record release was made for; else a network by name, or any module that takes the features (moment
+        release) or scaled records (record release).
+    plan : how to train a network; 12 epochs of noisy records in batches of the network's |L|, or 30 of drawn
+        examples, when not given.
     features : the features of a moment release, when they are a backbone of your own.
     draws : how many labelled vectors to draw from released moments for a network.
     """
@@ -53,8 +55,23 @@ def fit(
         plan = plan or Plan(epochs=30, batch_size=500)
         return _on_draws(release, taken, network, plan, draws, device, checkpoints, resume)
     if network is None:
-        network = str(release.certificate.settings.get("network", "paper-mnist"))
-    return _on_records(release, network, plan or Plan(epochs=12), device, checkpoints, resume)
+        network = network_of(release)
+    size = networks.batch_size(network if isinstance(network, str) else None)
+    return _on_records(
+        release, network, plan or Plan(epochs=12, batch_size=size), device, checkpoints, resume
+    )
+
+
+def network_of(release: Release) -> str:
+    """Name of the network that a record release was made for."""
+    name = release.certificate.settings.get("network")
+    if name not in networks.NETWORKS:
+        told = "does not say what network it was made for" if name is None else f"was made for {name}"
+        raise UserError(
+            f"the release {told}, which cannot be built by name; give the network to train: a module, or "
+            f"--network with one of {', '.join(networks.NETWORKS)}"
+        )
+    return str(name)
 
 
 def _closed_form(release: Release, features: Features) -> Model:

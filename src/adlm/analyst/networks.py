@@ -110,11 +110,32 @@ NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn1d": cnn1d,
     "mlp": mlp,
 }
+BATCH_SIZE = 1800
 BATCH_SIZES = {"paper-mnist": 1800, "paper-cifar10": 7200}
+_BUILT_AS = "built_as"
 
 
 def build(name: str, shape: Shape, classes: int) -> nn.Module:
     """The network of that name for records of ``shape``, freshly initialised."""
     if name not in NETWORKS:
         raise UserError(f"network must be one of {', '.join(NETWORKS)} (got {name!r}).")
-    return NETWORKS[name](tuple(shape), classes)
+    built = NETWORKS[name](tuple(shape), classes)
+    object.__setattr__(built, _BUILT_AS, name)  # a plain attribute: no part of the network's state
+    return built
+
+
+def name_of(network: nn.Module) -> str:
+    """The name that `build` made the network by; the name of its class for a network of one's own."""
+    return str(getattr(network, _BUILT_AS, type(network).__name__))
+
+
+def proposed(shape: Shape) -> str:
+    """The paper's network for grey or colour images, mlp for records without places."""
+    if len(shape) not in (2, 3):
+        return "mlp"
+    return "paper-cifar10" if len(shape) == 3 and shape[0] > 1 else "paper-mnist"
+
+
+def batch_size(name: str | None) -> int:
+    """|L| of the paper for its networks, and 1,800 for every other."""
+    return BATCH_SIZES.get(name or "", BATCH_SIZE)

@@ -15,7 +15,9 @@ def pretrain(
     network: Annotated[str, typer.Option(help="A network by name.")] = "mlp",
     epochs: Annotated[int, typer.Option(help="Passes over the synthetic records.")] = 12,
     out: Annotated[Path, typer.Option(help="Folder to make.")] = Path("relevance-network"),
-    seed: Annotated[int, typer.Option(help="Of the random process and of training.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of the random process and of training.", min=0, max=2**32 - 1)
+    ] = 0,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from adlm.cli.console import AsJson, Device, Output, Quiet, pick_device
+from adlm.cli.release_records import by_name, from_table, records_maker
 
 if TYPE_CHECKING:
     from adlm.curator.ledger import Ledger
-    from adlm.public.domain import Domain
     from adlm.release import Release
 
 KINDS = ("moments", "records")
 METHODS = ("adlm", "ilm")
+# Options that mean something for one kind of release, or for one place of the records, and nothing elsewhere
+ONLY_FOR = {
+    "--kind moments": ("k", "second", "share", "relevance", "fourier", "size", "cache"),
+    "--kind records": ("split", "network", "batch_size", "delta_h0", "mode", "loss", "relevance_network"),
+    "tables from a file": ("domain", "fourier"),
+    "--data": ("limit", "cache"),
+}
 
 
 def release(
+    context: typer.Context,
     file: Annotated[Path | None, typer.Argument(help="A CSV or Parquet file; needs --domain.")] = None,
     data: Annotated[str | None, typer.Option(help="A data set by name (see adlm data list).")] = None,
     domain: Annotated[Path | None, typer.Option(help="The TOML file that declares the columns.")] = None,
@@ -63,8 +69,17 @@ def release(
     split: Annotated[
         str, typer.Option(help="Records: shares for relevance, features and labels.")
     ] = "0.25,0.5,0.25",
-    network: Annotated[str, typer.Option(help="Records: the network to be trained.")] = "paper-mnist",
-    batch_size: Annotated[int, typer.Option(help="Records: |L|.")] = 1800,
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="Records: the network to be trained. When not given: mlp for tables, paper-mnist for grey "
+            "images, paper-cifar10 for colour images."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="Records: |L|. When not given: 7200 for paper-cifar10, 1800 for every other."),
+    ] = None,
     delta_h0: Annotated[
         str, typer.Option(help="Records: counted, per-patch (the authors' code) or a number.")
     ] = "counted",
@@ -109,6 +124,7 @@ def release(
         )
     if (file is None) == (data is None):
         raise UserError("give either a file with --domain, or --data NAME; adlm data list shows the names")
+    _check_options(context, kind, "--data" if file is None else "tables from a file")
     parse_epsilon(epsilon), parse_delta(delta)
     require_room(out, what="release")
     source = Source.system() if seed is None else Source.seeded_with(seed)
@@ -116,8 +132,8 @@ def release(
     chosen = pick_device(device)
     make: Callable[[], Release]
     if kind == "records":
-        records = _table(file, domain, neighbours) if file else _named(data, neighbours, limit)
-        make = _records_maker(
+        records = from_table(file, domain, neighbours) if file else by_name(data, neighbours, limit)
+        make = records_maker(
             records, epsilon, delta, method, split, network, batch_size, delta_h0, allocation, mode, loss,
             relevance_network, book, source, out,
         )  # fmt: skip
@@ -126,8 +142,6 @@ def release(
                    "k": k, "second": second, "share_sums": share, "relevance": relevance, "size": size,
                    "allocation": allocation or ("identical" if method == "ilm" else None)}  # fmt: skip
         if fourier is not None:
-            if file is None:
-                raise UserError("--fourier is for tables from a file; leave it out")
             options["fourier"] = waves(fourier)
         make = _moments_maker(data, file, domain, neighbours, limit, cache, options, out)
     before = len(book.charges)
@@ -147,6 +161,17 @@ def release(
     output.result(
         figures | certificate.totals.to_dict(), f"{out}: {certificate.totals.sentence()}; charged to {place}"
     )
+
+
+def _check_options(context: typer.Context, kind: str, place: str) -> None:
+    """Refuse an option that was given and would have no effect."""
+    from adlm.errors import UserError
+
+    for needed, names in ONLY_FOR.items():
+        for name in names:
+            source = context.get_parameter_source(name)
+            if needed not in (f"--kind {kind}", place) and source is not None and source.name != "DEFAULT":
+                raise UserError(f"--{name.replace('_', '-')} is for {needed}; leave it out")
 
 
 def waves(text: str | None) -> int | Literal["auto"]:
@@ -173,57 +198,6 @@ def _ledger(path: Path | None, budget: str | None, name: str) -> tuple[Ledger, P
     return Ledger(place, limit), place
 
 
-@dataclass(frozen=True, eq=False)
-class _Records:
-    """Private records in memory, and how they were encoded."""
-
-    x: Any
-    y: Any
-    domain: Domain
-    features: dict[str, Any] | None = None
-    stamps: tuple[str, ...] = ()
-
-
-def _named(data: str | None, neighbours: str | None, limit: int | None) -> _Records:
-    from adlm.public import datasets
-
-    assert data is not None
-    records = datasets.load(data, "train")
-    domain = records.domain if neighbours is None else replace(records.domain, neighbours=neighbours)
-    return _Records(records.x[:limit], records.y[:limit], domain)
-
-
-def _table(file: Path, domain: Path | None, neighbours: str | None) -> _Records:
-    """Read a whole table for a record release."""
-    import numpy as np
-
-    from adlm.curator.tables import read_batches
-    from adlm.errors import UserError
-    from adlm.public.tables import TableDomain
-    from adlm.release import PEEKED
-
-    if domain is None:
-        raise UserError("a file needs --domain FILE.toml; adlm domain init drafts one")
-    table = TableDomain.load(domain)
-    if neighbours is not None:
-        table = replace(table, neighbours=neighbours)
-    if table.contributions > 1:
-        raise UserError(
-            f"a record release protects single records, and a person may have {table.contributions} of them "
-            "here; declare one record a person, or make a moment release"
-        )
-    batches = list(read_batches(file, table))
-    if not batches:
-        raise UserError(f"{file} holds no records; give at least one")
-    return _Records(
-        np.concatenate([b.x for b in batches]),
-        np.concatenate([b.y for b in batches]),
-        table.domain,
-        {"spec": {"name": "tabular", "table": table.to_dict()}},
-        (PEEKED,) if table.bounds_learnt_from_data else (),
-    )
-
-
 def _moments_maker(
     data: str | None,
     file: Path | None,
@@ -240,7 +214,7 @@ def _moments_maker(
 
     def make() -> Release:
         if data is not None:
-            records = _named(data, neighbours, limit)
+            records = by_name(data, neighbours, limit)
             made = privatise(records.x, records.y, domain=records.domain, cache=cache, **options)
         else:
             if domain is None:
@@ -249,42 +223,5 @@ def _moments_maker(
             made = privatise_table(file, domain, neighbours=neighbours, **options)
         made.save(out)
         return made
-
-    return make
-
-
-def _records_maker(
-    records: _Records, epsilon: str, delta: str, method: str, split: str, network: str, batch_size: int,
-    delta_h0: str, allocation: str | None, mode: str, loss: str, explained_by: Path | None, ledger: Ledger,
-    source: Any, out: Path,
-) -> Callable[[], Release]:  # fmt: skip
-    from adlm.algorithm1 import Budgets, Explained, make_release
-    from adlm.analyst import networks
-    from adlm.errors import UserError
-    from adlm.release import Release
-    from adlm.relevance_network import RelevanceNetwork, make_public
-
-    if Fraction(delta) != 0:
-        raise UserError("a record release has pure epsilon; leave --delta at 0")
-    shape, classes = records.domain.shape, len(records.domain.classes)
-    built = networks.build(network, shape, classes)
-    budgets = Budgets.split(epsilon, tuple(split.split(",")), method)
-
-    def make() -> Release:
-        explained = None
-        if method == "adlm":
-            known = (
-                RelevanceNetwork.load(explained_by)
-                if explained_by
-                else make_public(shape, name="mlp", epochs=4)
-            )
-            explained = Explained(known.network, known.provenance)
-        make_release(
-            records.x, records.y, records.domain, built, budgets, explained=explained, L=batch_size,
-            delta_h0=int(delta_h0) if delta_h0.isdigit() else delta_h0, allocation=allocation or "linear",
-            loss=loss, mode=mode, ledger=ledger, source=source, folder=out, stamps=records.stamps,
-            features=records.features,
-        )  # fmt: skip
-        return Release.load(out)
 
     return make

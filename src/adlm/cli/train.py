@@ -15,16 +15,23 @@ def train(
     out: Annotated[Path, typer.Option(help="Folder to make.")] = Path("model"),
     network: Annotated[
         str | None,
-        typer.Option(help="A network by name (mlp, paper-mnist, ...); closed form when not given."),
+        typer.Option(
+            help="A network by name (mlp, paper-mnist, ...). When not given: closed form for moments, the "
+            "network that a record release was made for."
+        ),
     ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the examples; any number costs nothing.")] = 12,
     steps: Annotated[int | None, typer.Option(help="T batches, instead of epochs.", min=1)] = None,
-    batch_size: Annotated[int, typer.Option(help="|L|.")] = 1800,
+    batch_size: Annotated[
+        int | None, typer.Option(help="|L|. When not given: 7200 for paper-cifar10, 1800 for every other.")
+    ] = None,
     optimiser: Annotated[str, typer.Option(help="Any optimiser of torch.optim.")] = "Adam",
     learning_rate: Annotated[float, typer.Option(help="eta_t at the start.")] = 1e-3,
     schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "constant",
     draws: Annotated[int, typer.Option(help="Examples to draw from a moment release for a network.")] = 20000,
-    seed: Annotated[int, typer.Option(help="Order of batches; nothing to do with privacy.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Order of batches; nothing to do with privacy.", min=0, max=2**32 - 1)
+    ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from OUT's checkpoint.")] = False,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -37,7 +44,8 @@ def train(
     a network on noisy records. With --json: {"out", "network", "epochs", "loss", "stopped"} and the
     certificate's totals.
     """
-    from adlm.analyst.fit import fit
+    from adlm.analyst.fit import fit, network_of
+    from adlm.analyst.networks import batch_size as batch_size_of
     from adlm.analyst.training import Plan
     from adlm.errors import UserError
     from adlm.release import Release
@@ -46,9 +54,12 @@ def train(
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out or remove it first")
     made = Release.load(release)
+    if network is None and made.certificate.kind == "records":
+        network = network_of(made)
     plan = Plan(
-        epochs=epochs if steps is None else None, steps=steps, batch_size=batch_size, optimiser=optimiser,
-        learning_rate=learning_rate, schedule=schedule, seed=seed,
+        epochs=epochs if steps is None else None, steps=steps, optimiser=optimiser, schedule=schedule,
+        batch_size=batch_size_of(network) if batch_size is None else batch_size,
+        learning_rate=learning_rate, seed=seed,
     )  # fmt: skip
     checkpoint = out.parent / f"{out.name}.checkpoint"
     model = fit(

@@ -153,6 +153,8 @@ def _release(
         "mode": s.mode,
         "withheld": int((perturbation.ratios == 0).sum()),
     }
+    if s.network:
+        settings["network"] = s.network
     carried: tuple[Charge, ...] = ()
     if relevance is not None:
         carried, settings = relevance.charges, settings | relevance.settings

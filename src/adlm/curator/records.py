@@ -47,6 +47,7 @@ class Settings:
     allocation : `identical` (ILM), `linear` (AdLM) or `optimal`.
     loss : the polynomial whose coefficients are released.
     mode : `economical` releases the order that depends on the label; `literal` perturbs all three.
+    network : name of the network that the sizes were counted from, for the certificate; empty if unknown.
     """
 
     epsilon2: Fraction
@@ -58,6 +59,7 @@ class Settings:
     allocation: str = "linear"
     loss: Polynomial = field(default=CROSS_ENTROPY)
     mode: str = "economical"
+    network: str = ""
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from adlm.certificate import parse_epsilon
 from adlm.errors import UserError
 from adlm.estimator import AdLMClassifier, PrivacyWarning, search_on_release
 from adlm.public.domain import Domain
@@ -101,6 +103,22 @@ def test_a_search_that_refits_warns_that_each_refit_spends(tmp_path: Path) -> No
     assert len(spent) == 5  # two settings, two folds, one refit
 
 
+def test_a_search_in_other_processes_warns_in_this_one() -> None:
+    frame, labels = people(100, 2)
+    base = AdLMClassifier(epsilon=1, domain=TableDomain.from_toml(TOML))
+    search = GridSearchCV(base, {"epsilon": [0.5, 1]}, cv=2, n_jobs=2, refit=False)
+    with pytest.warns(PrivacyWarning, match="each fit reads the records and spends") as told:
+        search.fit(frame, labels)
+    assert len([w for w in told if issubclass(w.category, PrivacyWarning)]) == 1
+
+
+def test_fitting_twice_warns_without_any_clone() -> None:
+    frame, labels = people(100, 2)
+    base = AdLMClassifier(epsilon=1, domain=TableDomain.from_toml(TOML)).fit(frame, labels)
+    with pytest.warns(PrivacyWarning, match="each fit reads the records and spends"):
+        base.fit(frame, labels)
+
+
 def test_searching_on_one_release_is_free(tmp_path: Path) -> None:
     frame, labels = people(2000, 3)
     ledger = tmp_path / "ledger"
@@ -153,6 +171,38 @@ def test_records_and_labels_are_equally_many() -> None:
         for y in (labels[:-1], [*labels, "no"]):
             with pytest.raises(ValueError, match="inconsistent numbers of samples"):
                 AdLMClassifier(domain=domain).fit(x, y)
+
+
+@pytest.mark.parametrize("epsilon", ["1/2", Fraction(1, 3), "0.5", 2])
+def test_an_exact_epsilon_comes_back(tmp_path: Path, epsilon: Any) -> None:
+    frame, labels = people(100, 6)
+    made = AdLMClassifier(epsilon=epsilon, domain=TableDomain.from_toml(TOML)).fit(frame, labels)
+    made.save(tmp_path / "c")
+    again = AdLMClassifier.load(tmp_path / "c")
+    assert parse_epsilon(again.epsilon) == parse_epsilon(epsilon)
+    assert np.array_equal(again.predict_proba(frame), made.predict_proba(frame))
+
+
+@pytest.mark.parametrize("kind", ["bool", "boolean", "object"])
+@pytest.mark.parametrize("classes", ['["false", "true"]', '["true", "false"]'])
+def test_labels_that_are_true_or_false_are_predicted_as_such(tmp_path: Path, kind: Any, classes: str) -> None:
+    frame, labels = people(2000, 6)
+    ill = (labels == "yes").astype(kind)
+    table = TableDomain.from_toml(TOML.replace('["no", "yes"]', classes))
+    made = AdLMClassifier(epsilon=10, domain=table).fit(frame, ill)
+    assert made.classes_.dtype == np.bool_
+    assert made.score(frame, ill.astype(bool)) > 0.8
+    made.save(tmp_path / "c")
+    assert AdLMClassifier.load(tmp_path / "c").predict(frame).tolist() == made.predict(frame).tolist()
+
+
+def test_a_record_that_names_nobody_is_refused_in_a_frame_too() -> None:
+    frame, labels = people(30, 7)
+    table = TableDomain.from_toml(TOML + '[columns.id]\nkind = "person"\nrecords = 1\n')
+    for nobody in (None, np.nan, " "):
+        frame["id"] = pd.Series([f"p{i}" for i in range(29)] + [nobody], dtype=object)
+        with pytest.raises(UserError, match="row 30, column 'id': the person is not named"):
+            AdLMClassifier(domain=table).fit(frame, labels)
 
 
 def test_images_have_no_random_fourier_features() -> None:

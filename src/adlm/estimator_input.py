@@ -1,0 +1,99 @@
+"""Records and labels as scikit-learn gives them, arrays and frames, encoded by what is declared of them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from adlm.curator.persons import Persons
+from adlm.errors import UserError
+from adlm.public.columns import Column
+from adlm.public.domain import Domain
+from adlm.public.encoding import encode_frame, encode_labels
+from adlm.public.tables import TableDomain
+
+
+class PrivacyWarning(UserWarning):
+    """Something that is allowed, and that costs privacy."""
+
+
+def bounded(table: TableDomain, frame: Any) -> npt.NDArray[np.bool_]:
+    """Which records to keep: the first few of each person, as the domain allows; all without a person."""
+    if table.person is None:
+        return np.ones(len(frame), dtype=np.bool_)
+    name = table.person.name
+    if name not in list(frame.columns):
+        raise UserError(f"the domain bounds records by person, but there is no column {name!r}; add it")
+    with Persons(name, table.person.records) as persons:
+        named = frame[name].notna()  # as in a file, a record that names nobody is refused
+        return persons.keep(pa.array(frame[name].astype(str).where(named, None), type=pa.string()))
+
+
+def labels_of(y: Any, table: TableDomain) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Class labels and the codes of a table's labels."""
+    return coded(y, encode_labels(table.label, y), table.label.classes)
+
+
+def coded(
+    y: Any, codes: npt.NDArray[np.int64], names: tuple[str, ...]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Class labels in the type that the user gave: names for texts, numbers for numbers, truth for truth."""
+    given = np.asarray(y)
+    kind = given.dtype
+    if len(names) == 2 and len(given) and all(isinstance(value, bool | np.bool_) for value in given.flat):
+        code_of_true = codes[0] if given.flat[0] else 1 - codes[0]
+        return np.arange(2) == code_of_true, codes
+    if kind.kind not in "iuf":
+        return np.array(names), codes
+    whole = (
+        [int(name) for name in names] if all(n.lstrip("-").isdigit() for n in names) else range(len(names))
+    )
+    return np.array(list(whole), dtype=kind), codes
+
+
+def array_table(x: npt.NDArray[Any], y: npt.NDArray[Any], domain: Domain | None) -> TableDomain:
+    """A table of numeric columns, with the bounds of a domain, or bounds learnt from data with a warning."""
+    if domain is None:
+        warnings.warn(
+            "no domain was given: bounds and classes are learnt from the data, which is not private; the "
+            "certificate says so",
+            PrivacyWarning,
+            stacklevel=4,
+        )
+        low, high = x.min(0).astype(float), x.max(0).astype(float)
+        names: tuple[str, ...] = tuple(str(v) for v in np.unique(y))
+        if len(names) < 2:
+            raise UserError(
+                "Classifier can't train when only one class is present; give at least two classes"
+            )
+        relation = "replace-one"
+    else:
+        if x.shape[1] != domain.size:
+            raise UserError(f"records have {x.shape[1]} features, the domain has {domain.size}")
+        low, high = np.broadcast_to(domain.lower, x.shape[1]), np.broadcast_to(domain.upper, x.shape[1])
+        names, relation = domain.classes, domain.neighbours
+    high = np.where(high > low, high, low + 1.0)
+    columns = [Column(f"x{j}", "numeric", float(low[j]), float(high[j])) for j in range(x.shape[1])]
+    label = Column("label", "label", classes=names)
+    return TableDomain((*columns, label), neighbours=relation, bounds_learnt_from_data=domain is None)
+
+
+def encode_array(table: TableDomain, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Encode an array whose columns stand in the order of the table's."""
+    if x.shape[1] != len(table.features):
+        raise UserError(f"records have {x.shape[1]} columns, the table has {len(table.features)}")
+    return encode_frame(table, _Columns([c.name for c in table.features], x))
+
+
+class _Columns:
+    """The columns of an array, by name."""
+
+    def __init__(self, names: list[str], x: npt.NDArray[Any]) -> None:
+        self.columns, self._x = names, x
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return np.ascontiguousarray(self._x[:, self.columns.index(name)])

@@ -166,7 +166,7 @@ _GREY_FULL = (
 )
 _COLOUR_QUICK = (
     _linear(FRONTIER, 2),
-    Group("psgd-abadi", FRONTIER, 1, DELTA, _abadi(dpsgd.ABADI_CIFAR, network="mlp")),
+    Group("psgd-abadi", ("0.5", "3", "8"), 1, DELTA, _abadi(dpsgd.ABADI_CIFAR, network="mlp")),
 )
 _COLOUR_FULL = (
     _linear(FRONTIER, 5),

@@ -187,6 +187,35 @@ def test_a_mistake_in_a_column_is_one_sentence(change: dict[str, object], messag
         ('"1" = "yes"', '"1" = "maybe"', "not one of the classes"),
         ("records = 2", "records = 0", "records must be at least 1"),
         ("lower = 2020-01-01", 'lower = "soon"', "dates are written like"),
+        ('"1" = "yes"', 'no = "yes"', "column 'ill': alias 'no' names 'yes', but is a class itself"),
+        ("records = 2", "records = true", "column 'id': records must be a whole number"),
+        ('"390..459"', '"459..390"', "column 'code': the range 459..390 holds nothing"),
+        ('"460..519"', '"459..519"', "column 'code': ranges 390..459 and 459..519 of two groups overlap"),
+        ('"V1"', '"V1 "', "column 'code': cells are read without outer spaces, so 'V1 ' never occurs"),
+        ('["F", "M"]', '[" F", "M"]', "column 'sex': cells are read without outer spaces"),
+        ('["no", "yes"]', '["no ", "yes"]', "column 'ill': cells are read without outer spaces"),
+        (
+            '["sex", "stage"]',
+            '["sex", "stage"], ["stage", "sex"]',
+            "the cross of 'sex' and 'stage' is declared twice",
+        ),
+        ("lower = 2020-01-01", 'format = "%Q"\nlower = 2020-01-01', "column 'seen': format must be one that"),
+        (
+            "lower = 2020-01-01",
+            'format = "%Y%Y"\nlower = 2020-01-01',
+            "column 'seen': format must be one that",
+        ),
+        ("missing = 50", "missing = 500", "column 'age': missing must lie between lower and upper"),
+        (
+            "lower = 0\nupper = 100",
+            "lower = -1.7e308\nupper = 1.7e308",
+            "column 'age': the range .* is too wide",
+        ),
+        (
+            '["I", "II", "III"]',
+            '["I", "II", "?"]',
+            "column 'stage': '\\?' is one of its values and means missing",
+        ),
     ],
 )
 def test_a_mistake_in_a_domain_file_is_one_sentence(old: str, new: str, message: str) -> None:
@@ -212,6 +241,19 @@ def test_a_wrong_cell_is_named(
     frame.loc[1, name] = value
     with pytest.raises(UserError, match=message):
         encode_frame(table, frame)
+
+
+def test_the_rest_has_a_name_of_its_own_among_values_and_may_join_a_group() -> None:
+    with pytest.raises(UserError, match="column 'c': other names 'a', which is one of the values"):
+        Column("c", "categorical", values=("a", "b"), other="a")
+    grouped = Column("c", "categorical", groups=(("low", ("1..3",)), ("rest", ("9",))), other="rest")
+    assert encode_column(grouped, ["2", "9", "z"], ()).tolist() == [[1, 0], [0, 1], [0, 1]]
+
+
+def test_a_mistake_in_a_domain_file_is_told_with_its_name(tmp_path: Path) -> None:
+    (tmp_path / "d.toml").write_text(TEXT.replace("missing = 50", "missing = 500"))
+    with pytest.raises(UserError, match=r"d\.toml: column 'age': missing must lie"):
+        TableDomain.load(tmp_path / "d.toml")
 
 
 def test_an_unknown_category_without_an_other_is_refused() -> None:

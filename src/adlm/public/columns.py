@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from adlm.errors import UserError
+from adlm.public.contradictions import contradiction
 
 FEATURE_KINDS = ("numeric", "categorical", "ordinal", "boolean", "date")
 KINDS = (*FEATURE_KINDS, "label", "person", "ignored")
@@ -110,6 +111,9 @@ class Column:
             if name not in self.classes:
                 raise self._wrong(f"alias {text!r} names {name!r}, which is not one of the classes")
         self._check_missing()
+        wrong = contradiction(self)
+        if wrong is not None:
+            raise self._wrong(wrong)
 
     def _wrong(self, sentence: str) -> UserError:
         return UserError(f"column {self.name!r}: {sentence}")
@@ -255,7 +259,7 @@ class Column:
             given["groups"] = tuple((str(g), _listed(name, "groups", m, texts=True)) for g, m in groups)
         if "aliases" in given:
             given["aliases"] = tuple((str(k), str(v)) for k, v in _mapping(name, "aliases", given["aliases"]))
-        if not isinstance(given.get("records", 1), int):
+        if type(given.get("records", 1)) is not int:  # true is an int, and no number of records
             raise UserError(f"column {name!r}: records must be a whole number (got {given['records']!r})")
         for key in ("other", "format", "scale"):
             if key in given and not isinstance(given[key], str):

@@ -78,6 +78,17 @@ class TableDomain:
         for pair in self.crosses:
             if len(pair) != 2 or pair[0] == pair[1] or not set(pair) <= usable:
                 raise UserError(f"a cross names two different feature columns (got {list(pair)})")
+            if sum(set(pair) == set(other) for other in self.crosses) > 1:
+                raise UserError(
+                    f"the cross of {pair[0]!r} and {pair[1]!r} is declared twice; declare it once"
+                )
+        for column in self.features:
+            both = next((value for value in column.values if value in self.missing), None)
+            if both is not None:
+                raise UserError(
+                    f"column {column.name!r}: {both!r} is one of its values and means missing; "
+                    "take it out of one of the two"
+                )
 
     @property
     def features(self) -> tuple[Column, ...]:

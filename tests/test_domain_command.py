@@ -40,7 +40,7 @@ def checked(folder: Path, file: Path) -> tuple[dict[str, Any], str]:
     ("people", "sentence"),
     [
         (["p1", "p2", "p1"], "it fits the domain"),
-        (["p1", "  ", None], "2 records name no person"),
+        (["p1", "  ", None], "name no person would be refused (2 of them)"),
         ([], "needs at least one record"),
     ],
 )

@@ -169,7 +169,7 @@ def test_records_and_labels_are_equally_many() -> None:
     pictures = Domain((8, 8), 0, 1, ("no", "yes"), "replace-one", "drawn")
     for domain, x in ((TableDomain.from_toml(TOML), frame), (pictures, np.zeros((50, 8, 8)))):
         for y in (labels[:-1], [*labels, "no"]):
-            with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+            with pytest.raises(UserError, match="give one label for each record"):
                 AdLMClassifier(domain=domain).fit(x, y)
 
 

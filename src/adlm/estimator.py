@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator, ClassifierMixin, _clone_parametrized
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from adlm.analyst import tables
 from adlm.analyst.fit import fit as fit_release
@@ -32,7 +32,7 @@ from adlm.curation import privatise
 from adlm.curator.ledger import Ledger
 from adlm.errors import UserError
 from adlm.estimator_input import PrivacyWarning as PrivacyWarning
-from adlm.estimator_input import array_table, bounded, coded, encode_array, labels_of
+from adlm.estimator_input import array_table, bounded, check_lengths, coded, encode_array, labels_of
 from adlm.privatise_table import Fourier, privatise_encoded
 from adlm.public.domain import Domain
 from adlm.public.encoding import encode_frame
@@ -227,13 +227,13 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self._table, self._shape = given, None
             self.n_features_in_ = len(X.columns)
             self.feature_names_in_ = np.array([str(name) for name in X.columns], dtype=object)
-            check_consistent_length(X, y)
+            check_lengths(X, y)
             self.classes_, codes = labels_of(y, given)
             keep = bounded(given, X)
             return given, None, encode_frame(given, X)[keep], codes[keep]
         if isinstance(given, Domain) and given.family in IMAGES:
             x = np.asarray(X)
-            check_consistent_length(x, y)
+            check_lengths(x, y)
             self._table, self._shape = None, given.shape
             self.n_features_in_ = given.size
             self.classes_, codes = coded(y, given.encode_labels(y), given.classes)

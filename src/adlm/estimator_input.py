@@ -33,6 +33,12 @@ def bounded(table: TableDomain, frame: Any) -> npt.NDArray[np.bool_]:
         return persons.keep(pa.array(frame[name].astype(str).where(named, None), type=pa.string()))
 
 
+def check_lengths(x: Any, y: Any) -> None:
+    """Refuse records and labels that are not equally many."""
+    if len(x) != len(y):
+        raise UserError(f"there are {len(x)} records and {len(y)} labels; give one label for each record")
+
+
 def labels_of(y: Any, table: TableDomain) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Class labels and the codes of a table's labels."""
     return coded(y, encode_labels(table.label, y), table.label.classes)

@@ -106,7 +106,7 @@ def check(
     elif not found.records:
         verdict = "does not fit: a file needs at least one record"
     elif found.unnamed:
-        verdict = f"does not fit: {found.unnamed} records name no person and would be refused"
+        verdict = f"does not fit: records that name no person would be refused ({found.unnamed} of them)"
     else:
         verdict = "does not fit: missing or unknown values would be refused"
     output.result(figures, f"{file}: {found.records} records{people}; it {verdict} (not private)")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,23 @@ def test_raw_columns_are_served_with_the_same_predictions(tmp_path: Path, fourie
     expected = model.probabilities(encode_frame(table, ROWS.replace({"stage": {"": "?"}})))
     assert np.abs(probabilities - expected).max() < 1e-5
     assert np.array_equal(code, expected.argmax(1))
+
+
+def test_a_declared_code_is_missing_when_served_too(tmp_path: Path) -> None:
+    """-999 as a number and a day, given to the graph as they are, not as NaN."""
+    table = TableDomain.from_toml(RAW.replace('missing = ["?"]', 'missing = ["?", "-999", "1900-01-01"]'))
+    model = made_model(table)
+    export_onnx(model, tmp_path / "m.onnx")
+    inputs = as_inputs(table, ROWS)
+    coded, gone = ({name: cells.copy() for name, cells in inputs.items()} for _ in range(2))
+    for name, code in (("age", -999.0), ("seen", float((date(1900, 1, 1) - date(1970, 1, 1)).days))):
+        coded[name][:, 0], gone[name][:, 0] = code, np.nan
+    run = session(tmp_path / "m.onnx")
+    np.testing.assert_array_equal(run.run(None, coded)[0], run.run(None, gone)[0])
+    assert np.abs(run.run(None, coded)[0] - run.run(None, inputs)[0]).max() > 1e-3
+    frame = ROWS.assign(age=-999, seen="1900-01-01").replace({"stage": {"": "?"}})
+    expected = model.probabilities(encode_frame(table, frame))
+    assert np.abs(run.run(None, coded)[0] - expected).max() < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.public.columns import Column
-from adlm.public.encoding import constant
+from adlm.public.encoding import constant, marks_of
 from adlm.public.tables import TableDomain
 
 OPSET = 20  # the first that can look at texts
@@ -127,10 +127,12 @@ class _Graph:
         return filled if column.missing is None else self.op("Concat", filled, self.to_float(gone), axis=1)
 
 
-def _numbers(graph: _Graph, column: Column, x: str, _: tuple[str, ...]) -> tuple[str, str]:
+def _numbers(graph: _Graph, column: Column, x: str, missing: tuple[str, ...]) -> tuple[str, str]:
     shift = float(EPOCH) if column.kind == "date" else 0.0
     low, high = column.number(column.lower), column.number(column.upper)
     gone, bad = graph.op("IsNaN", x), graph.op("IsInf", x)
+    for mark in sorted(marks_of(column, missing)):
+        gone = graph.op("Or", gone, graph.op("Equal", x, graph.constant(mark - shift)))
     value = graph.op("Where", gone, graph.constant(low - shift), x)
     inside = graph.op("Clip", value, graph.constant(low - shift), graph.constant(high - shift))
     moved = graph.op("Sub", inside, graph.constant(low - shift)) if low != shift else inside

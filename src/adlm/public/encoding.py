@@ -125,7 +125,7 @@ def _codes(column: Column, values: Any, missing: tuple[str, ...], read: Callable
     if column.kind == "numeric" and (pa.types.is_floating(array.type) or pa.types.is_integer(array.type)):
         given = array.to_numpy(zero_copy_only=False)
         numbers = np.array(given, dtype=np.float64)
-        if marks := _marks(column, missing):
+        if marks := marks_of(column, missing):
             as_kept = np.array([*marks])  # a mark is compared as precisely as the column keeps its numbers
             if given.dtype.kind == "f":
                 with np.errstate(over="ignore"):
@@ -200,7 +200,7 @@ def _reader(column: Column, missing: tuple[str, ...]) -> Callable[[str], float]:
     """What turns the text of a cell into a code or a position in [0, 1], or NaN if it means missing."""
     match column.kind:
         case "numeric" | "date":
-            marks = _marks(column, missing)
+            marks = marks_of(column, missing)
 
             def place(text: str) -> float:
                 value = _value(column, text)
@@ -237,7 +237,7 @@ def _label_reader(column: Column) -> Callable[[str], float]:
     return read
 
 
-def _marks(column: Column, missing: tuple[str, ...]) -> frozenset[float]:
+def marks_of(column: Column, missing: tuple[str, ...]) -> frozenset[float]:
     """The numbers (or days) that mean missing, so that -999 is one in text, as -999.0 and as a number."""
     marks = set()
     for text in missing:

@@ -163,6 +163,26 @@ def test_the_analyst_needs_nothing_but_the_folder(tmp_path: Path) -> None:
     assert network(torch.rand(2, 12)).shape == (2, 3)
 
 
+def test_training_again_on_the_same_release_leaves_the_bias_input_as_it_is() -> None:
+    release = _release(explained=explained(), L=10, delta_h0=100)
+    assert release is not None
+    released = float(release.tensors["bias"])
+    assert abs(released - 1) > 1e-3
+    torch.manual_seed(0)
+    layer = nn.Linear(12, 5)
+    network = nn.Sequential(layer, nn.ReLU(), nn.Linear(5, 3))
+    before = layer.bias.detach().clone()
+    still = Plan(steps=1, batch_size=10, optimiser="SGD", learning_rate=1e-30)
+    for again in (lambda: learn(release, network, still, device="cpu"), lambda: fit(release, network, still)):
+        for _ in range(2):
+            again()
+            torch.testing.assert_close(layer.bias.detach(), before * released)
+    other = _release(explained=explained(), L=10, delta_h0=100)
+    assert other is not None
+    learn(other, network, still, device="cpu")
+    torch.testing.assert_close(layer.bias.detach(), before * float(other.tensors["bias"]))
+
+
 class Sideways(nn.Module):
     """A layer that relevance has no rule for."""
 

@@ -106,6 +106,17 @@ def test_a_network_is_trained_on_the_release_and_resumed(release: Path) -> None:
     ).read_bytes()
 
 
+@pytest.mark.parametrize(
+    ("rate", "said"), [("1e30", "the loss rose from"), ("3e37", "not finite"), ("1e-3", None)]
+)
+def test_training_that_failed_says_so(rate: str, said: str | None, release: Path) -> None:
+    told = run("train", str(release), "--network", "mlp", "--draws", "300", "--epochs", "3", "--quiet",
+               "--learning-rate", rate, "--out", f"rate-{rate}")  # fmt: skip
+    assert ("TRAINING FAILED" in told) == (said is not None)
+    assert said is None or said in told
+    assert len(told.splitlines()) == 1
+
+
 def test_a_record_release_says_what_is_claimed_and_what_is_proved(place: Path) -> None:
     words = ["release", "--kind", "records", "--data", "digits", "--limit", "300", "--network", "mlp"]
     run("pretrain", "--data", "digits", "--epochs", "1", "--out", "public-network")

@@ -101,6 +101,7 @@ PLANS = [
     ),
     Plan(epochs=6, batch_size=64, optimiser="Adam", schedule="cosine"),
     Plan(steps=23, batch_size=64, optimiser="AdamW", schedule="linear"),
+    Plan(epochs=6, batch_size=64, optimiser="LBFGS", learning_rate=0.05, options={"history_size": 5}),
 ]
 
 
@@ -152,7 +153,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, change: dict[str
         train(seeded(), examples, other, device="cpu", checkpoints=file, resume=True, identity="a")
     with pytest.raises(UserError, match="its identity differs"):
         train(seeded(), examples, plan, device="cpu", checkpoints=file, resume=True, identity="b")
-    with pytest.raises(UserError, match="another network"):
+    with pytest.raises(UserError, match=r"is of another network than mlp; [a-z ,]*$"):
         train(
             build("mlp", (12, 12), 3),
             examples,
@@ -253,6 +254,17 @@ def test_a_loss_that_is_not_finite_ends_training_with_the_network_of_the_last_go
     assert all(math.isfinite(value) for value in history.losses)
 
 
+def test_a_network_that_the_last_step_ruined_is_told_of() -> None:
+    x, y = blobs((12,))
+    phi = coefficients(CROSS_ENTROPY, torch.tensor(y), 3)
+    examples = Examples(torch.tensor(x, dtype=torch.float32), phi)
+    for rate, ruined in ((1e30, True), (1e-3, False)):
+        plan = Plan(steps=1, batch_size=300, learning_rate=rate)
+        history = train(nn.Linear(12, 3), examples, plan, device="cpu")
+        assert all(math.isfinite(value) for value in history.losses)
+        assert ("answers are not finite" in history.stopped) == ruined
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -262,6 +274,14 @@ def test_a_loss_that_is_not_finite_ends_training_with_the_network_of_the_last_go
         (lambda: Plan(epochs=1, schedule="square"), "constant, linear, cosine"),
         (lambda: Plan(epochs=1, optimiser="Sgd"), "no optimiser 'Sgd'"),
         (lambda: Plan(epochs=1, learning_rate=0.0), "learning_rate must be positive"),
+        (lambda: Plan(epochs=1, learning_rate=math.inf), "positive and finite"),
+        (lambda: Plan(epochs=1, seed=10**20), "seed must be a whole number from 0"),
+        (
+            lambda: train(
+                nn.Linear(2, 2), Examples(torch.zeros(1, 2), torch.zeros(1)), Plan(1, optimiser="SparseAdam")
+            ),
+            "SparseAdam cannot train a network",
+        ),
         (
             lambda: train(nn.Linear(2, 2), Examples(torch.zeros(0, 2), torch.zeros(0)), Plan(epochs=1)),
             "no examples",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from adlm.errors import UserError
 
 _AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_BIAS_INPUT = "bias_input"
 _POOLS = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d)
 
 
@@ -65,12 +66,15 @@ def perturb_bias(network: nn.Module, shape: tuple[int, ...], bias: float) -> Non
 
     With the static bias as input 0, the layer computes b W_b beside x W (proof of Lemma 4). The product is
     what is trained: W_b is multiplied by the released b once, before training, so a large b does not
-    inflate the steps.
+    inflate the steps. The layer remembers b: trained on the same release again it goes on from where it is,
+    and on another release its W_b meets that release's b instead. Weights that are set anew in the same
+    module are taken for trained ones, so build a new module for a new start.
     """
     first = next(layer for layer, _ in _met(network, shape) if isinstance(layer, _AFFINE))
     if first.bias is not None:
         with torch.no_grad():
-            first.bias.mul_(bias)
+            first.bias.mul_(bias / (getattr(first, _BIAS_INPUT, 1.0) or 1.0))
+        object.__setattr__(first, _BIAS_INPUT, bias)  # a plain attribute: no part of the network's state
 
 
 def _met(network: nn.Module, shape: tuple[int, ...]) -> list[tuple[nn.Module, Tensor]]:

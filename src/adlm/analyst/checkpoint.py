@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from adlm.analyst.networks import name_of
 from adlm.artefact import write_file
 from adlm.errors import UserError
 
@@ -32,10 +33,7 @@ def save(
     state, plain = optimiser.state_dict(), {}
     for index, values in state["state"].items():
         for name, value in values.items():
-            if isinstance(value, Tensor):
-                tensors[f"{_OPTIMISER}{index}/{name}"] = value.detach().cpu().contiguous().clone()
-            else:
-                plain[f"{index}/{name}"] = value
+            plain[f"{index}/{name}"] = _kept(value, f"{_OPTIMISER}{index}/{name}", tensors)
     body = {"plan": described, "losses": losses, "plain": plain, "groups": state["param_groups"]}
     try:
         text = json.dumps(body, sort_keys=True)
@@ -65,17 +63,35 @@ def load(
             f"the checkpoint {path} belongs to another run, its {names} differs; remove it to start again"
         )
     state: dict[int, dict[str, Any]] = {}
-    for name, value in tensors.items():
-        if name.startswith(_OPTIMISER):
-            index, key = name.removeprefix(_OPTIMISER).split("/")
-            state.setdefault(int(index), {})[key] = value
     for name, value in body["plain"].items():
         index, key = name.split("/")
-        state.setdefault(int(index), {})[key] = value
+        state.setdefault(int(index), {})[key] = _found(value, tensors)
     weights = {k.removeprefix(_NETWORK): v for k, v in tensors.items() if k.startswith(_NETWORK)}
     try:
         network.load_state_dict(weights)
         optimiser.load_state_dict({"state": state, "param_groups": body["groups"]})
-    except (RuntimeError, ValueError) as problem:
-        raise UserError(f"the checkpoint {path} is of another network: {problem}") from None
+    except (RuntimeError, ValueError):  # torch lists every weight; that is no sentence
+        raise UserError(
+            f"the checkpoint {path} is of another network than {name_of(network)}; train the network it is "
+            "of, or remove it to start again"
+        ) from None
     return [float(value) for value in body["losses"]]
+
+
+def _kept(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """A value of an optimiser's state as JSON; tensors, alone or in lists as LBFGS has them, go aside."""
+    if isinstance(value, Tensor):
+        tensors[name] = value.detach().cpu().contiguous().clone()
+        return {"tensor": name}
+    if isinstance(value, list):
+        return [_kept(item, f"{name}/{place}", tensors) for place, item in enumerate(value)]
+    return value
+
+
+def _found(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """What `_kept` made JSON of."""
+    if isinstance(value, dict):
+        return tensors[value["tensor"]]
+    if isinstance(value, list):
+        return [_found(item, tensors) for item in value]
+    return value

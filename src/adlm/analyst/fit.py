@@ -145,6 +145,7 @@ def _told(architecture: dict[str, object], plan: Plan, history: History) -> dict
     return {
         "network": architecture["name"],
         "epochs": len(history.losses),
+        "first_loss": history.losses[0],
         "loss": history.losses[-1],
         "stopped": history.stopped,
         "seed": plan.seed,

@@ -26,6 +26,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda share: 0.5 * (1 + math.cos(math.pi * share)),
 }
 
+MOST_SEED = 2**32 - 1  # times 1,000,003 it still fits torch's 64 bits
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -59,8 +61,10 @@ class Plan:
             )
         if self.schedule not in SCHEDULES:
             raise UserError(f"schedule must be one of {', '.join(SCHEDULES)} (got {self.schedule!r}).")
-        if not self.learning_rate > 0:
-            raise UserError(f"learning_rate must be positive (got {self.learning_rate}).")
+        if not 0 < self.learning_rate < math.inf:
+            raise UserError(f"learning_rate must be positive and finite (got {self.learning_rate}).")
+        if not 0 <= self.seed <= MOST_SEED:
+            raise UserError(f"seed must be a whole number from 0 to {MOST_SEED} (got {self.seed}).")
         if not isinstance(getattr(torch.optim, self.optimiser, None), type):
             raise UserError(f"torch.optim has no optimiser {self.optimiser!r}; SGD and Adam are two it has.")
 
@@ -120,7 +124,7 @@ def train(
     Notes
     -----
     A loss that is not finite ends training: the network goes back to how the epoch began, and the history
-    says so.
+    says so. It also says when the trained network's own loss is not finite.
     """
     if len(examples) == 0:
         raise UserError("there are no examples to train on.")
@@ -156,7 +160,16 @@ def train(
             if after_epoch is not None:
                 after_epoch(epoch + 1, network)
     network.eval()
+    if not _answers(network, examples, place):
+        stopped = f"{stopped or 'training ended'}, and its answers are not finite; lower the learning rate"
     return History(tuple(losses), stopped)
+
+
+@torch.no_grad()
+def _answers(network: nn.Module, examples: Examples, device: torch.device) -> bool:
+    """Whether the loss of a few examples is finite for the network as it is now."""
+    x, target = examples.batch(torch.arange(min(100, len(examples))), device)
+    return bool(torch.isfinite(batch_loss(network(x), target)))
 
 
 def _epoch(
@@ -206,9 +219,20 @@ def _step(network: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, targe
 def _optimiser(network: nn.Module, plan: Plan) -> torch.optim.Optimizer:
     kind = getattr(torch.optim, plan.optimiser)
     try:
-        return cast(torch.optim.Optimizer, kind(network.parameters(), lr=plan.learning_rate, **plan.options))
-    except (TypeError, ValueError) as problem:
+        made = cast(torch.optim.Optimizer, kind(network.parameters(), lr=plan.learning_rate, **plan.options))
+        trial = nn.Parameter(torch.zeros(2, 2))
+        kind([trial], lr=plan.learning_rate, **plan.options).step(lambda: _slope_one(trial))
+    except (TypeError, ValueError, NotImplementedError) as problem:
         raise UserError(f"optimiser {plan.optimiser} does not take these options: {problem}.") from None
+    except RuntimeError as problem:  # such as an optimiser of sparse gradients alone
+        raise UserError(f"optimiser {plan.optimiser} cannot train a network: {problem}.") from None
+    return made
+
+
+def _slope_one(weight: nn.Parameter) -> float:
+    """A step to try an optimiser by."""
+    weight.grad = torch.ones_like(weight)
+    return 0.0
 
 
 @torch.no_grad()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -41,8 +42,8 @@ def train(
 
     A moment release gives a linear classifier in closed form, or, with --network, a network stacked on the
     public features and trained on labelled vectors drawn from the released moments. A record release trains
-    a network on noisy records. With --json: {"out", "network", "epochs", "loss", "stopped"} and the
-    certificate's totals.
+    a network on noisy records. With --json: {"out", "network", "epochs", "first_loss", "loss",
+    "stopped"} and the certificate's totals.
     """
     from adlm.analyst.fit import fit, network_of
     from adlm.analyst.networks import batch_size as batch_size_of
@@ -70,5 +71,16 @@ def train(
     totals = made.certificate.totals
     output.result(
         {"out": str(out)} | dict(model.training) | totals.to_dict(),
-        f"{out}: {model.training['network']}, trained on the release alone; {totals.sentence()}",
+        f"{out}: {model.training['network']}, trained on the release alone{_trouble(model.training)}; "
+        f"{totals.sentence()}",
     )
+
+
+def _trouble(training: Mapping[str, Any]) -> str:
+    """What went wrong in training, to be put into the sentence; nothing most of the time."""
+    if training.get("stopped"):
+        return f"; TRAINING FAILED: {training['stopped']}"
+    first, last = training.get("first_loss", 0.0), training.get("loss", 0.0)
+    if last > first + abs(first):
+        return f"; TRAINING FAILED: the loss rose from {first:.3g} to {last:.3g}; lower --learning-rate"
+    return ""

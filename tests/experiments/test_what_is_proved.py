@@ -57,18 +57,19 @@ def test_the_linear_baseline_is_the_minimum_of_the_released_loss() -> None:
 
 def test_every_run_has_its_own_key_and_finds_its_line_in_the_table(tmp_path: Path) -> None:
     keys = [setting.key for setting in settings()]
-    assert len(set(keys)) == len(keys) == 12
+    assert len(set(keys)) == len(keys) == 20
     line = {
         "key": "adlm 2 counted",
         "method": "adlm",
         "delta_h0_rule": "counted",
+        "batch_size": 1800,
         "epsilon_claimed": 2.0,
         "epsilon_proved": 1.279,
         "accuracy": 0.1032,
         "accuracy_linear": 0.2,
     }
     (tmp_path / "r.jsonl").write_text(json.dumps(line) + "\n")
-    assert "| adlm | counted | 2 | 1.279 | 10.3 % | 20.0 % |" in table(tmp_path / "r.jsonl")
+    assert "| adlm | 1,800 | counted | 2 | 1.279 | 10.3 % | 20.0 % |" in table(tmp_path / "r.jsonl")
 
 
 def test_the_page_shows_what_the_result_files_say() -> None:

@@ -39,20 +39,20 @@ def draw(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = ()) -
     """Draw what suits the kind of experiment; return the files."""
     kind = summary["kind"]
     if kind == "epochs":
-        return [_save(_epochs(summary), folder / "epochs.svg")]
+        return [save(_epochs(summary), folder / "epochs.svg")]
     if kind == "search":
-        return [_save(_search(summary), folder / "search.svg")]
+        return [save(_search(summary), folder / "search.svg")]
     if kind == "allocation":
-        return [_save(_allocation(summary), folder / "allocation.svg")]
-    made = [_save(_over_epsilon(summary), folder / "accuracy.svg")]
+        return [save(_allocation(summary), folder / "allocation.svg")]
+    made = [save(_over_epsilon(summary), folder / "accuracy.svg")]
     for epsilon in curves:
         figure = _over_epochs(summary, float(epsilon))
         if figure is not None:
-            made.append(_save(figure, folder / f"epochs-epsilon-{epsilon}.svg"))
+            made.append(save(figure, folder / f"epochs-epsilon-{epsilon}.svg"))
     return made
 
 
-def _new(width: float = 6.4, height: float = 4.2) -> tuple[Any, Any]:
+def new(width: float = 6.4, height: float = 4.2) -> tuple[Any, Any]:
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
@@ -72,7 +72,7 @@ def _log_axis(axes: Any, values: Sequence[float]) -> None:
     axes.set_xticks([], minor=True)
 
 
-def _save(figure: Any, path: Path) -> Path:
+def save(figure: Any, path: Path) -> Path:
     import matplotlib
 
     buffer = io.BytesIO()
@@ -100,7 +100,7 @@ def _legend(row: Mapping[str, Any], claimed: bool) -> str:
 
 def _over_epsilon(summary: Mapping[str, Any]) -> Any:
     rows, paper = summary["rows"], summary["kind"] == "paper"
-    figure, axes = _new(7.0, 5.4 if paper else 4.6)
+    figure, axes = new(7.0, 5.4 if paper else 4.6)
     for method in dict.fromkeys(row["method"] for row in rows):
         curve = _curve(rows, method)
         if method in _FLAT:
@@ -152,7 +152,7 @@ def _over_epochs(summary: Mapping[str, Any], epsilon: float) -> Any | None:
     rows = [row for row in summary["rows"] if row["epsilon"] == epsilon]
     if not any("history" in row for row in rows):
         return None
-    figure, axes = _new()
+    figure, axes = new()
     for row in rows:
         colour = _COLOURS.get(row["method"])
         if "history" in row:
@@ -174,7 +174,7 @@ def _at(row: Mapping[str, Any]) -> str:
 
 
 def _epochs(summary: Mapping[str, Any]) -> Any:
-    figure, axes = _new()
+    figure, axes = new()
     right = axes.twinx()
     for row in summary["rows"]:
         colour = _COLOURS.get(row["method"])
@@ -196,7 +196,7 @@ def _epochs(summary: Mapping[str, Any]) -> Any:
 
 
 def _search(summary: Mapping[str, Any]) -> Any:
-    figure, axes = _new(7.0, 2.8)
+    figure, axes = new(7.0, 2.8)
     points: list[tuple[str, float, str]] = []
     for row in summary["rows"]:
         spent, trials = f"epsilon {shown(row['epsilon_proved'])}", f"{row['trials']:.0f} trials"
@@ -226,7 +226,7 @@ def _search(summary: Mapping[str, Any]) -> Any:
 
 
 def _allocation(summary: Mapping[str, Any]) -> Any:
-    figure, axes = _new()
+    figure, axes = new()
     for epsilon in sorted({row["epsilon"] for row in summary["rows"]}):
         for method, style in (
             ("ilm-moments", "--"), ("adlm-moments", "-"),

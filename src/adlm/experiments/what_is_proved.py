@@ -2,6 +2,7 @@
 
     python -m adlm.experiments.what_is_proved run --out results/what-is-proved.jsonl
     python -m adlm.experiments.what_is_proved table results/what-is-proved.jsonl
+    python -m adlm.experiments.what_is_proved picture results/what-is-proved.jsonl
 
 How the settings came about is told in docs/what-is-proved.md; none was tuned. A finished line is not run
 again. The accuracy is on the public test split.
@@ -29,6 +30,7 @@ from adlm.certificate import show
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.curator.records import Settings, prepare
+from adlm.experiments import figures
 from adlm.experiments.tabulate import epsilon as shown
 from adlm.public import datasets
 from adlm.public.domain import Domain
@@ -40,20 +42,34 @@ RECORDS, EPOCHS, BATCH, RATE = 60_000, 5, 200, 1e-3
 CLAIMED = {"per-patch": ("0.5", "2", "8", "128"), "counted": ("2", "128")}
 BATCH_SIZES = (1, 60, 600, 1800)
 L = 1800
+# Other settings of the same table: what a smaller |L| does, and Delta_h0 for which claimed and proved agree.
+BESIDE = (
+    ("adlm", "8", "per-patch", 60), ("adlm", "128", "per-patch", 60),
+    ("adlm", "2", "per-patch", 600), ("adlm", "8", "per-patch", 600),
+    ("adlm", "2", "given", L), ("ilm", "2", "given", L),
+    ("adlm", "128", "given", L), ("ilm", "128", "given", L),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One run: method, total claimed epsilon, and how Delta_h0 is found."""
+    """One run: method, total claimed epsilon, how Delta_h0 is found, and |L|."""
 
     method: str
     epsilon: str
     rule: str
+    batch_size: int = L
 
     @property
     def key(self) -> str:
         """What a finished line is known by."""
-        return f"{self.method} {self.epsilon} {self.rule}"
+        beside = "" if self.batch_size == L else f" {self.batch_size}"
+        return f"{self.method} {self.epsilon} {self.rule}{beside}"
+
+    def delta_h0(self, paper: Anatomy) -> int:
+        """Delta_h0 of the paper's network; `given`: |L| d, for which eps2 is proved as it is claimed."""
+        given = self.batch_size * paper.features
+        return {"per-patch": paper.per_patch, "counted": paper.counted, "given": given}[self.rule]
 
 
 def settings() -> Iterator[Setting]:
@@ -62,6 +78,8 @@ def settings() -> Iterator[Setting]:
         for epsilon in budgets:
             for method in ("adlm", "ilm"):
                 yield Setting(method, epsilon, rule)
+    for beside in BESIDE:
+        yield Setting(*beside)
 
 
 def sizes(domain: Domain) -> Anatomy:
@@ -110,8 +128,8 @@ def run(out: Path, only: str | None, threads: int) -> None:
             build(NETWORK, train.domain.shape, 10),
             budgets,
             explained=Explained(relevance.network, relevance.provenance) if budgets.epsilon1 else None,
-            L=L,
-            delta_h0=paper.per_patch if setting.rule == "per-patch" else paper.counted,
+            L=setting.batch_size,
+            delta_h0=setting.delta_h0(paper),
             ledger=Ledger(),
             source=Source.system(),
         )
@@ -126,7 +144,7 @@ def run(out: Path, only: str | None, threads: int) -> None:
             "method": setting.method,
             "delta_h0_rule": setting.rule,
             "delta_h0": release.certificate.settings["delta_h0"],
-            "batch_size": L,
+            "batch_size": setting.batch_size,
             "epsilon_claimed": float(totals.epsilon_claimed),
             "epsilon_proved": float(totals.epsilon_proved),
             "charges": {c.what: float(c.epsilon_proved) for c in release.certificate.charges},
@@ -196,17 +214,39 @@ def table(path: Path) -> str:
         )
     lines += [
         "",
-        "| method | Delta_h0 | epsilon claimed | epsilon proved | dense network | linear, exact minimum |",
+        "| method | \\|L\\| | Delta_h0 | epsilon claimed | epsilon proved | dense network "
+        "| linear, exact minimum |",
     ]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
+    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
     found = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in sorted(found, key=lambda r: (r["delta_h0_rule"], r["epsilon_claimed"], r["method"])):
+    order = ("delta_h0_rule", "batch_size", "epsilon_claimed", "method")
+    for row in sorted(found, key=lambda r: [r[name] for name in order]):
         lines.append(
-            f"| {row['method']} | {row['delta_h0_rule']} | {row['epsilon_claimed']:g} "
-            f"| {row['epsilon_proved']:,.4g} | {100 * row['accuracy']:.1f} % "
+            f"| {row['method']} | {row['batch_size']:,} | {row['delta_h0_rule']} "
+            f"| {row['epsilon_claimed']:g} | {row['epsilon_proved']:,.4g} | {100 * row['accuracy']:.1f} % "
             f"| {100 * row['accuracy_linear']:.1f} % |"
         )
     return "\n".join(lines)
+
+
+def picture(path: Path, out: Path) -> Path:
+    """Accuracy over proved epsilon, a mark for each run, as one SVG."""
+    figure, axes = figures.new(7.0, 4.2)
+    found = [json.loads(line) for line in path.read_text().splitlines()]
+    for method, colour in (("adlm", "tab:blue"), ("ilm", "tab:orange")):
+        for key, mark, name in (
+            ("accuracy", "o", "dense network"),
+            ("accuracy_linear", "x", "linear minimum"),
+        ):
+            own = [(row["epsilon_proved"], 100 * row[key]) for row in found if row["method"] == method]
+            axes.scatter(*zip(*own, strict=True), marker=mark, s=24, color=colour, label=f"{method}, {name}")
+    axes.axhline(10, ls=":", lw=1, color="grey")
+    axes.set_xscale("log")
+    axes.set_xlabel("proved epsilon")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title("The paper's mechanism on MNIST: it learns where nothing is guaranteed", fontsize=9)
+    axes.legend(fontsize=7, frameon=False)
+    return figures.save(figure, out)
 
 
 def own_networks(path: Path) -> str:
@@ -235,9 +275,14 @@ def main() -> None:
     runner.add_argument("--threads", type=int, default=1)
     printer = commands.add_parser("table")
     printer.add_argument("path", type=Path)
+    drawer = commands.add_parser("picture")
+    drawer.add_argument("path", type=Path)
+    drawer.add_argument("--out", type=Path, default=Path("results/what-is-proved.svg"))
     given = parser.parse_args()
     if given.command == "run":
         run(given.out, given.only, given.threads)
+    elif given.command == "picture":
+        print(picture(given.path, given.out))
     else:
         print(table(given.path))
 

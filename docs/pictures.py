@@ -8,13 +8,13 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-_PICTURE = re.compile(r"\]\(\.\./(results/[\w.-]+/[\w.-]+\.svg)\)")
+_PICTURE = re.compile(r"\]\(\.\./(results/[\w./-]+\.svg)\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """Add every figure of the results to what is built."""
     root = Path(config["docs_dir"]).parent
-    for path in sorted((root / "results").glob("*/*.svg")):
+    for path in sorted((root / "results").rglob("*.svg")):
         files.append(File.generated(config, path.relative_to(root).as_posix(), abs_src_path=str(path)))
     return files
 

@@ -172,9 +172,13 @@ def test_a_truncated_checkpoint_is_told(tmp_path: Path) -> None:
         Plan(epochs=1, batch_size=64),
     )
     train(seeded(), examples, plan, device="cpu", checkpoints=file)
-    file.write_bytes(file.read_bytes()[:-50])
-    with pytest.raises(UserError, match="truncated"):
-        train(seeded(), examples, plan, device="cpu", checkpoints=file, resume=True)
+    whole = file.read_bytes()
+    other_version = whole.replace(b'format\\": 2', b'format\\": 1')
+    assert other_version != whole
+    for damaged in (whole[:-50], other_version):
+        file.write_bytes(damaged)
+        with pytest.raises(UserError, match="not a checkpoint of this adlm, or it was truncated"):
+            train(seeded(), examples, plan, device="cpu", checkpoints=file, resume=True)
 
 
 def test_the_certificate_is_byte_for_byte_the_same_after_one_epoch_and_after_many(tmp_path: Path) -> None:

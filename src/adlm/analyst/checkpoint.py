@@ -15,6 +15,7 @@ from adlm.analyst.networks import name_of
 from adlm.artefact import write_file
 from adlm.errors import UserError
 
+FORMAT = 2
 _NETWORK, _OPTIMISER = "network/", "optimiser/"
 
 
@@ -34,7 +35,13 @@ def save(
     for index, values in state["state"].items():
         for name, value in values.items():
             plain[f"{index}/{name}"] = _kept(value, f"{_OPTIMISER}{index}/{name}", tensors)
-    body = {"plan": described, "losses": losses, "plain": plain, "groups": state["param_groups"]}
+    body = {
+        "format": FORMAT,
+        "plan": described,
+        "losses": losses,
+        "plain": plain,
+        "groups": state["param_groups"],
+    }
     try:
         text = json.dumps(body, sort_keys=True)
     except TypeError as problem:
@@ -51,10 +58,12 @@ def load(
     try:
         with safe_open(path, framework="pt") as file:
             body = json.loads(file.metadata()["adlm"])
+            if body["format"] != FORMAT:
+                raise KeyError("format")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, KeyError, TypeError, ValueError):
         raise UserError(
-            f"{path} is not a checkpoint of adlm, or it was truncated; remove it to start again"
+            f"{path} is not a checkpoint of this adlm, or it was truncated; remove it to start again"
         ) from None
     changed = [key for key in described if json.loads(json.dumps(described[key])) != body["plan"].get(key)]
     if changed or set(described) != set(body["plan"]):

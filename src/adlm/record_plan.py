@@ -109,9 +109,8 @@ def check_first(
         raise UserError(f"allocation must be one of {', '.join(ALLOCATIONS)} (got {settings.allocation!r}).")
     if folder is not None and Path(folder).exists():
         raise UserError(f"{folder} exists already; choose another place for the release or remove it first")
-    domain.outside(
-        D
-    )  # reads every record, in blocks, and refuses a wrong shape or a value that is not finite
+    # Reads every record, in blocks, and refuses a wrong shape or a value that is not finite.
+    domain.outside(D)
     n = len(np.asarray(D))
     if n == 0 or n != len(domain.encode_labels(y)):
         raise UserError(f"there must be records, and one label for each (got {n} records).")

@@ -45,10 +45,10 @@ def plan(
     output = Output(as_json, quiet)
     if (data is None) == (domain is None):
         raise UserError("give either --data NAME, or --domain FILE with --size N")
+    if fourier is not None and (domain is None or not is_table_domain(domain)):
+        raise UserError("--fourier is for tables; leave it out, or give the --domain of a table")
     if data is not None:
         known = datasets.domain(data)
-        if fourier is not None:
-            raise UserError("--fourier is for tables; leave it out, or give the --domain of a table")
         n = size or next(d["train"] for d in datasets.describe() if d["name"] == data)
     else:
         assert domain is not None
@@ -57,8 +57,6 @@ def plan(
         if is_table_domain(domain):
             _plan_table(domain, size, epsilon.split(","), delta, neighbours, fourier, output)
             return
-        if fourier is not None:
-            raise UserError("--fourier is for tables; leave it out, or give the --domain of a table")
         known, n = Domain.load(domain), size
     features = for_domain(known)
     relation = neighbours or known.neighbours

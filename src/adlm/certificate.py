@@ -77,16 +77,20 @@ def parse_delta(value: object) -> Fraction:
 def gaussian_epsilon(mu: Fraction, delta: Fraction) -> Fraction:
     """Return the epsilon of the Gaussian mechanism with sensitivity `mu` standard deviations, rounded up.
 
-    The analytic Gaussian mechanism (Balle and Wang 2018), solved by Google's dp-accounting and confirmed
-    from its closed form before it is believed.
+    The analytic Gaussian mechanism (Balle and Wang 2018): the smallest multiple of 10^-6 that its closed form
+    allows. Delta falls as epsilon grows, so halving finds it.
     """
-    from dp_accounting import get_epsilon_gaussian
 
-    epsilon = float(get_epsilon_gaussian(float(1 / mu), float(delta)))
-    candidate = round_up(Fraction(epsilon))
-    while gaussian_delta(mu, Fraction(candidate)) > delta:
-        candidate = candidate + Fraction(1, 10**_DIGITS)
-    return Fraction(candidate)
+    def holds(steps: int) -> bool:
+        return gaussian_delta(mu, Fraction(steps, 10**_DIGITS)) <= delta
+
+    fails, high = -1, 1
+    while not holds(high):
+        fails, high = high, 2 * high
+    while high - fails > 1:
+        middle = (fails + high) // 2
+        fails, high = (fails, middle) if holds(middle) else (middle, high)
+    return Fraction(high, 10**_DIGITS)
 
 
 def gaussian_delta(mu: Fraction, epsilon: Fraction) -> Fraction:

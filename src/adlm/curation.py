@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from adlm import adaptive
 from adlm.certificate import parse_delta, parse_epsilon
-from adlm.curator.featurise import BATCH, featurise
+from adlm.curator.featurise import featurise
 from adlm.curator.ledger import Ledger
 from adlm.curator.moments import Batch, Cross, Design, Second, release_moments
 from adlm.curator.noise import Source
@@ -23,6 +23,7 @@ from adlm.public.rule import Plan, choose
 from adlm.release import Release
 
 RELEVANCES = ("prior", "private")
+BATCH = 4096  # records whose features are added up at once
 
 
 def privatise(
@@ -95,7 +96,7 @@ def privatise(
     z = featurise(records, domain, features, device=device, cache=cache)
 
     def batches() -> list[Batch]:
-        return [(z[i : i + 8 * BATCH], codes[i : i + 8 * BATCH]) for i in range(0, len(z), 8 * BATCH)]
+        return [(z[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(z), BATCH)]
 
     asked = {"epsilon": str(epsilon), "delta": str(delta), "k": k, "second": second, "share": share_sums,
              "allocation": allocation}  # fmt: skip

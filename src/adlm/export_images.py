@@ -133,7 +133,7 @@ class WholeProjection(Features):
         if self.resized:
             inner = (self.get_buffer("rows") @ images @ self.get_buffer("columns").T).clamp(0, 1)
             images = functional.pad(inner[:, None], [self.margin] * 4)[:, 0]
-        return unit_norm((self.of.transform(images) - self.of.centre) @ self.of.projection)
+        return unit_norm((self.of.transform.of(images) - self.of.centre) @ self.of.projection)
 
     def spec(self) -> dict[str, object]:
         """Describe the map that this one is a twin of."""

@@ -11,13 +11,13 @@ from safetensors.torch import save_file
 from adlm.errors import UserError
 from adlm.public.features import build
 from adlm.public.features.base import PriorStatistics
+from adlm.public.features.narrowed import narrow
 from adlm.public.features.natural import (
     SHIPPED,
     SHIPPED_FOLDER,
     NaturalImages,
     compress,
     expand,
-    narrow,
     restore_prior,
     store_prior,
 )

@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from adlm.errors import UserError
+from adlm.public.features import Narrowed
 from adlm.public.features.prior import FAMILIES, NormedScattering, PriorProjection
 from adlm.public.priors import build, shapes, strokes
 from adlm.public.priors.fisher import class_statistics, directions, prior_statistics
@@ -108,6 +109,24 @@ def test_more_directions_than_are_kept_by_default() -> None:
     assert default.prior.within.shape == (default.width, default.width)
     with pytest.raises(UserError, match="1 to 800 directions"):
         PriorProjection("drawn", width=801)
+
+
+def test_a_narrowed_map_projects_on_its_own_directions_alone() -> None:
+    """And says the same as the wide map, cut and scaled; for as many records as take several blocks."""
+    wide, images = PriorProjection("drawn"), strokes.draw(10, 15, torch.Generator().manual_seed(1))[0]
+    narrowed = Narrowed(wide, 40)
+    torch.testing.assert_close(narrowed(images), narrowed.of(wide(images)), rtol=0, atol=2e-6)
+    assert narrowed(images).shape == (150, 40)
+
+
+def test_normed_scattering_of_blocks_and_of_all_at_once_agree_and_have_gradients() -> None:
+    transform, images = NormedScattering((28, 28), stand=True), strokes.draw(5, 9, torch.Generator())[0]
+    torch.testing.assert_close(transform(images), transform.of(images), rtol=0, atol=1e-6)
+    x = torch.rand(3, 28, 28, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    transform(x).square().sum(1)[0].backward()
+    assert x.grad is not None
+    assert x.grad[0].abs().max() > 0
+    assert x.grad[1:].abs().max() == 0
 
 
 def test_families_differ() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import threading
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from adlm.errors import UserError
 from adlm.public.features.lanes import in_lanes
@@ -213,18 +214,46 @@ def test_threads_change_nothing() -> None:
     assert torch.equal(found[0], found[2])
 
 
-def test_work_is_shared_out_once_and_a_failure_is_told() -> None:
+@pytest.mark.parametrize("threads", [1, 3])
+def test_work_is_shared_out_once_and_a_failure_is_told(threads: int) -> None:
     own = torch.get_num_threads()
-    done: list[int] = []
-    in_lanes(lambda mine: done.extend(mine), range(7), 3)
-    assert sorted(done) == list(range(7))
+    x = torch.arange(14.0).reshape(7, 2)
 
-    def fail(mine: Sequence[int]) -> None:
-        raise ValueError(f"not {list(mine)}")
+    def twice(block: Tensor, out: Tensor) -> None:
+        assert len(block) == len(out) <= 2
+        out.add_(2 * block)  # what is done twice would be added twice
 
-    with pytest.raises(ValueError, match=r"not \[0, 2\]"):
-        in_lanes(fail, range(3), 2)
-    assert torch.get_num_threads() == own
+    def fail(block: Tensor, out: Tensor) -> None:
+        raise ValueError(f"not {block[0].tolist()}")
+
+    try:
+        torch.set_num_threads(threads)
+        assert torch.equal(in_lanes(twice, x, torch.zeros(7, 2), 2), 2 * x)
+        with pytest.raises(ValueError, match=r"not \[\d"):
+            in_lanes(fail, x, torch.zeros(7, 2), 2)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(own)
+
+
+def test_a_lane_is_not_split_again() -> None:
+    own, seen = torch.get_num_threads(), []
+
+    def inner(block: Tensor, out: Tensor) -> None:
+        seen.append((threading.get_ident(), torch.get_num_threads()))
+
+    def outer(block: Tensor, out: Tensor) -> None:
+        before = len(seen)
+        in_lanes(inner, block, out, 1)
+        assert (threading.get_ident(), 1) in seen[before:]
+
+    try:
+        torch.set_num_threads(2)
+        in_lanes(outer, torch.zeros(8, 1), torch.zeros(8, 1), 4)
+    finally:
+        torch.set_num_threads(own)
+    assert len(seen) == 8
+    assert {threads for _, threads in seen} == {1}
 
 
 def test_gradients_reach_the_image() -> None:

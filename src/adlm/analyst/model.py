@@ -25,7 +25,7 @@ from adlm.release import CERTIFICATE, TENSORS, Certificate, describe, read_tenso
 
 SCHEMA = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
-BATCH = 500
+BATCH = 512  # scaled records that a network takes at once
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class Model:
         records = np.asarray(x)
         head = self.head.to(device).eval()
         features = None if self.features is None else self.features.to(device).eval()
-        parts = []
+        parts, step = [], BATCH if features is None else features.batch
         with torch.inference_mode():
-            for start in range(0, max(len(records), 1), BATCH):
-                z = torch.from_numpy(domain.scale(records[start : start + BATCH])).to(device)
+            for start in range(0, max(len(records), 1), step):
+                z = torch.from_numpy(domain.scale(records[start : start + step])).to(device)
                 z = z if features is None else features(z)
                 parts.append(head(z).float().cpu())
         return torch.cat(parts)

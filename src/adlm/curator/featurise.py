@@ -21,8 +21,6 @@ from adlm.artefact import write_file
 from adlm.public.domain import Domain
 from adlm.public.features import Features, Narrowed
 
-BATCH = 500
-
 
 def cache_folder() -> Path:
     """Return where features of private records are kept; ADLM_CACHE moves it."""
@@ -49,9 +47,9 @@ def featurise(
     record's features depend on another record.
     """
     alone = domain.neighbours == "add-remove"
-    if isinstance(features, Narrowed):  # the wide features serve every width
+    if cache and isinstance(features, Narrowed):  # the wide features serve every width
         wide = featurise(x, domain, features.inner, device=device, cache=cache)
-        step = 1 if alone else 10 * BATCH
+        step = 1 if alone else 4096
         parts = [features.of(torch.from_numpy(wide[i : i + step].copy())) for i in range(0, len(wide), step)]
         return torch.cat(parts).numpy()
     records = np.asarray(x)
@@ -61,7 +59,7 @@ def featurise(
     mapped = np.empty((len(records), features.width), dtype=np.float32)
     features = features.to(device).eval()
     with torch.inference_mode(), progress.bar(len(records), "features", "records") as advance:
-        step = 1 if alone else BATCH
+        step = 1 if alone else features.batch
         for start in range(0, len(records), step):
             scaled = torch.from_numpy(domain.scale(records[start : start + step])).to(device)
             mapped[start : start + len(scaled)] = features(scaled).cpu().numpy()

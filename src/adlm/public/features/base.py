@@ -39,10 +39,15 @@ class Features(nn.Module, ABC):
 
     width: int
     prior: PriorStatistics | None = None
+    batch: int = 512  # records that are best mapped together, for their time and their memory
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, *shape) float32 in [0, 1] to (n, width) float32, each row of L2 norm at most 1."""
+
+    def leading(self, x: Tensor, width: int) -> Tensor:
+        """Map (n, *shape) to the first `width` coordinates alone, scaled to unit norm: (n, width)."""
+        return unit_norm(self(x)[:, :width])
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:

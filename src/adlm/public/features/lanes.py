@@ -1,32 +1,55 @@
-"""Work on many small things in several threads, each with one core to itself."""
+"""Work on many small images in several threads, each with one core to itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 
 import torch
+from torch import Tensor
+
+WIDER = 32  # times as many rows in a block for an accelerator, which wants more work at once
 
 
-def in_lanes(work: Callable[[Sequence[int]], None], items: Sequence[int], threads: int) -> None:
-    """Share out items among up to `threads` threads that work on theirs one after the other, on a core each.
+def in_lanes(work: Callable[[Tensor, Tensor], object], x: Tensor, out: Tensor, rows: int) -> Tensor:
+    """Fill `out` from `x` by `work(x[i : i + rows], out[i : i + rows])`, block by block, and return it.
 
-    Transforms of small images are too short to be shared out among cores one by one. Which items there are
-    does not depend on the number of threads, so neither does what comes out.
+    Transforms of small images are too short to be shared out among cores one by one, so each thread takes
+    whole blocks, and works on them with one core. Which blocks there are does not depend on the number of
+    threads, so neither does what comes out. Work inside a lane that is itself cut into blocks stays in its
+    lane.
     """
-    threads = min(threads, len(items))
-    if threads <= 1:
-        work(items)
-        return
-    inference, own = torch.is_inference_mode_enabled(), torch.get_num_threads()
+    on_cpu = x.device.type == "cpu"
+    starts = range(0, len(x), rows if on_cpu else WIDER * rows)
+    # What autograd records, it records in the thread that asks for it.
+    threads = min(torch.get_num_threads(), len(starts)) if on_cpu and not x.requires_grad else 1
+    inference, own, waiting = torch.is_inference_mode_enabled(), torch.get_num_threads(), iter(starts)
 
-    def lane(first: int) -> None:
-        torch.set_num_threads(1)
+    def lane() -> None:
         with torch.inference_mode(inference):
-            work(items[first::threads])
+            for start in waiting:
+                stop = start + starts.step
+                work(x[start:stop], out[start:stop])
 
+    if threads <= 1:
+        lane()
+        return out
+    _keep_memory()
     try:
-        with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lane, range(threads)))
+        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for done in [pool.submit(lane) for _ in range(threads)]:
+                done.result()
     finally:
         torch.set_num_threads(own)  # each thread has its own number, but new ones start with the last one set
+    return out
+
+
+@cache
+def _keep_memory() -> None:
+    """Let the C library keep what is freed between blocks, instead of returning it to the system.
+
+    GNU's keeps up to twice the largest block that it ever mapped and freed, at most 32 MiB. Without it half
+    the time can go into clearing the same pages again for every block. Other libraries do not mind.
+    """
+    torch.empty(31 << 20, dtype=torch.uint8)

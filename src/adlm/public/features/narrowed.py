@@ -20,12 +20,12 @@ class Narrowed(Features):
         super().__init__()
         if not 1 <= width <= inner.width:
             raise UserError(f"features of width {inner.width} can be narrowed to 1 to that many, got {width}")
-        self.inner, self.width = inner, width
+        self.inner, self.width, self.batch = inner, width, inner.batch
         self.prior = None if inner.prior is None else narrow(inner.prior, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, *shape) to (n, width)."""
-        return self.of(self.inner(x))
+        return self.inner.leading(x, self.width)
 
     def of(self, z: Tensor) -> Tensor:
         """Narrow (n, inner width) features that were taken already."""

@@ -20,6 +20,7 @@ from adlm.errors import UserError
 from adlm.public.features.base import Features, PriorStatistics, unit_norm
 from adlm.public.features.colour import Colour
 from adlm.public.features.colour_scattering import ColourScattering
+from adlm.public.features.narrowed import narrow
 from adlm.public.features.patches import Patches
 
 SIZE = 32
@@ -63,18 +64,6 @@ def expand(weights: Mapping[str, Tensor], prefix: str = "projection") -> Tensor:
     """Undo `compress`, up to its rounding."""
     rows, columns = weights[f"{prefix}.rows"], weights[f"{prefix}.columns"]
     return weights[prefix].float() * rows[:, None] * columns
-
-
-def narrow(prior: PriorStatistics, width: int) -> PriorStatistics:
-    """Keep the first coordinates of a prior, longer by what the norm of the others no longer takes."""
-    second = prior.within.diagonal() + prior.weight + prior.mean.square()
-    gain = float((second.sum() / second[:width].sum()).sqrt())
-    return PriorStatistics(
-        typical=prior.typical[:width] * gain,
-        weight=prior.weight[:width] * gain**2,
-        within=prior.within[:width, :width] * gain**2,
-        mean=prior.mean[:width] * gain,
-    )
 
 
 def store_prior(prior: PriorStatistics) -> dict[str, Tensor]:

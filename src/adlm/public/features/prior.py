@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from adlm.errors import UserError
 from adlm.public.features.base import Features, PriorStatistics, unit_norm
+from adlm.public.features.lanes import in_lanes
 from adlm.public.features.narrowed import narrow
-from adlm.public.features.scattering import Scattering
+from adlm.public.features.scattering import ROWS, Scattering
 from adlm.public.features.upright import upright
 
 SIZE = 28  # images of other sizes are resized to this
@@ -22,7 +23,7 @@ WIDTHS = {"drawn": 300, "garments": 600}  # directions that are kept unless more
 FAMILIES = tuple(WIDTHS)
 LEANING = ("drawn",)  # families whose pictures are stood up first
 FLOOR = 1e-3  # of the mean coefficient: what is less is next to rounding, which a root would enlarge
-BATCH = 1024
+TOGETHER = 2 * ROWS  # images projected by a thread in one product
 
 
 class NormedScattering(nn.Module):
@@ -39,8 +40,13 @@ class NormedScattering(nn.Module):
         self.width = self.scattering.channels * math.prod(self.scattering.output)
 
     def forward(self, x: Tensor) -> Tensor:
-        responses = self.scattering(upright(x) if self.stand else x)
-        return torch.cat([_normed(order.flatten(1)) for order in torch.split(responses, self.counts, 1)], 1)
+        out = x.new_empty(len(x), self.width, dtype=torch.float32)
+        return in_lanes(lambda block, mine: mine.copy_(self.of(block)), x, out, ROWS)
+
+    def of(self, x: Tensor) -> Tensor:
+        """Map all images at once."""
+        orders = torch.split(self.scattering(upright(x) if self.stand else x), self.counts, 1)
+        return torch.cat([_normed(order.flatten(1)) for order in orders], 1)
 
 
 def _normed(block: Tensor) -> Tensor:
@@ -62,6 +68,7 @@ class PriorProjection(Features):
 
     centre: Tensor
     projection: Tensor
+    batch = 2048
 
     def __init__(
         self, family: str = "drawn", shape: tuple[int, ...] = (SIZE, SIZE), width: int | None = None
@@ -89,16 +96,21 @@ class PriorProjection(Features):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, *shape) in [0, 1] to (n, width), rows of unit L2 norm."""
+        return self.leading(x, self.width)
+
+    def leading(self, x: Tensor, width: int) -> Tensor:
+        """Project on the first directions alone: (n, width), rows of unit L2 norm."""
         if tuple(x.shape[1:]) != self.shape:
             raise UserError(
                 f"the feature map was built for records of shape {self.shape} (got {tuple(x.shape[1:])})"
             )
-        images = x.reshape(-1, *self.image)
-        out = images.new_empty(len(images), self.width, dtype=torch.float32)
-        for start in range(0, len(images), BATCH):
-            features = self.transform(self._frame(images[start : start + BATCH]))
-            out[start : start + BATCH] = unit_norm((features - self.centre) @ self.projection)
-        return out
+        images, directions = x.reshape(-1, *self.image), self.projection[:, :width].contiguous()
+
+        def project(block: Tensor, out: Tensor) -> None:
+            out.copy_(unit_norm((self.transform(self._frame(block)) - self.centre) @ directions))
+
+        out = images.new_empty(len(images), width, dtype=torch.float32)
+        return in_lanes(project, images, out, TOGETHER)
 
     def _frame(self, images: Tensor) -> Tensor:
         """Bring images to 28 x 28 pixels, as the random process drew them."""

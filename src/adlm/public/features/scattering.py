@@ -18,7 +18,6 @@ where their moduli need them: again two signals as one. Signals of two images ne
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -30,7 +29,7 @@ from adlm.public.features.lanes import in_lanes
 
 SIGMA = 0.8  # spread of the finest wavelet's envelope, in pixels
 XI = 3 * math.pi / 4  # centre frequency of the finest wavelet
-ROWS = 16  # images worked on together by a thread: what fits in a core's cache is fastest
+ROWS = 32  # images worked on together by a thread
 
 
 def gaussian(size: int, sigma: float) -> NDArray[np.float64]:
@@ -263,22 +262,13 @@ class Scattering(nn.Module):
                 f"as (n, H, W) or (n, C, H, W) (got an array of shape {tuple(x.shape)})"
             )
         flat = x.reshape(-1, *self.shape).to(self.wavelets.real.dtype)
-        on_cpu = flat.device.type == "cpu"
-        rows = ROWS if on_cpu else 64 * ROWS
         out = flat.new_empty(len(flat), self.channels, *self.output)
-
-        def transform(starts: Sequence[int]) -> None:
-            for start in starts:
-                self._transform(self._pad(flat[start : start + rows]), out[start : start + rows])
-
-        # What autograd records, it records in the thread that asks for it.
-        threads = torch.get_num_threads() if on_cpu and not flat.requires_grad else 1
-        in_lanes(transform, range(0, len(flat), rows), threads)
-        return out.view(len(x), -1, *self.output)
+        return in_lanes(self._transform, flat, out, ROWS).view(len(x), -1, *self.output)
 
     def _transform(self, x: Tensor, out: Tensor) -> None:
-        """Fill `out` (n, channels, h, w) with the coefficients of padded images x (n, P, P)."""
+        """Fill `out` (n, channels, h, w) with the coefficients of images x (n, H, W)."""
         n, L = len(x), self.L
+        x = self._pad(x)
         out[:, 0] = self._low_pass(x, 0)
         spectrum = spectrum_of(x.transpose(-1, -2).contiguous())
         second = 1 + self.J * L

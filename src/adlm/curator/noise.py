@@ -31,6 +31,7 @@ import numpy.typing as npt
 
 from adlm.curator.randomness import Probability, Source, Trials
 from adlm.errors import UserError
+from adlm.memory import keep_freed
 
 __all__ = ["Scale", "Source", "gaussian", "laplace", "radial"]
 
@@ -118,6 +119,7 @@ def laplace(shape: int | tuple[int, ...], scale: Scale, source: Source) -> Integ
     exact = _checked(scale)
     size = math.prod(shape) if isinstance(shape, tuple) else shape
     out = np.empty(size, dtype=np.int64)
+    keep_freed()
     for start in range(0, size, _LANES):
         stop = min(start + _LANES, size)
         block = _signed(_geometric(stop - start, exact, source) + 1, source)

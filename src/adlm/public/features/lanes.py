@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 
 import torch
 from torch import Tensor
+
+from adlm.memory import keep_freed
 
 WIDER = 32  # times as many rows in a block for an accelerator, which wants more work at once
 
@@ -32,10 +33,10 @@ def in_lanes(work: Callable[[Tensor, Tensor], object], x: Tensor, out: Tensor, r
                 stop = start + starts.step
                 work(x[start:stop], out[start:stop])
 
+    keep_freed()
     if threads <= 1:
         lane()
         return out
-    _keep_memory()
     try:
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
             for done in [pool.submit(lane) for _ in range(threads)]:
@@ -43,13 +44,3 @@ def in_lanes(work: Callable[[Tensor, Tensor], object], x: Tensor, out: Tensor, r
     finally:
         torch.set_num_threads(own)  # each thread has its own number, but new ones start with the last one set
     return out
-
-
-@cache
-def _keep_memory() -> None:
-    """Let the C library keep what is freed between blocks, instead of returning it to the system.
-
-    GNU's keeps up to twice the largest block that it ever mapped and freed, at most 32 MiB. Without it half
-    the time can go into clearing the same pages again for every block. Other libraries do not mind.
-    """
-    torch.empty(31 << 20, dtype=torch.uint8)

@@ -144,6 +144,24 @@ def test_a_prior_cools_scores_and_leaves_decisions() -> None:
     assert (cooled.logits(z).argmax(1) == plain.logits(z).argmax(1)).double().mean() > 0.99
 
 
+def test_a_prior_warms_scores_that_noisy_second_moments_cooled() -> None:
+    """Noise on the covariance makes a model less sure than it is right; what is public tells by how much."""
+    z, y = records(20000)
+    held, truth = records(5000, seed=6)
+    within = torch.cov((z - torch.stack([z[y == c].mean(0) for c in range(M)])[y]).T).float()
+    prior = PriorStatistics(torch.ones(K), torch.ones(K), within, torch.zeros(K), heat=1.0)
+    given = moments(z, y, sd=2.0, q=K, sd2=100.0)
+
+    def gap(head: LinearHead) -> float:
+        sure = head.probabilities(held)
+        return float((sure.argmax(1) == truth).double().mean() - sure.amax(1).mean())
+
+    assert gap(fit(given)) > 0.05
+    assert abs(gap(fit(given, prior))) < 0.7 * gap(fit(given))
+    clean = moments(z, y, sd=2.0, q=K, sd2=0.2)
+    torch.testing.assert_close(fit(clean, prior).weight, fit(clean).weight, rtol=0.05, atol=0)
+
+
 def test_nothing_released_is_told() -> None:
     z, y = records(10)
     given = moments(z, y)

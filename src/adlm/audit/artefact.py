@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from adlm.audit.finding import ALPHA, Finding
-from adlm.audit.statistics import two_worlds_bound
+from adlm.audit.statistics import gaussian_bound, two_worlds_bound
 from adlm.audit.tap import draw
 from adlm.audit.two_worlds import curve, log_ratio
 from adlm.certificate import Charge, gaussian_epsilon
@@ -203,7 +203,7 @@ def _attacked(charge: Charge, name: str, runs: int, source: Source) -> Finding:
     )
     assert len(worlds) == 2
     if charge.mechanism == "gaussian":
-        mu = two_worlds_bound(*worlds, alpha=ALPHA, curve="gaussian").value
+        mu = gaussian_bound(*worlds, alpha=ALPHA)
         lower = float(gaussian_epsilon(Fraction(mu), charge.delta)) if mu > 0 else 0.0
     else:
         lower = two_worlds_bound(*worlds, alpha=ALPHA).value

@@ -19,6 +19,7 @@ from scipy.stats import binom
 Reals = npt.NDArray[np.float64]
 Curve = Literal["epsilon", "gaussian"]
 CANDIDATES = 200  # thresholds tried on the first half
+PAIRED = 0.8  # of the level of a bound on mu: for pairs of runs; the rest looks for what is rare
 
 
 def clopper_pearson_lower(successes: npt.ArrayLike, trials: int, alpha: float) -> Reals:
@@ -112,6 +113,21 @@ def two_worlds_bound(
     positive, negative = (one, two) if sign > 0 else (-two, -one)
     value, tpr, fpr = bounded(positive[half:], negative[half:], np.array([threshold]), alpha)
     return Bound(float(value[0]), 1 - alpha, float(tpr[0]), float(fpr[0]), sign * threshold)
+
+
+def gaussian_bound(with_record: npt.ArrayLike, without: npt.ArrayLike, *, alpha: float) -> float:
+    """Bound from below the mu of the Gaussian trade-off curve that two neighbouring worlds allow.
+
+    A run of either world makes a pair. Who sees a pair and not its order can put it in order with probability
+    at most Phi(mu / sqrt 2), for whatever has the curve is a function of a normal number and own coins. So
+    the number of pairs in order is bounded by a binomial one; every run counts, and nothing is chosen. What
+    shows in few runs alone moves few pairs: thresholds, with the rest of `alpha`, look for that.
+    """
+    one, two = np.asarray(with_record, dtype=np.float64), np.asarray(without, dtype=np.float64)
+    pairs = min(len(one), len(two))
+    ordered = clopper_pearson_lower(np.count_nonzero(one[:pairs] > two[:pairs]), pairs, PAIRED * alpha)
+    seldom = two_worlds_bound(one, two, alpha=(1 - PAIRED) * alpha, curve="gaussian").value
+    return max(0.0, math.sqrt(2) * float(ndtri(ordered)), seldom)
 
 
 def _candidates(positive: Reals, negative: Reals) -> Reals:

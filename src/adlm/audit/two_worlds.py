@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from adlm.audit.finding import ALPHA, Finding, Point
 from adlm.audit.replay import Comparison, record
-from adlm.audit.statistics import two_worlds_bound
+from adlm.audit.statistics import gaussian_bound, two_worlds_bound
 from adlm.audit.subject import Records, Subject
 from adlm.audit.tap import Call, draw
 from adlm.audit.worst_case import Neighbours
@@ -142,7 +142,7 @@ def judge(
     def bound(level: float) -> float:
         if not delta:
             return two_worlds_bound(*worlds, alpha=level).value
-        mu = two_worlds_bound(*worlds, alpha=level, curve="gaussian").value
+        mu = gaussian_bound(*worlds, alpha=level)
         return float(gaussian_epsilon(Fraction(mu), totals.delta)) if mu > 0 else 0.0
 
     note = f"{bound(USUAL):.3f} at 95%"

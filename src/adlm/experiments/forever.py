@@ -55,7 +55,7 @@ def epochs_release(cell: Cell) -> Outcome:
     def after_epoch(epoch: int, trained: nn.Module) -> None:
         if epoch in s["shown"]:
             proved = release.certificate.totals.to_dict()["epsilon_proved"]
-            history.append((epoch, material.head_accuracy(trained, cell.data, width), proved))
+            history.append((epoch, material.measured(trained, cell.data, width).accuracy, proved))
 
     plan = Plan(epochs=max(s["shown"]), batch_size=s["batch"], learning_rate=s["rate"], seed=cell.seed)
     train(head, Examples(z, codes), plan, device="cpu", after_epoch=after_epoch)
@@ -132,7 +132,7 @@ def search_release(cell: Cell) -> Outcome:
         )
         train(head, Examples(*seen), plan, device="cpu")
         valid = dpsgd.accuracy(head, fresh[0], fresh[1].numpy())
-        scores.append((valid, material.head_accuracy(head, cell.data, width), trial))
+        scores.append((valid, material.measured(head, cell.data, width).accuracy, trial))
     valid, test, chosen = max(scores, key=lambda score: score[0])
     every = sorted(score[1] for score in scores)
     return release.certificate.totals.to_dict() | {
@@ -144,7 +144,7 @@ def search_release(cell: Cell) -> Outcome:
         "worst_trial": every[0],
         "best_trial": every[-1],
         "rank_correlation": float(spearmanr([a for a, _, _ in scores], [b for _, b, _ in scores]).statistic),
-        "closed_form": material.head_accuracy(fit(release).head, cell.data, width),
+        "closed_form": material.measured(fit(release).head, cell.data, width).accuracy,
     }
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from adlm.analyst import discriminant
+from adlm.analyst.metrics import Measures, measure
 from adlm.certificate import parse_delta, parse_epsilon
 from adlm.curation import adjusted, design
 from adlm.curator.featurise import featurise
@@ -147,14 +148,14 @@ def moment_release(
     )
 
 
-def head_accuracy(head: torch.nn.Module, data: str, width: int, asked: Asked | None = None) -> float:
-    """Share of test records whose class a head on features of that width finds."""
+def measured(head: torch.nn.Module, data: str, width: int, asked: Asked | None = None) -> Measures:
+    """Measure a head on features of that width against the test records."""
     asked = asked or Asked()
     kept = asked.kept(data, "test")
     z = torch.from_numpy(np.array(narrowed(data, "test", width, wide=asked.wide)[kept]))
     with torch.inference_mode():
-        found = head.eval()(z).argmax(1).numpy()
-    return float((found == split(data, "test").y[kept]).mean())
+        sure = head.eval()(z).double().softmax(1)
+    return measure(sure.numpy(), split(data, "test").y[kept])
 
 
 def ceiling(data: str, n: int | None = None) -> float:

@@ -4,7 +4,8 @@ A table stands between `<!-- results: results/frontier-mnist/summary.json -->` a
 path is relative to the README. `bench.json` files give the table of the bench. A list of methods after the
 path keeps those rows: `<!-- results: results/frontier-mnist/summary.json moments psgd-tanh -->`. A word in
 place of a path stands for all experiments whose names begin with it: `<!-- results: frontier -->`.
-The word `tests` after the path gives the t-tests in place of the table. Results on tables are quoted by data
+The word `tests` after the path gives the t-tests in place of the table, `calibration` how sure models are
+against how right. Results on tables are quoted by data
 set and measure: `<!-- results: results/tables.jsonl adult accuracy -->`.
 
     python -m adlm.experiments.readme            # rewrite README.md
@@ -26,9 +27,9 @@ from adlm.errors import UserError
 from adlm.experiments.catalogue import EXPERIMENTS
 from adlm.experiments.conduct import SUMMARY
 from adlm.experiments.tables import quoted
-from adlm.experiments.tabulate import grid, table, tests
+from adlm.experiments.tabulate import calibration, grid, table, tests
 
-TESTS = "tests"
+INSTEAD = {"tests": tests, "calibration": calibration}  # of the main table
 _BLOCK = re.compile(r"<!-- results: (?P<path>\S+)(?P<methods>[^>]*?) -->\n.*?<!-- /results -->", re.DOTALL)
 
 
@@ -68,8 +69,8 @@ def _table(path: Path, methods: list[str]) -> str:
         raise UserError(f"the results {path} cannot be read ({error}); run the experiment first") from None
     if "ratios" in found:
         return grid(HEADINGS, [cells(entry) for entry in found["ratios"]])
-    if methods == [TESTS]:
-        return tests(found)
+    if len(methods) == 1 and methods[0] in INSTEAD:
+        return INSTEAD[methods[0]](found)
     if methods:
         known = {row["method"] for row in found["rows"]}
         for method in methods:

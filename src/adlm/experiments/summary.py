@@ -79,6 +79,8 @@ def _row(group: list[Done]) -> dict[str, Any]:
     for key in ("k", "n", "allocation"):
         if key in cell.settings:
             row[key] = cell.settings[key]
+    if all("calibration_error" in item.outcome for item in group):
+        row["calibration_error"] = _mean([float(item.outcome["calibration_error"]) for item in group])
     if "history" in outcome:
         row["history"] = _history([item.outcome["history"] for item in group])
     return row

@@ -17,6 +17,13 @@ def page(summary: Mapping[str, Any]) -> str:
     lines = [f"# {summary['title']}", "", table(summary), ""]
     if summary["tests"]:
         lines += ["Paired t-tests:", "", tests(summary), ""]
+    if any("calibration_error" in row for row in summary["rows"]):
+        lines += [
+            "How sure against how right (mean gap over 15 bins of confidence):",
+            "",
+            calibration(summary),
+            "",
+        ]
     if summary["published"] and summary["kind"] in ("paper", "frontier"):
         lines += ["Published, as their authors state it:", ""]
         lines += [
@@ -40,6 +47,17 @@ def page(summary: Mapping[str, Any]) -> str:
 def tests(summary: Mapping[str, Any]) -> str:
     """What the t-tests found, a line for each."""
     return "\n".join(f"- {test['found']} ({test['over']})" for test in summary["tests"])
+
+
+def calibration(summary: Mapping[str, Any]) -> str:
+    """How far models are from being as sure as they are right: rows are methods, columns are epsilons."""
+    rows = [row for row in summary["rows"] if "calibration_error" in row and row["epsilon"]]
+    epsilons = sorted({row["epsilon"] for row in rows})
+    body = []
+    for label in dict.fromkeys(row["label"] for row in rows):
+        own = {row["epsilon"]: row["calibration_error"] for row in rows if row["label"] == label}
+        body.append([label, *(percent(own.get(e)) for e in epsilons)])
+    return grid(["calibration error, points, at epsilon", *(f"{e:g}" for e in epsilons)], body)
 
 
 def percent(accuracy: float | None, sd: float | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -45,7 +46,8 @@ def narrow(prior: PriorStatistics, width: int) -> PriorStatistics:
     """Keep the first coordinates of a prior, longer by what the norm of the others no longer takes."""
     size = prior.within.diagonal() + prior.weight + prior.mean.square()
     gain = float((size.sum() / size[:width].sum().clamp_min(1e-12)).sqrt())
-    return PriorStatistics(
+    return replace(
+        prior,
         typical=prior.typical[:width] * gain,
         weight=prior.weight[:width] * gain**2,
         within=prior.within[:width, :width] * gain**2,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from adlm.errors import UserError
 from adlm.public import datasets
 from adlm.public.features import for_domain
-from adlm.rehearsal import rehearse
+from adlm.rehearsal import _as_far_apart, rehearse
 
 FEATURES = for_domain(datasets.domain("digits"))
 
@@ -31,6 +32,22 @@ def test_delta_buys_second_moments_sooner() -> None:
     pure, approximate = (rehearse(FEATURES, 60_000, 10, "0.5", delta, times=1) for delta in ("0", "1e-5"))
     assert pure.plan.q < approximate.plan.q
     assert approximate.signal_to_noise_second is not None
+
+
+def test_classes_drawn_together_are_harder_and_their_records_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for apart in (0.5, 1.0):
+        monkeypatch.setattr(FEATURES, "apart", apart)
+        found.append(rehearse(FEATURES, 60_000, 10, "0.5", "1e-5", times=2))
+    assert found[0].accuracy < found[1].accuracy - 0.05
+    assert found[0].signal_to_noise == pytest.approx(found[1].signal_to_noise / 2)
+    generator = torch.Generator().manual_seed(0)
+    centres = 0.1 * torch.randn(10, 30, generator=generator, dtype=torch.float64) + 0.05
+    rest = 1 - centres.square().sum(1).mean()
+    for apart in (0.4, 1.0, 1.1):
+        drawn, wider = _as_far_apart(centres, apart)
+        torch.testing.assert_close(drawn - drawn.mean(0), apart * (centres - centres.mean(0)))
+        assert float(drawn.square().sum(1).mean() + wider**2 * rest) == pytest.approx(1)
 
 
 def test_impossible_sizes_are_one_sentence() -> None:

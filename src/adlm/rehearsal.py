@@ -3,7 +3,8 @@
 A release cannot be taken back. From the number of records, the classes and the budget alone, the rule's plan
 is followed on groups of the most alike classes of the public random process, with noise of the very scales
 that the release would have, and the classifier that the analyst would fit is tested on synthetic records
-that it has not seen.
+that it has not seen. Real classes are more alike than that for some kinds of pictures: how much nearer they
+lie is one public constant for each kind (`apart`), fixed on images that no result is computed on.
 """
 
 from __future__ import annotations
@@ -77,17 +78,20 @@ def rehearse(
     followed = design(plan, budget, slack)
     bank = _narrowed(_bank(features, seed), plan.k)
     half = bank.shape[1] // 2
-    means, within = bank[:, :half].mean(1), _pooled(bank)
+    centres, pooled = bank[:, :half].mean(1), _pooled(bank)
     prior = None if features.prior is None else Narrowed(features, plan.k).prior
     generator = torch.Generator().manual_seed(seed)
     scores, ratios, seconds = [], [], []
     for anchor in torch.randperm(len(bank), generator=generator)[:times].tolist():
-        group = torch.cdist(means[anchor][None], means)[0].argsort()[:classes]
-        moments = _noisy(followed, means[group], within, n, neighbours, generator)
-        logits = fit(moments, prior).logits(bank[group, half:].flatten(0, 1))
+        group = torch.cdist(centres[anchor][None], centres)[0].argsort()[:classes]
+        means, wider = _as_far_apart(centres[group], features.apart)
+        within = wider**2 * pooled
+        moments = _noisy(followed, means, within, n, neighbours, generator)
+        records = means[:, None] + wider * (bank[group, half:] - centres[group, None])
+        logits = fit(moments, prior).logits(records.flatten(0, 1))
         codes = torch.arange(len(group)).repeat_interleave(bank.shape[1] - half)
         scores.append(float((logits.argmax(1) == codes).double().mean()))
-        ratios.append(float(means[group].std(0).mean() / (moments.sd_sums / (n / classes)).mean()))
+        ratios.append(float(means.std(0).mean() / (moments.sd_sums / (n / classes)).mean()))
         if moments.sd_second is not None:
             spread = float(within.diagonal()[: len(moments.sd_second)].mean())
             seconds.append(spread * n / (float(moments.sd_second[0, -1]) * math.sqrt(len(moments.sd_second))))
@@ -112,6 +116,16 @@ def _bank(features: Features, seed: int) -> Tensor:
 
 def _narrowed(bank: Tensor, k: int) -> Tensor:
     return torch.nn.functional.normalize(bank[:, :, :k], dim=2)
+
+
+def _as_far_apart(centres: Tensor, apart: float) -> tuple[Tensor, float]:
+    """Draw classes (M, k) together, or apart, as far as real ones lie; return them and how much wider records
+    then spread around them, for their norm stays what it is."""
+    middle = centres.mean(0)
+    between, all_of_it = (centres - middle).square().sum(1).mean(), 1 - middle.square().sum()
+    spare = (all_of_it - between).clamp_min(1e-9)
+    left = (all_of_it - apart**2 * between).clamp_min(0)
+    return middle + apart * (centres - middle), float((left / spare).sqrt())
 
 
 def _pooled(bank: Tensor) -> Tensor:

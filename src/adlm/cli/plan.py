@@ -29,10 +29,10 @@ def plan(
     """Tell from public quantities alone which settings a release would have, and what to expect of it.
 
     The release is rehearsed on the most alike classes of a public random process: it spends nothing and
-    reads no record, and the same rule then makes the release. Real classes differ from synthetic ones, so
-    take the accuracy as a forecast, no more. With --json: {"n", "classes", "features", "neighbours",
-    "plans": [{"epsilon", "delta", "accuracy", "spread", "signal_to_noise", "signal_to_noise_second", "k",
-    "q", "level", "share_sums", "reasons", ...}]}.
+    reads no record, and the same rule then makes the release. How near to each other such classes lie is a
+    public constant for each kind of picture; yours may differ, so take the accuracy as a forecast, no more.
+    With --json: {"n", "classes", "features", "neighbours", "plans": [{"epsilon", "delta", "accuracy",
+    "spread", "signal_to_noise", "signal_to_noise_second", "k", "q", "level", "share_sums", "reasons", ...}]}.
     """
     from adlm import progress
     from adlm.errors import UserError
@@ -81,8 +81,8 @@ def plan(
         for reason in p.plan.reasons:
             output.say(f"epsilon {p.epsilon:g}: {reason}")
     output.say(
-        "forecasts are for classes of the public random process; yours may be easier (handwriting) or far "
-        "harder (photographs)"
+        "forecasts are for synthetic classes, as near to each other as those of handwriting, garments or "
+        "photographs were found to lie; yours may be easier or harder"
     )
     if picture is not None:
         from adlm.report.plots import accuracy_over_epsilon

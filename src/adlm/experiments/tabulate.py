@@ -17,13 +17,9 @@ def page(summary: Mapping[str, Any]) -> str:
     lines = [f"# {summary['title']}", "", table(summary), ""]
     if summary["tests"]:
         lines += ["Paired t-tests:", "", tests(summary), ""]
-    if any("calibration_error" in row for row in summary["rows"]):
-        lines += [
-            "How sure against how right (mean gap over 15 bins of confidence):",
-            "",
-            calibration(summary),
-            "",
-        ]
+    if summary["kind"] == "frontier" and any("calibration_error" in row for row in summary["rows"]):
+        lines += ["How sure against how right, mean gap over 15 bins of confidence:", ""]
+        lines += [calibration(summary), ""]
     if summary["published"] and summary["kind"] in ("paper", "frontier"):
         lines += ["Published, as their authors state it:", ""]
         lines += [

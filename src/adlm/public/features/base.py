@@ -42,6 +42,7 @@ class Features(nn.Module, ABC):
 
     width: int
     prior: PriorStatistics | None = None
+    apart: float = 1.0  # how far real classes lie apart, compared with the most alike synthetic ones
     batch: int = 512  # records that are best mapped together, for their time and their memory
 
     @abstractmethod

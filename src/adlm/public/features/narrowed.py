@@ -21,7 +21,8 @@ class Narrowed(Features):
         super().__init__()
         if not 1 <= width <= inner.width:
             raise UserError(f"features of width {inner.width} can be narrowed to 1 to that many, got {width}")
-        self.inner, self.width, self.batch = inner, width, inner.batch
+        self.inner, self.width = inner, width
+        self.apart, self.batch = inner.apart, inner.batch
         self.prior = None if inner.prior is None else narrow(inner.prior, width)
 
     def forward(self, x: Tensor) -> Tensor:

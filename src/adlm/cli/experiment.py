@@ -24,6 +24,7 @@ NAMES = {
     "rule-digits": "The plan of the rule against plans beside it, on scikit-learn's digits.",
     "rule-small": "The same on 6,000 records of MNIST.",
     "rule-five": "The same on five classes of MNIST.",
+    "rule-adult": "The same on Adult, a table, which it was not made for.",
     "epochs": "Accuracy and proved epsilon after 1, 10, 100 and 1,000 epochs.",
     "search": "A search of 200 trials on one release against what it costs DP-SGD.",
     "allocation": "Noise by relevance against identical noise, in paired releases.",

@@ -123,14 +123,21 @@ _LARGE = {"relevance": "full", "epochs": 500, "shown": [1, 2, 5, 10, 20, 50, 100
 PAIRS = (("adlm", "psgd-abadi"), ("adlm", "ilm"), ("moments", "psgd-abadi"))
 
 
-def _frontier(data: str, title: str, *, quick: tuple[Group, ...], full: tuple[Group, ...]) -> Experiment:
+def _frontier(
+    data: str,
+    title: str,
+    *,
+    quick: tuple[Group, ...],
+    full: tuple[Group, ...],
+    epsilons: tuple[str, ...] = FRONTIER,
+) -> Experiment:
     def ours(seeds: int) -> tuple[Group, ...]:
         return (
-            Group("moments-pure", FRONTIER, seeds),
-            Group("moments", FRONTIER, seeds, DELTA),
-            Group("moments-add-remove", FRONTIER, seeds, DELTA, {"neighbours": "add-remove"}),
-            Group("plan-pure", FRONTIER, 1),
-            Group("plan", FRONTIER, 1, DELTA),
+            Group("moments-pure", epsilons, seeds),
+            Group("moments", epsilons, seeds, DELTA),
+            Group("moments-add-remove", epsilons, seeds, DELTA, {"neighbours": "add-remove"}),
+            Group("plan-pure", epsilons, 1),
+            Group("plan", epsilons, 1, DELTA),
             Group("ceiling", ("0",), 1),
             Group("prior", ("0",), seeds),
         )
@@ -284,10 +291,13 @@ EXPERIMENTS = {
         _frontier(
             "cifar10", "Accuracy over proved epsilon on CIFAR-10", quick=_COLOUR_QUICK, full=_COLOUR_FULL
         ),
-        _frontier("digits", "What 1,437 records can expect", quick=(), full=()),
+        _frontier(
+            "digits", "What 1,437 records can expect", quick=(), full=(), epsilons=(*FRONTIER[:-1], "4", "8")
+        ),
         _rule("digits", "The rule and plans beside it: scikit-learn's digits", "digits"),
         _rule("small", "The rule and plans beside it: 6,000 records of MNIST", "mnist", n=6_000),
         _rule("five", "The rule and plans beside it: the first five classes of MNIST", "mnist", classes=5),
+        _rule("adult", "The rule and plans beside it: Adult, a table", "adult"),
         *_forever(None, 60_000, 2, 5000, 200),
         Experiment(
             "allocation",

@@ -6,8 +6,11 @@ keeps private records.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,21 +25,24 @@ from adlm.curator.featurise import featurise
 from adlm.curator.ledger import Ledger
 from adlm.curator.moments import Batch, release_moments
 from adlm.curator.noise import Source
+from adlm.experiments import table_split
 from adlm.moments import Moments
 from adlm.public import datasets
 from adlm.public.domain import Domain
 from adlm.public.features import Features, Narrowed, build, for_domain
+from adlm.public.features.tabular import TabularFeatures
 from adlm.public.rule import Plan, choose
 from adlm.release import Release
 
 _ROWS = 4000
+TABLES = ("adult",)  # read as encoded records; their features are the cells of their columns
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
     """Records of a split as published, and their class codes."""
 
-    x: npt.NDArray[np.uint8]
+    x: npt.NDArray[Any]
     y: npt.NDArray[np.int64]
 
     def first(self, n: int | None) -> Split:
@@ -44,30 +50,45 @@ class Split:
         return self if n is None else Split(self.x[:n], self.y[:n])
 
 
+@lru_cache(maxsize=1)
+def _table(data: str) -> table_split.Split:
+    return table_split.load(data, Path(os.environ.get("ADLM_DATA", "data")))
+
+
 @lru_cache(maxsize=4)
 def split(data: str, part: str) -> Split:
     """Load a split of a data set."""
+    if data in TABLES:
+        made = _table(data)
+        return Split(made.x, made.y) if part == "train" else Split(made.test, made.truth)
     records = datasets.load(data, part)
     return Split(records.x, records.y)
+
+
+def declared(data: str) -> Domain:
+    """The domain of a data set, as it is published."""
+    return _table(data).table.domain if data in TABLES else datasets.domain(data)
 
 
 @lru_cache(maxsize=4)
 def scaled(data: str, part: str) -> Tensor:
     """Records in [0, 1], (n, *shape)."""
-    return torch.from_numpy(datasets.domain(data).scale(split(data, part).x))
+    return torch.from_numpy(declared(data).scale(split(data, part).x))
 
 
 @lru_cache(maxsize=4)
 def features(data: str, wide: int | None = None) -> Features:
     """The public features that suit a data set; `wide` asks for more directions than they keep."""
-    suited = for_domain(datasets.domain(data))
+    if data in TABLES:
+        return TabularFeatures(_table(data).table)
+    suited = for_domain(declared(data))
     return suited if wide is None else build(suited.spec() | {"width": wide})
 
 
 @lru_cache(maxsize=8)
 def vectors(data: str, part: str, wide: int | None = None) -> npt.NDArray[np.float32]:
     """All features of a split, (n, width), kept on disk."""
-    return featurise(split(data, part).x, datasets.domain(data), features(data, wide), cache=True)
+    return featurise(split(data, part).x, declared(data), features(data, wide), cache=True)
 
 
 def narrowed(
@@ -83,7 +104,7 @@ def narrowed(
 
 def domain(data: str, neighbours: str) -> Domain:
     """The domain of a data set under a neighbouring relation."""
-    return replace(datasets.domain(data), neighbours=neighbours)
+    return replace(declared(data), neighbours=neighbours)
 
 
 @dataclass(frozen=True)
@@ -105,10 +126,8 @@ class Asked:
 
     def domain(self, data: str) -> Domain:
         """The declared domain."""
-        declared = domain(data, self.neighbours)
-        return (
-            declared if self.classes is None else replace(declared, classes=declared.classes[: self.classes])
-        )
+        own = domain(data, self.neighbours)
+        return own if self.classes is None else replace(own, classes=own.classes[: self.classes])
 
     def kept(self, data: str, part: str, n: int | None = None) -> npt.NDArray[np.bool_]:
         """Which records of a split have a class of the domain."""
@@ -117,9 +136,9 @@ class Asked:
 
 def planned(data: str, epsilon: str, delta: str, asked: Asked) -> Plan:
     """The plan that a release follows."""
-    declared, public = asked.domain(data), features(data, asked.wide)
+    own, public = asked.domain(data), features(data, asked.wide)
     n = int(asked.kept(data, "train", asked.n).sum())
-    plan = choose(n, len(declared.classes), float(epsilon), float(delta), asked.neighbours, public)
+    plan = choose(n, len(own.classes), float(epsilon), float(delta), asked.neighbours, public)
     k = asked.k if asked.times is None else min(public.width, max(1, round(asked.times * plan.k)))
     return adjusted(plan, public, k=k, second=asked.second, allocation=asked.allocation)
 
@@ -162,7 +181,7 @@ def ceiling(data: str, n: int | None = None) -> float:
     """Test accuracy of the discriminants on all features without any noise: what is left to win."""
     z = torch.from_numpy(np.array(vectors(data, "train")[:n])).double()
     codes = torch.from_numpy(split(data, "train").first(n).y)
-    classes, width = len(datasets.domain(data).classes), z.shape[1]
+    classes, width = len(declared(data).classes), z.shape[1]
     member = torch.nn.functional.one_hot(codes, classes).double()
     exact = Moments(
         sums=member.T @ z,

@@ -106,15 +106,23 @@ def test_a_network_is_trained_on_the_release_and_resumed(release: Path) -> None:
     ).read_bytes()
 
 
+@pytest.mark.parametrize("epochs", ["1", "3"])
 @pytest.mark.parametrize(
     ("rate", "said"), [("1e30", "the loss rose from"), ("3e37", "not finite"), ("1e-3", None)]
 )
-def test_training_that_failed_says_so(rate: str, said: str | None, release: Path) -> None:
-    told = run("train", str(release), "--network", "mlp", "--draws", "300", "--epochs", "3", "--quiet",
-               "--learning-rate", rate, "--out", f"rate-{rate}")  # fmt: skip
+def test_training_that_failed_says_so(rate: str, said: str | None, epochs: str, release: Path) -> None:
+    told = run("train", str(release), "--network", "mlp", "--draws", "300", "--epochs", epochs, "--quiet",
+               "--learning-rate", rate, "--out", f"rate-{rate}-{epochs}")  # fmt: skip
     assert ("TRAINING FAILED" in told) == (said is not None)
     assert said is None or said in told
     assert len(told.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--epochs=5", "--learning-rate=0.1", "--resume"])
+def test_what_a_closed_form_has_no_use_for_is_refused(option: str, release: Path) -> None:
+    with pytest.raises(UserError, match=f"{option.split('=')[0]} is for networks"):
+        run("train", str(release), option, "--out", "refused")
+    assert not (release.parent / "refused").exists()
 
 
 def test_a_record_release_says_what_is_claimed_and_what_is_proved(place: Path) -> None:

@@ -124,7 +124,7 @@ def train(
     Notes
     -----
     A loss that is not finite ends training: the network goes back to how the epoch began, and the history
-    says so. It also says when the trained network's own loss is not finite.
+    says so. It also says when the trained network's own loss is not finite, or far above where it began.
     """
     if len(examples) == 0:
         raise UserError("there are no examples to train on.")
@@ -139,6 +139,7 @@ def train(
     losses: list[float] = []
     if resume and checkpoints is not None and checkpoints.exists():
         losses = checkpoint.load(checkpoints, network, optimiser, described)
+    at_first = losses[0] if losses else _loss_now(network, examples, place)
     total, per_epoch = plan.total(len(examples)), math.ceil(len(examples) / plan.batch_size)
     stopped = ""
     with progress.bar(total * plan.batch_size, "training", "records") as advance:
@@ -159,17 +160,19 @@ def train(
                 checkpoint.save(checkpoints, network, optimiser, described, losses)
             if after_epoch is not None:
                 after_epoch(epoch + 1, network)
-    network.eval()
-    if not _answers(network, examples, place):
+    at_last = _loss_now(network, examples, place)
+    if not math.isfinite(at_last):
         stopped = f"{stopped or 'training ended'}, and its answers are not finite; lower the learning rate"
+    elif not stopped and at_last > at_first + abs(at_first):
+        stopped = f"the loss rose from {at_first:.3g} to {at_last:.3g}; lower the learning rate"
     return History(tuple(losses), stopped)
 
 
 @torch.no_grad()
-def _answers(network: nn.Module, examples: Examples, device: torch.device) -> bool:
-    """Whether the loss of a few examples is finite for the network as it is now."""
+def _loss_now(network: nn.Module, examples: Examples, device: torch.device) -> float:
+    """The loss of a few examples for the network as it is now, which is then set to answer, not to learn."""
     x, target = examples.batch(torch.arange(min(100, len(examples))), device)
-    return bool(torch.isfinite(batch_loss(network(x), target)))
+    return float(batch_loss(network.eval()(x), target))
 
 
 def _epoch(

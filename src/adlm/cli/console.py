@@ -81,3 +81,9 @@ def pick_device(device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device cuda was asked for, but this machine has none; use --device auto")
     return device
+
+
+def given(context: typer.Context, name: str) -> bool:
+    """Whether an option was given, not left at its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"

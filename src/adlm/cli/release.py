@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from adlm.cli.console import AsJson, Device, Output, Quiet, pick_device
+from adlm.cli.console import AsJson, Device, Output, Quiet, given, pick_device
 from adlm.cli.release_records import by_name, from_table, records_maker
 
 if TYPE_CHECKING:
@@ -169,8 +169,7 @@ def _check_options(context: typer.Context, kind: str, place: str) -> None:
 
     for needed, names in ONLY_FOR.items():
         for name in names:
-            source = context.get_parameter_source(name)
-            if needed not in (f"--kind {kind}", place) and source is not None and source.name != "DEFAULT":
+            if needed not in (f"--kind {kind}", place) and given(context, name):
                 raise UserError(f"--{name.replace('_', '-')} is for {needed}; leave it out")
 
 

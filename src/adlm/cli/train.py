@@ -8,10 +8,23 @@ from typing import Annotated, Any
 
 import typer
 
-from adlm.cli.console import AsJson, Device, Output, Quiet, pick_device
+from adlm.cli.console import AsJson, Device, Output, Quiet, given, pick_device
+
+FOR_NETWORKS = (
+    "epochs",
+    "steps",
+    "batch_size",
+    "optimiser",
+    "learning_rate",
+    "schedule",
+    "draws",
+    "seed",
+    "resume",
+)
 
 
 def train(
+    context: typer.Context,
     release: Annotated[Path, typer.Argument(help="A release folder.")],
     out: Annotated[Path, typer.Option(help="Folder to make.")] = Path("model"),
     network: Annotated[
@@ -57,6 +70,12 @@ def train(
     made = Release.load(release)
     if network is None and made.certificate.kind == "records":
         network = network_of(made)
+    for name in FOR_NETWORKS if network is None else ():
+        if given(context, name):
+            raise UserError(
+                f"--{name.replace('_', '-')} is for networks, and {release} makes a model in closed form; "
+                "leave it out, or choose a --network"
+            )
     plan = Plan(
         epochs=epochs if steps is None else None, steps=steps, optimiser=optimiser, schedule=schedule,
         batch_size=batch_size_of(network) if batch_size is None else batch_size,
@@ -78,9 +97,4 @@ def train(
 
 def _trouble(training: Mapping[str, Any]) -> str:
     """What went wrong in training, to be put into the sentence; nothing most of the time."""
-    if training.get("stopped"):
-        return f"; TRAINING FAILED: {training['stopped']}"
-    first, last = training.get("first_loss", 0.0), training.get("loss", 0.0)
-    if last > first + abs(first):
-        return f"; TRAINING FAILED: the loss rose from {first:.3g} to {last:.3g}; lower --learning-rate"
-    return ""
+    return f"; TRAINING FAILED: {training['stopped']}" if training.get("stopped") else ""

@@ -44,7 +44,8 @@ def featurise(
     -----------------
     The last bits of a feature can depend on a record's place in its batch. Under replace-one every other
     record keeps its place. Under add-remove they move up, so each is mapped alone: slower, and then no
-    record's features depend on another record.
+    record's features depend on another record. They can also depend on `cache`, for narrow features are then
+    cut from wide ones.
     """
     alone = domain.neighbours == "add-remove"
     if cache and isinstance(features, Narrowed):  # the wide features serve every width

@@ -17,7 +17,7 @@ from adlm.curator.moments import Batch, Cross, Design, Second, release_moments
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.public.domain import Domain
-from adlm.public.features import Features, Narrowed, for_domain
+from adlm.public.features import Features, for_domain, narrowed
 from adlm.public.features.narrowed import narrow
 from adlm.public.rule import Plan, choose
 from adlm.release import Release
@@ -91,8 +91,7 @@ def privatise(
         share_sums=share_sums,
         allocation=None if relevance == "private" else allocation,
     )
-    if plan.k < features.width:
-        features = Narrowed(features, plan.k)
+    features = narrowed(features, plan.k)
     z = featurise(records, domain, features, device=device, cache=cache)
 
     def batches() -> list[Batch]:

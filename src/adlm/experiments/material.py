@@ -30,6 +30,7 @@ from adlm.moments import Moments
 from adlm.public import datasets
 from adlm.public.domain import Domain
 from adlm.public.features import Features, Narrowed, build, for_domain
+from adlm.public.features import narrowed as features_of
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.rule import Plan, choose
 from adlm.release import Release
@@ -94,11 +95,12 @@ def vectors(data: str, part: str, wide: int | None = None) -> npt.NDArray[np.flo
 def narrowed(
     data: str, part: str, width: int, n: int | None = None, wide: int | None = None
 ) -> npt.NDArray[np.float32]:
-    """The first `width` coordinates at unit norm of the first n records."""
+    """The `width` coordinates at unit norm that a release of them has, of the first n records."""
     z, public = vectors(data, part, wide)[:n], features(data, wide)
-    if width == public.width:
-        return z
-    taken: npt.NDArray[np.float32] = Narrowed(public, width).of(torch.from_numpy(np.array(z))).numpy()
+    kept = features_of(public, width)
+    taken: npt.NDArray[np.float32] = (
+        kept.of(torch.from_numpy(np.array(z))).numpy() if isinstance(kept, Narrowed) else z
+    )
     return taken
 
 
@@ -159,7 +161,7 @@ def moment_release(
     return release_moments(
         batches,
         domain=asked.domain(data),
-        features=public if plan.k == public.width else Narrowed(public, plan.k),
+        features=features_of(public, plan.k),
         design=design(plan, parse_epsilon(epsilon), parse_delta(delta)),
         ledger=Ledger(),
         source=Source.seeded_with(seed),

@@ -7,7 +7,7 @@ features; it never sees a record. `adlm plan` shows it, and the release follows 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -85,8 +85,13 @@ def choose(n: int, classes: int, epsilon: float, delta: float, neighbours: str, 
     # A record that is added or removed moves one class, one that is replaced may move two.
     factor = 2.0 if neighbours == "add-remove" else 1.0
     if delta:
-        return _gaussian(n, classes, factor * gaussian_mu(epsilon, delta), features)
-    return _pure(n, classes, factor * epsilon, features)
+        plan = _gaussian(n, classes, factor * gaussian_mu(epsilon, delta), features)
+    else:
+        plan = _pure(n, classes, factor * epsilon, features)
+    if features.prior is None and plan.k < features.width:
+        why = "the coordinates are random directions: nothing public says which of the features matter"
+        plan = replace(plan, reasons=(*plan.reasons, why))
+    return plan
 
 
 def _enough(width: int) -> int:
@@ -98,7 +103,8 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> Plan:
     """Radial noise: a coordinate of a class mean has standard deviation 2 sqrt(k) M / (epsilon n)."""
     width, known = features.width, budget * n
     wide = _enough(width)
-    across = known >= ACROSS * wide
+    # Without a prior, nobody knows how long records are around their means; products across suffer most.
+    across = known >= ACROSS * wide and features.prior is not None
     share = Fraction(2, 5) if across else Fraction(4, 5)
     # Beyond enough, a coordinate adds little: only where it costs little, and less so with products across.
     spare = known / (2 * ACROSS) if across else float(share) * known / (SPARE * classes)

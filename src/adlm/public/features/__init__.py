@@ -9,18 +9,22 @@ from adlm.errors import UserError
 from adlm.public.domain import Domain
 from adlm.public.features.backbone import Backbone
 from adlm.public.features.base import Features, PriorStatistics, unit_norm
-from adlm.public.features.narrowed import Narrowed
+from adlm.public.features.narrowed import Narrowed, RandomDirections, narrowed
 
 __all__ = [
     "Backbone",
     "Features",
     "Narrowed",
     "PriorStatistics",
+    "RandomDirections",
     "build",
     "checked",
     "for_domain",
+    "narrowed",
     "unit_norm",
 ]
+
+NARROWER = {"narrowed": Narrowed, "random-directions": RandomDirections}
 
 
 def build(spec: Mapping[str, Any]) -> Features:
@@ -34,8 +38,8 @@ def build(spec: Mapping[str, Any]) -> Features:
             from adlm.public.features.tabular import TabularFeatures
 
             return TabularFeatures.from_spec(spec)
-        case "narrowed":
-            return Narrowed(build(spec["of"]), int(spec["width"]))
+        case "narrowed" | "random-directions" as name:
+            return NARROWER[name](build(spec["of"]), int(spec["width"]))
         case "prior-projection":
             from adlm.public.features.prior import PriorProjection
 
@@ -69,8 +73,8 @@ def checked(entry: Mapping[str, Any], given: Features | None = None) -> Features
     spec = entry["spec"]
     if given is None:
         features = build(spec)
-    elif spec.get("name") == "narrowed" and given.width != spec["width"]:
-        features = Narrowed(given, int(spec["width"]))
+    elif spec.get("name") in NARROWER and given.width != spec["width"]:
+        features = NARROWER[spec["name"]](given, int(spec["width"]))
     else:
         features = given
     if features.fingerprint() != entry["fingerprint"]:

@@ -1,10 +1,11 @@
-"""The leading coordinates of a feature map, scaled to unit norm again."""
+"""Fewer coordinates of a feature map, scaled to unit norm again: the leading ones, or random directions."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from adlm.errors import UserError
@@ -41,6 +42,41 @@ class Narrowed(Features):
     def spec(self) -> dict[str, Any]:
         """Describe the map."""
         return {"name": "narrowed", "width": self.width, "of": self.inner.spec()}
+
+
+class RandomDirections(Narrowed):
+    """Keep `width` orthogonal directions that a fixed seed drew, then scale to unit norm.
+
+    Where nothing public says which coordinates matter, the first ones are as good as none (of an image, its
+    upper edge); random directions keep a part of everything (Johnson and Lindenstrauss 1984).
+    """
+
+    directions: Tensor
+
+    def __init__(self, inner: Features, width: int) -> None:
+        super().__init__(inner, width)
+        normal = torch.randn(inner.width, width, generator=torch.Generator().manual_seed(0)).double()
+        # Not in the fingerprint: last bits depend on the machine, the seed does not.
+        self.register_buffer("directions", torch.linalg.qr(normal).Q.float(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, *shape) to (n, width)."""
+        return self.of(self.inner(x))
+
+    def of(self, z: Tensor) -> Tensor:
+        """Narrow (n, inner width) features that were taken already."""
+        return unit_norm(z @ self.directions)
+
+    def spec(self) -> dict[str, Any]:
+        """Describe the map."""
+        return {"name": "random-directions", "width": self.width, "of": self.inner.spec()}
+
+
+def narrowed(features: Features, width: int) -> Features:
+    """Keep that many coordinates: the first ones if a public prior put them in order, else random ones."""
+    if width == features.width:
+        return features
+    return (RandomDirections if features.prior is None else Narrowed)(features, width)
 
 
 def narrow(prior: PriorStatistics, width: int) -> PriorStatistics:

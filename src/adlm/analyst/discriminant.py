@@ -90,10 +90,10 @@ def _temperature(precise: Tensor, prior: PriorStatistics | None, spread: Spread)
     """What to divide scores by, so that they are about as sure as they are right; decisions stay the same.
 
     Coordinates of one record are far from independent and normal, so that each adds less than it claims: up
-    to the prior's `heat`, a public constant. Without second moments, scores spread
-    wider than an even covariance says by as much as they do under the prior's. Where all second moments were
-    released, their noise makes them say too much at small budgets; the prior's, which say too little or too
-    much for any given data, are believed as much as they are.
+    to the prior's `heat`, a public constant. Without second moments, scores spread wider than an even
+    covariance says by as much as they do under the prior's. Where all second moments were released, their
+    noise makes the spread too wide at small budgets, and the prior's may be too wide or too narrow for the
+    data at hand: the geometric mean of both is taken.
     """
     k = precise.shape[1]
     if prior is None or len(prior.mean) < k:

@@ -25,7 +25,7 @@ from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.experiments import material
 from adlm.public import datasets
-from adlm.public.features import Backbone, Features, Narrowed
+from adlm.public.features import Backbone, Features, Narrowed, narrowed
 from adlm.public.priors.deep import PROCESSES, meta_train
 from adlm.public.priors.fisher import prior_statistics
 from adlm.public.rule import choose
@@ -79,7 +79,7 @@ def held_out_accuracy(
     kept = len(z) - held
     domain = material.domain(data, "replace-one")
     plan = choose(kept, len(domain.classes), float(epsilon), float(delta), domain.neighbours, features)
-    public = features if plan.k == features.width else Narrowed(features, plan.k)
+    public = narrowed(features, plan.k)
     vectors = (public.of(z) if isinstance(public, Narrowed) else z).numpy()
 
     def batches() -> list[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]:

@@ -64,6 +64,18 @@ def test_the_gaussian_epsilon_is_what_an_independent_solver_finds(mu: float, del
     assert float(gaussian_epsilon(Fraction(mu), Fraction(delta))) == pytest.approx(theirs, abs=2e-6, rel=1e-9)
 
 
+@pytest.mark.parametrize("power", [3, 20, 40, 100])
+def test_the_epsilon_of_hardly_any_noise_is_not_understated(power: int) -> None:
+    """For a large mu it lies between mu^2 / 2, where delta is about 1/2, and mu^2 / 2 + 5 mu."""
+    mu = Fraction(10**power)
+    assert mu**2 / 2 < gaussian_epsilon(mu, DELTA) < mu**2 / 2 + 5 * mu
+
+
+def test_a_delta_too_small_to_compute_with_is_refused() -> None:
+    with pytest.raises(UserError, match="at least 1e-50"):
+        laplace(Fraction(1), mechanism="gaussian", delta=Fraction(1, 10**70))
+
+
 def test_gaussian_charges_compose_as_the_accountant_says() -> None:
     """A privacy-loss-distribution accountant, which knows nothing of our formula, agrees from above."""
     import dp_accounting

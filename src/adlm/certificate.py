@@ -19,6 +19,7 @@ from adlm.errors import UserError
 Mechanism = Literal["laplace", "radial", "gaussian"]
 MECHANISMS = ("laplace", "radial", "gaussian")
 NONE_PROVED = "none proved"
+SMALLEST_DELTA = Fraction(1, 10**50)  # a delta is computed to 60 digits
 _DIGITS = 6  # epsilons for delta > 0 and printed ones are rounded up to 10^-6
 
 Epsilon = Fraction | float  # a Fraction, or math.inf
@@ -97,7 +98,8 @@ def gaussian_delta(mu: Fraction, epsilon: Fraction) -> Fraction:
     """Return delta(epsilon) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), rounded up."""
     import mpmath
 
-    with mpmath.workdps(80):
+    lost = len(str(int(mu))) + len(str(int(epsilon)))  # digits before the point, which both terms cancel
+    with mpmath.workdps(80 + lost):
         m, e = mpmath.mpf(mu.numerator) / mu.denominator, mpmath.mpf(epsilon.numerator) / epsilon.denominator
         value = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
         return Fraction(int(mpmath.ceil(value * mpmath.mpf(10) ** 60)), 10**60)
@@ -168,6 +170,8 @@ class Charge:
             )
         if (self.mechanism == "gaussian") != (self.delta > 0) or not 0 <= self.delta < 1:
             raise UserError(f"delta is in (0, 1) for Gaussian noise and 0 for any other, got {self.delta}")
+        if 0 < self.delta < SMALLEST_DELTA:
+            raise UserError(f"delta of a charge must be at least {float(SMALLEST_DELTA):g}, got {self.delta}")
 
     @property
     def loss(self) -> Fraction:

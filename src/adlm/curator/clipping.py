@@ -119,6 +119,15 @@ class Clip:
             return Fraction(2 * self.whole)
         return root_up(Fraction(max(2 * self.whole**2, 4 * self.room**2)))
 
+    def counts_sensitivity(self, neighbours: str) -> Fraction:
+        """Return the L2 distance of one sum, over all records, of rows without a negative entry.
+
+        Two such rows have an inner product of at least 0, so replacing one moves the sum by sqrt(2) room.
+        """
+        if self.norm != "l2":
+            raise UserError("counts of indicators are clipped in the L2 norm")
+        return Fraction(self.room) if neighbours == "add-remove" else root_up(Fraction(2 * self.room**2))
+
     def rows_sensitivity(self, neighbours: str) -> Fraction:
         """Return the distance of (counts, class sums) of neighbours, in the sum of the rows' L2 norms.
 

@@ -19,9 +19,12 @@ from adlm.certificate import Charge, Mechanism, compose, gaussian_mu, root_up
 from adlm.curator import noise
 from adlm.curator import second as stage
 from adlm.curator.clipping import EXACT_ROWS, Clip, Norm
+from adlm.curator.feature_store import FeatureStore
+from adlm.curator.gradient_rounds import GradientClip, feature_integers, run_rounds
 from adlm.curator.ledger import Ledger
 from adlm.curator.second import Batch, Batches, Cross, Second
 from adlm.errors import UserError
+from adlm.estimation.gradient_head import GradientRounds, class_offsets
 from adlm.moments import Moments
 from adlm.public.domain import Domain
 from adlm.public.features import Features
@@ -31,7 +34,28 @@ __all__ = [
     "Batch", "Batches", "Cross", "Design", "Scales", "Second", "calibrate", "facts", "release_moments",
 ]  # fmt: skip
 PROOF = "docs/proof-moments.md"
+ROUNDS_PROOF = "docs/proof-gradients.md"
 ACROSS = "products across the basis"
+
+
+@dataclass(frozen=True)
+class Indicators:
+    """The first pass over a table: a noisy count of each indicator.
+
+    Attributes
+    ----------
+    width : number of indicators.
+    blocks : columns and crosses, each with a vector of non-negative numbers that sum to one.
+    share : of the budget, in mu squared.
+    """
+
+    width: int
+    blocks: int
+    share: Fraction
+
+    def clip(self) -> Clip:
+        """The clip of a record's indicators."""
+        return Clip("l2", (1.0,) * self.width, math.sqrt(self.blocks))
 
 
 @dataclass(frozen=True)
@@ -50,6 +74,8 @@ class Design:
     contributions : records one person may have; the guarantee is for a person.
     pure : the noise on class sums when delta is 0: `laplace`, best for sparse vectors, or `radial`, best for
         dense ones.
+    rounds : gradient rounds after the class sums; they take what `share_sums` leaves.
+    indicators : the counts of a table that come before everything else, and their share of the budget.
     """
 
     epsilon: Fraction
@@ -62,6 +88,12 @@ class Design:
     second: Second | None = None
     contributions: int = 1
     pure: Literal["laplace", "radial"] = "laplace"
+    rounds: GradientRounds | None = None
+    indicators: Indicators | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None and (not self.delta or self.second is not None):
+            raise UserError("gradient rounds come with delta above 0 and without second moments")
 
     @property
     def mechanism(self) -> Mechanism:
@@ -107,6 +139,8 @@ class Scales:
     second: int = 0  # off the diagonal; radial noise: of the weighted triangle
     second_diagonal: int = 0
     cross: int = 0
+    gradients: int = 0
+    indicators: int = 0
 
 
 def calibrate(design: Design, neighbours: str) -> tuple[Scales, tuple[Charge, ...]]:
@@ -156,6 +190,8 @@ def _calibrate_pure(design: Design, neighbours: str) -> tuple[Scales, tuple[Char
 
 
 def _calibrate_gaussian(design: Design, neighbours: str, mu: Fraction) -> tuple[Scales, tuple[Charge, ...]]:
+    if design.rounds is not None:
+        return _calibrate_rounds(design, design.rounds, neighbours, mu)
     clip, fine_clip = design.clip(), design.second_clip()
     share = design.share_sums if fine_clip else Fraction(1)
     sums = clip.sums_sensitivity(neighbours)
@@ -197,6 +233,37 @@ def _calibrate_gaussian(design: Design, neighbours: str, mu: Fraction) -> tuple[
     return Scales(scale, off_diagonal(diagonal), diagonal), (charge,)
 
 
+def _calibrate_rounds(
+    design: Design, rounds: GradientRounds, neighbours: str, mu: Fraction
+) -> tuple[Scales, tuple[Charge, ...]]:
+    """Indicators, class sums and gradient rounds: mu squared adds up, so each gets its share of it."""
+    people, charges = design.contributions, []
+    first = design.indicators
+    counted = 0
+    if first is not None:
+        moved = first.clip().counts_sensitivity(neighbours)
+        counted = math.ceil(moved / (mu * root_down(first.share)))
+        charges.append(
+            Charge("counts of indicators", "gaussian", neighbours, moved * people, Fraction(counted),
+                   f"{ROUNDS_PROOF} Theorem 1", design.delta)
+        )  # fmt: skip
+    left = 1 - (first.share if first is not None else 0)
+    moved = design.clip().sums_sensitivity(neighbours)
+    scale = math.ceil(moved / (mu * root_down(left * design.share_sums)))
+    charges.append(
+        _charge("class sums and counts", "gaussian", neighbours, moved * people, scale, "Theorem 2",
+                design.delta)
+    )  # fmt: skip
+    one = GradientClip(rounds.clip_norm, rounds.constant).sensitivity(neighbours)
+    every = root_up(rounds.rounds * one**2)
+    noisy = math.ceil(every / (mu * root_down(left * (1 - design.share_sums))))
+    charges.append(
+        Charge(f"gradients of {rounds.rounds} rounds", "gaussian", neighbours, every * people,
+               Fraction(noisy), f"{ROUNDS_PROOF} Theorem 2", design.delta)
+    )  # fmt: skip
+    return Scales(scale, gradients=noisy, indicators=counted), tuple(charges)
+
+
 def _charge(
     what: str,
     mechanism: Mechanism,
@@ -232,6 +299,7 @@ def release_moments(
     stamps: tuple[str, ...] = (),
     earlier: tuple[Charge, ...] = (),
     extra: dict[str, torch.Tensor] | None = None,
+    charged: bool = False,
 ) -> Release:
     """Make a moment release: one pass over the records for the sums, a second one if its basis needs it.
 
@@ -241,16 +309,19 @@ def release_moments(
     settings : public facts to keep in the certificate beside the design, such as the plan's reasons.
     earlier : charges, already in the ledger, of what the design was chosen by, such as private relevances.
     extra : tensors that go into the release beside the moments; private already, or public.
+    charged : the design's charges are in the ledger already, because its indicators were counted first.
 
     Formal guarantees
     -----------------
     Relation: the domain's. Guarantee: `calibrate`. Every charge is in the ledger before noise is drawn.
     """
     scales, charges = calibrate(design, domain.neighbours)
-    table, second, n = _sums(batches, len(domain.classes), design)
+    store = FeatureStore(design.k) if design.rounds is not None else None
+    table, second, n = _sums(batches, len(domain.classes), design, store)
     if n == 0:
         raise UserError("there are no records to release; give at least one")
-    ledger.charge(*charges)
+    if not charged:
+        ledger.charge(*charges)
     table += _table_noise(design, table.shape, scales.sums, source)
     clip, fine_clip = design.clip(), design.second_clip()
     step = np.concatenate([[1 / clip.count if clip.count else 0.0], clip.steps])
@@ -274,6 +345,10 @@ def release_moments(
                 stage.noisy_cross(across, design.mechanism, scales.cross, source)
             )
             tensors["step_cross"] = torch.tensor(outer[1].steps[0] * outer[2].steps[0], dtype=torch.float64)
+    if design.rounds is not None and store is not None:
+        offsets = class_offsets(table[:, 0])
+        gradients = run_rounds(store, design.rounds, offsets, scales.gradients, source)
+        tensors["gradients"] = torch.from_numpy(gradients)
     return Release.make(
         tensors | (extra or {}),
         kind="moments",
@@ -301,7 +376,7 @@ def facts(design: Design, scales: Scales, n: int | None, classes: int) -> dict[s
         "k": design.k,
         "level": design.level,
         "constant": design.constant,
-        "share_sums": str(design.share_sums if second is not None else Fraction(1)),
+        "share_sums": str(design.share_sums if second is not None or design.rounds else Fraction(1)),
         "allocation": "identical" if design.scales is None else "adaptive",
         "second": None if second is None else second.to_dict(),
         "contributions": design.contributions,
@@ -309,6 +384,9 @@ def facts(design: Design, scales: Scales, n: int | None, classes: int) -> dict[s
         "sd_second": beside * scales.second,
         "sd_second_diagonal": diagonal * scales.second_diagonal,
         "sd_cross": across * scales.cross,
+        "rounds": None if design.rounds is None else design.rounds.to_dict(),
+        "sd_gradients": float(scales.gradients),
+        "sd_indicators": float(scales.indicators),
     }
 
 
@@ -318,7 +396,7 @@ def _spread(mechanism: Mechanism, width: int) -> float:
 
 
 def _sums(
-    batches: Batches, classes: int, design: Design
+    batches: Batches, classes: int, design: Design, store: FeatureStore | None = None
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, int]:
     """Sum clipped records by class, and their products when the same pass serves for both."""
     clip, fine_clip = design.clip(), design.second_clip()
@@ -329,6 +407,8 @@ def _sums(
     for z, codes in batches():
         values = np.asarray(z)[:, : design.k]
         n += len(values)
+        if store is not None:
+            store.append(feature_integers(values), codes)
         rows = clip.integers(values)
         for start in range(0, len(rows), EXACT_ROWS):
             block, labels = rows[start : start + EXACT_ROWS], codes[start : start + EXACT_ROWS]

@@ -1,0 +1,168 @@
+"""The linear head of a release with gradient rounds: a public function of the released gradients.
+
+The curator needs the head of round t to compute the gradients of that round; the analyst computes it anew from
+the file. Both use `Descent`. All of it is element-wise arithmetic in doubles on released integers, so it is
+the same to the last bit on every machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from adlm.errors import UserError
+
+Integers = npt.NDArray[np.int64]
+Reals = npt.NDArray[np.float64]
+
+FEATURE_UNIT = 1 << 14  # grid steps in one unit of a feature
+RESIDUAL_UNIT = 1 << 14  # grid steps in one unit of p - y
+GRADIENT_UNIT = FEATURE_UNIT * RESIDUAL_UNIT
+WEIGHT_UNIT = 1 << 20  # grid steps in one unit of a weight
+LARGEST_WEIGHT = 1 << 12  # |weight| WEIGHT_UNIT FEATURE_UNIT sqrt(k) stays below 2^53 for k below 2^14
+
+
+@dataclass(frozen=True)
+class GradientRounds:
+    """Public settings of gradient rounds.
+
+    Attributes
+    ----------
+    rounds : how often a noisy gradient is released.
+    clip_norm : L2 bound on one record's gradient (p - y) x (constant, z).
+    step : learning rate on the mean gradient.
+    momentum : share of the previous step that is kept.
+    constant : the coordinate beside z that carries the bias.
+    average : share of the rounds, the last ones, whose heads are averaged.
+    size : public number of records that turns a sum into a mean.
+    """
+
+    rounds: int
+    clip_norm: float
+    step: float
+    size: int
+    momentum: float = 0.9
+    constant: float = 0.25
+    average: float = 0.25
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or self.size < 1:
+            raise UserError(f"rounds and size must be at least 1, got {self.rounds} and {self.size}")
+        if not (0 < self.clip_norm < 2 and 0 < self.constant <= 1 and self.step > 0):
+            raise UserError(
+                "gradient rounds need a clip norm in (0, 2), a constant in (0, 1] and a positive step, got "
+                f"{self.clip_norm}, {self.constant} and {self.step}"
+            )
+        if not (0 <= self.momentum < 1 and 0 < self.average <= 1):
+            raise UserError(
+                f"momentum must lie in [0, 1) and average in (0, 1], got {self.momentum} and {self.average}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> GradientRounds:
+        """Read what `to_dict` wrote."""
+        try:
+            return cls(**raw)
+        except TypeError as error:
+            raise UserError(f"the settings of gradient rounds cannot be read: {error}") from None
+
+
+@dataclass(frozen=True)
+class Head:
+    """A linear classifier on the grid.
+
+    Attributes
+    ----------
+    integers : (M, 1 + k) weights in steps of 1 / WEIGHT_UNIT, whole numbers as doubles; the first column
+        multiplies the constant.
+    constant : the coordinate beside z.
+    """
+
+    integers: Reals
+    constant: float
+
+    @property
+    def weight(self) -> Reals:
+        """Weights of the features, (M, k)."""
+        return np.asarray(self.integers[:, 1:] / WEIGHT_UNIT)
+
+    @property
+    def bias(self) -> Reals:
+        """Biases, (M,)."""
+        return np.asarray(self.integers[:, 0] * (self.constant / WEIGHT_UNIT))
+
+
+class Descent:
+    """Gradient descent with momentum on released gradients, from zero weights and given class offsets.
+
+    Parameters
+    ----------
+    plan : the public settings.
+    offsets : (M,) log class shares, from released counts; the bias starts there.
+    width : number k of features.
+    """
+
+    def __init__(self, plan: GradientRounds, offsets: Reals, width: int) -> None:
+        self.plan = plan
+        self._weights = np.zeros((len(offsets), 1 + width))
+        self._weights[:, 0] = np.asarray(offsets, dtype=np.float64) / plan.constant
+        self._velocity = np.zeros_like(self._weights)
+        self._sum = np.zeros_like(self._weights)
+        self._first = plan.rounds - max(1, round(plan.average * plan.rounds))
+        self._done = 0
+
+    def head(self) -> Head:
+        """The head at which the next gradient is taken."""
+        return _on_grid(self._weights, self.plan.constant)
+
+    def update(self, gradient: Integers) -> None:
+        """Take a step along a released gradient sum, (M, 1 + k) in steps of 1 / GRADIENT_UNIT.
+
+        Scores matter up to what they have in common, so the mean over classes, noise alone, is taken away.
+        """
+        centred = gradient.astype(np.float64) - gradient.sum(0).astype(np.float64) / len(gradient)
+        self._velocity *= self.plan.momentum
+        self._velocity += centred * (1 / (GRADIENT_UNIT * float(self.plan.size)))
+        self._weights = self._weights - self.plan.step * self._velocity
+        np.clip(self._weights, -LARGEST_WEIGHT, LARGEST_WEIGHT, out=self._weights)
+        if self._done >= self._first:
+            self._sum += self._weights
+        self._done += 1
+
+    def final(self) -> Head:
+        """The head of the release: the average of the last rounds' weights."""
+        if self._done != self.plan.rounds:
+            raise UserError(f"the release has {self._done} gradients, its settings say {self.plan.rounds}")
+        return _on_grid(self._sum / (self.plan.rounds - self._first), self.plan.constant)
+
+
+def class_offsets(counts: Integers) -> Reals:
+    """Return log class shares from released counts, (M,), in any unit, on a grid of 2^-10.
+
+    A class counts for at least a fiftieth of an even share, whatever noise says.
+    """
+    total = int(np.maximum(counts, 1).sum())
+    least = max(1, total // (50 * len(counts)))
+    kept = [max(int(count), least) for count in counts]
+    return np.array([round(1024 * math.log(count / sum(kept))) / 1024 for count in kept])
+
+
+def final_head(gradients: Integers, plan: GradientRounds, offsets: Reals) -> Head:
+    """Compute the head of a release from its (T, M, 1 + k) gradients."""
+    descent = Descent(plan, offsets, gradients.shape[2] - 1)
+    for gradient in gradients:
+        descent.update(gradient)
+    return descent.final()
+
+
+def _on_grid(weights: Reals, constant: float) -> Head:
+    return Head(np.rint(weights * WEIGHT_UNIT), constant)

@@ -1,0 +1,332 @@
+"""Features of tables: standardised values, indicators and random Fourier features, rows of unit L2 norm.
+
+The first pass over a table counts indicators: categories, piecewise-linear bins of numeric columns, missing
+cells. The released counts say where each column lies and how far it spreads; the features that a model is
+trained on are centred and scaled by them. So bounds that were declared too wide, skewed columns and rare
+categories cost little. Everything is computed on grids or by single IEEE operations, so that a record's
+features do not depend on its batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from adlm.errors import UserError
+from adlm.public.columns import MISSING, Column
+from adlm.public.features.base import Features
+from adlm.public.tables import TableDomain
+
+# Settled on parts of the training records of the tables in docs/guide-tables.md.
+KNOTS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
+FREQUENCY = 2.0  # standard deviation of the angle of a random Fourier feature, over standardised values
+VALUE_ENERGY, BIN_ENERGY, FOURIER_ENERGY = 4.0, 1.0, 1.0  # squared lengths, a column
+FARTHEST = 3.0  # standard deviations at which a value is clipped
+LEAST_SPREAD = 0.01  # of a column's declared range
+
+_PLACE = 2.0**20  # grid of a cell's position between its bounds
+_VALUE = 2.0**12  # grid of a standardised value
+_ANGLE = 2.0**20  # grid of a frequency: d products of both add up exactly
+_LENGTH = 2.0**16  # grid on which the length of a record is taken
+_UNIT = 2.0**14  # grid of a feature
+_SINE = tuple((-1) ** i / math.factorial(2 * i + 1) for i in range(9, -1, -1))
+_HALF_PI = (1.5707963267341256, 6.077100506506192e-11)  # high part, whose small multiples are exact, and low
+
+
+@dataclass(frozen=True)
+class Block:
+    """The indicators of one column or cross: names of its entries, and where they stand."""
+
+    name: str
+    entries: tuple[str, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """One past the last entry."""
+        return self.start + len(self.entries)
+
+    @property
+    def span(self) -> slice:
+        """Where the entries stand."""
+        return slice(self.start, self.stop)
+
+
+def is_ordered(column: Column) -> bool:
+    """Whether a column has a position between bounds that may lie anywhere: not a boolean or a category."""
+    return column.kind in ("numeric", "date", "ordinal")
+
+
+def knots(column: Column) -> tuple[float, ...]:
+    """Positions of the piecewise-linear bins of an ordered column without cuts."""
+    if column.kind == "ordinal":
+        count = min(len(column.levels), len(KNOTS))
+        return tuple(i / (count - 1) for i in range(count))
+    return KNOTS
+
+
+def indicator_names(column: Column) -> tuple[str, ...]:
+    """A name for each indicator of a column, in the units of the file."""
+    if column.kind == "categorical":
+        return column.names
+    if column.kind == "boolean":
+        names = [f"{column.name}={level}" for level in column.levels]
+    elif column.cuts:
+        names = [f"{column.name}>={value}" for value in (column.lower, *column.cuts)]
+    elif column.kind == "ordinal" and len(knots(column)) == len(column.levels):
+        names = [f"{column.name}={level}" for level in column.levels]
+    else:
+        names = [f"{column.name}~{place:.3g}" for place in knots(column)]
+    return (*names, *([f"{column.name}={MISSING}"] if column.missing is not None else ()))
+
+
+def indicators(column: Column, x: Tensor) -> Tensor:
+    """Indicators of one column, (n, entries), non-negative, each row summing to one.
+
+    `x` are the (n, width) numbers in [0, 1] that encode its cells, in double precision.
+    """
+    if column.kind == "categorical":
+        return x
+    place = torch.floor(x[:, :1] * _PLACE) * (1 / _PLACE)
+    if column.kind == "boolean":
+        entries = torch.cat([1 - place, place], 1)
+    elif column.cuts:
+        cuts = torch.tensor([column.position(column.number(cut)) - 1e-6 for cut in column.cuts]).to(x)
+        entries = _steps((place >= cuts).to(x.dtype))
+    else:
+        at = torch.tensor(knots(column)).to(x)
+        entries = _steps(((place - at[:-1]) / (at[1:] - at[:-1])).clamp(0.0, 1.0))
+    if column.missing is None:
+        return entries
+    gone = x[:, 1:2]
+    return torch.cat([entries * (1 - gone), gone], 1)
+
+
+def _steps(above: Tensor) -> Tensor:
+    """Turn how far each step has been climbed, (n, m), into where one stands, (n, m + 1)."""
+    ones, zeros = torch.ones_like(above[:, :1]), torch.zeros_like(above[:, :1])
+    return torch.cat([ones, above], 1) - torch.cat([above, zeros], 1)
+
+
+class TableIndicators:
+    """The indicators of a declared table: what the first pass counts."""
+
+    def __init__(self, table: TableDomain) -> None:
+        self.table = table
+        self.spans: dict[str, slice] = {}
+        start = 0
+        for column in table.features:
+            self.spans[column.name] = slice(start, start + column.width)
+            start += column.width
+        self.inputs = start
+        names = {column.name: indicator_names(column) for column in table.features}
+        found = [(name, entries) for name, entries in names.items()]
+        for left, right in table.crosses:
+            pairs = tuple(f"{a}, {b}" for a in names[left] for b in names[right])
+            found.append((f"{left} x {right}", pairs))
+        blocks, start = [], 0
+        for name, entries in found:
+            blocks.append(Block(name, entries, start))
+            start += len(entries)
+        self.blocks, self.width = tuple(blocks), start
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map (n, inputs) encoded records to (n, width) indicators in double precision."""
+        x = x.flatten(1)
+        if x.shape[1] != self.inputs:
+            raise UserError(f"encoded records have {self.inputs} numbers here, got {x.shape[1]}")
+        x = x.double()
+        parts = {c.name: indicators(c, x[:, self.spans[c.name]]) for c in self.table.features}
+        crossed = [
+            (parts[left].unsqueeze(2) * parts[right].unsqueeze(1)).flatten(1)
+            for left, right in self.table.crosses
+        ]
+        return torch.cat([*parts.values(), *crossed], 1)
+
+
+class ScaledTable(Features):
+    """Standardised values, centred indicators and random Fourier features of a table, of unit L2 norm.
+
+    Parameters
+    ----------
+    table : the declared table.
+    frequencies : (entries,) released shares of records in each indicator of `TableIndicators`; those of a
+        column or cross sum to one.
+    fourier : random Fourier features of the ordered columns together; their weights come from a fixed seed.
+    """
+
+    def __init__(self, table: TableDomain, frequencies: Sequence[float], *, fourier: int = 0) -> None:
+        super().__init__()
+        self.table, self.fourier = table, fourier
+        self.indicators = TableIndicators(table)
+        self.frequencies = np.asarray(frequencies, dtype=np.float64)
+        if self.frequencies.shape != (self.indicators.width,) or not np.isfinite(self.frequencies).all():
+            raise UserError(
+                f"the table has {self.indicators.width} indicators, got {len(self.frequencies)} frequencies"
+            )
+        if fourier < 0:
+            raise UserError(f"fourier must be at least 0, got {fourier}")
+        valued = [c for c in table.features if c.kind != "categorical"]
+        ordered = [i for i, c in enumerate(valued) if is_ordered(c)]
+        if fourier and not ordered:
+            raise UserError("random Fourier features need a numeric, date or ordinal column; leave them out")
+        self._valued, columns = valued, len(table.features)
+        self._mean, self._spread = self._moments()
+        by_name = {block.name: block for block in self.indicators.blocks}
+        kept, weights = [], []
+        for block in self.indicators.blocks:
+            column = next((c for c in table.features if c.name == block.name), None)
+            bins = column is not None and is_ordered(column)
+            if column is not None and column.kind == "boolean":
+                if column.missing is None:
+                    continue  # its value says all
+                kept.append(np.array([block.stop - 1]))
+            else:
+                kept.append(np.arange(block.start, block.stop))
+            weights.append(np.full(len(kept[-1]), BIN_ENERGY if bins else VALUE_ENERGY + BIN_ENERGY))
+        self._kept = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
+        variance = self.frequencies * (1 - self.frequencies)
+        scale = np.zeros(len(self._kept))
+        if len(self._kept):
+            # Entries of one kind share what their columns may weigh, by how much they vary.
+            kind = np.concatenate(weights)
+            for energy in np.unique(kind):
+                of = kind == energy
+                blocks = len({self._block_of(entry) for entry in self._kept[of]})
+                varying = max(float(variance[self._kept[of]].sum()), 0.05 * blocks)
+                scale[of] = math.sqrt(energy * blocks / columns / varying)
+        self._scale = scale
+        self._value_scale = math.sqrt(VALUE_ENERGY / columns)
+        self._fourier_scale = (
+            math.sqrt(2 * FOURIER_ENERGY * len(ordered) / columns / fourier) if fourier else 0.0
+        )
+        generator = torch.Generator().manual_seed(0)
+        drawn = torch.randn(max(len(ordered), 1), fourier, generator=generator, dtype=torch.float64)
+        drawn *= FREQUENCY / math.sqrt(max(len(ordered), 1))
+        self._ordered = ordered
+        self._directions = torch.round(drawn * _ANGLE)
+        self._phases = torch.rand(fourier, generator=generator, dtype=torch.float64) * (2 * math.pi)
+        self.width = len(valued) + len(self._kept) + fourier
+        entries = [entry for block in self.indicators.blocks for entry in block.entries]
+        self.names = (
+            *(c.name for c in valued),
+            *(entries[i] for i in self._kept),
+            *(f"random Fourier feature {i + 1}" for i in range(fourier)),
+        )
+        del by_name
+
+    def _block_of(self, entry: int) -> str:
+        return next(b.name for b in self.indicators.blocks if b.start <= entry < b.stop)
+
+    def _moments(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation of each value, among records where it is not missing."""
+        means, spreads = [], []
+        for column in self._valued:
+            block = next(b for b in self.indicators.blocks if b.name == column.name)
+            share = self.frequencies[block.span]
+            share = share[:-1] if column.missing is not None else share
+            if column.kind == "boolean":
+                at = np.array([0.0, 1.0])
+            elif column.cuts:
+                cuts = [0.0, *(column.position(column.number(c)) for c in column.cuts), 1.0]
+                at = (np.array(cuts[1:]) + np.array(cuts[:-1])) / 2
+            else:
+                at = np.array(knots(column))
+            total = max(float(share.sum()), 1e-9)
+            mean = float(share @ at) / total
+            means.append(mean)
+            spreads.append(math.sqrt(max(float(share @ at**2) / total - mean**2, LEAST_SPREAD**2)))
+        return torch.tensor(means, dtype=torch.float64), torch.tensor(spreads, dtype=torch.float64)
+
+    def column_of(self, feature: int) -> str | None:
+        """Name of the column or cross that a feature belongs to; None for a random Fourier feature."""
+        if feature < len(self._valued):
+            return self._valued[feature].name
+        if feature < len(self._valued) + len(self._kept):
+            return self._block_of(int(self._kept[feature - len(self._valued)]))
+        return None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, inputs) encoded records to (n, width) float32 on a grid of 2^-14, rows of norm 1."""
+        x = x.flatten(1)
+        counted = self.indicators(x)
+        x = x.double()
+        parts = []
+        values = None
+        if self._valued:
+            place = torch.cat([x[:, self.indicators.spans[c.name]][:, :1] for c in self._valued], 1)
+            place = torch.floor(place * _PLACE) * (1 / _PLACE)
+            values = ((place - self._mean.to(x)) / self._spread.to(x)).clamp(-FARTHEST, FARTHEST)
+            gone = [
+                x[:, self.indicators.spans[c.name]][:, 1:2]
+                if c.missing is not None
+                else torch.zeros_like(x[:, :1])
+                for c in self._valued
+            ]
+            values = torch.round(values * (1 - torch.cat(gone, 1)) * _VALUE) * (1 / _VALUE)
+            parts.append(values * self._value_scale)
+        if len(self._kept):
+            centre = torch.from_numpy(self.frequencies[self._kept]).to(x)
+            parts.append((counted[:, torch.from_numpy(self._kept)] - centre) * torch.from_numpy(self._scale).to(x))
+        if self.fourier:
+            assert values is not None
+            angle = (values[:, self._ordered] * _VALUE) @ self._directions.to(x) * (1 / (_VALUE * _ANGLE))
+            parts.append(_cosine(angle + self._phases.to(x)) * self._fourier_scale)
+        whole = torch.round(torch.cat(parts, 1) * _LENGTH)
+        length = (whole * whole).sum(1, keepdim=True).sqrt().clamp_min(1.0)
+        return (torch.trunc(whole / length * _UNIT) * (1 / _UNIT)).float()
+
+    def spec(self) -> dict[str, Any]:
+        """Describe the map, with the whole declared table and the released frequencies."""
+        return {
+            "name": "scaled-table",
+            "table": self.table.to_dict(),
+            "frequencies": [float(f) for f in self.frequencies],
+            "fourier": self.fourier,
+        }
+
+    @classmethod
+    def from_spec(cls, spec: Mapping[str, Any]) -> ScaledTable:
+        """Make it from its description."""
+        return cls(TableDomain.from_dict(spec["table"]), spec["frequencies"], fourier=int(spec["fourier"]))
+
+
+def _cosine(x: Tensor) -> Tensor:
+    """Return cos(x) for |x| below 10^6, by single IEEE operations, to about 15 digits."""
+    quarter = torch.round(x * (2 / math.pi))
+    rest = (x - quarter * _HALF_PI[0]) - quarter * _HALF_PI[1]
+    # cos(q pi/2 + r) = sin((q + 1) pi/2 + r); an odd quarter turn makes a cosine of r, sin(pi/2 - |r|)
+    turn = quarter + 1.0
+    turn = turn - 4.0 * torch.floor(turn * 0.25)
+    odd = (turn == 1.0) | (turn == 3.0)
+    inner = torch.where(odd, math.pi / 2 - rest.abs(), rest)
+    square = inner * inner
+    value = torch.full_like(inner, _SINE[0])
+    for coefficient in _SINE[1:]:
+        value = value * square + coefficient
+    value = value * inner
+    return torch.where(turn >= 2.0, -value, value)
+
+
+def frequencies(counts: npt.NDArray[np.float64], blocks: Sequence[Block]) -> npt.NDArray[np.float64]:
+    """Turn noisy counts of indicators into shares: non-negative, those of a block summing to one.
+
+    Each block is projected on the simplex (the nearest point in Euclidean distance). The number of records
+    is taken from the blocks' sums, each of which tells it.
+    """
+    n = float(np.mean([counts[block.span].sum() for block in blocks]))
+    out = np.empty_like(counts)
+    for block in blocks:
+        size = block.stop - block.start
+        shares = counts[block.span] / n if n > 0 else np.full(size, 1 / size)
+        falling = np.sort(shares)[::-1]
+        excess = (np.cumsum(falling) - 1) / np.arange(1, size + 1)
+        out[block.span] = np.maximum(shares - excess[falling > excess][-1], 0.0)
+    return out

@@ -7,9 +7,11 @@ the hash, shape and type of each tensor. No pickle.
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,10 @@ from adlm.version import __version__
 SCHEMA = 1
 SEEDED = "NOT PRIVATE: seeded"
 PEEKED = "bounds learnt from data"
+NOT_PUBLIC = "NOT PRIVATE: features are not public"
+WEAK_EPSILON = "NOT PRIVATE: epsilon above 100"
+WEAK_DELTA = "NOT PRIVATE: delta of 1/n or more"
+MOST_EPSILON, MOST_DELTA = 100, Fraction(1, 100)  # beyond these nobody would call a release private
 TENSORS, CERTIFICATE = "release.safetensors", "certificate.json"
 
 
@@ -65,8 +71,8 @@ class Certificate:
 
     @property
     def private(self) -> bool:
-        """Whether the release protects anybody: its noise was not seeded."""
-        return SEEDED not in self.stamps
+        """Whether the release protects anybody: no stamp says otherwise, such as that of seeded noise."""
+        return not any(stamp.startswith("NOT PRIVATE") for stamp in self.stamps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, with a digest over all of them."""
@@ -129,7 +135,13 @@ class Release:
         charges: tuple[Charge, ...],
         stamps: tuple[str, ...] = (),
     ) -> Release:
-        """Put tensors and what is known of them together."""
+        """Put tensors and what is known of them together.
+
+        Parameters
+        ----------
+        stamps : those of everything that went into the release. What its own totals deserve is added.
+        """
+        stamps = tuple(dict.fromkeys((*stamps, *weaknesses(compose(charges), settings.get("n")))))
         tensors = {name: t.detach().cpu().contiguous() for name, t in sorted(tensors.items())}
         certificate = Certificate(
             kind, domain, features, settings, charges, stamps, describe(tensors), _software()
@@ -174,6 +186,23 @@ class Release:
             raise UserError(f"{folder} is a model, not a release; give the release that it was trained on")
         certificate = Certificate.from_dict(read_json(folder / CERTIFICATE, what="certificate"))
         return cls(read_tensors(folder / TENSORS, certificate.tensors), certificate)
+
+
+def weaknesses(totals: Totals, n: object = None) -> tuple[str, ...]:
+    """Return the stamps that totals deserve: an epsilon or a delta that nobody would call private.
+
+    A proved epsilon above 100, and a delta of at least 1/n (of at least 1/100 where n is private): so much
+    is met by a mechanism that publishes a random record as it is.
+    """
+    most = min(Fraction(1, n), MOST_DELTA) if isinstance(n, int) and n > 0 else MOST_DELTA
+    return tuple(
+        stamp
+        for stamp, weak in (
+            (WEAK_EPSILON, MOST_EPSILON < totals.epsilon_proved < math.inf),
+            (WEAK_DELTA, totals.delta >= most),
+        )
+        if weak
+    )
 
 
 def read_tensors(path: Path, described: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """What crosses the wall: tensors and a certificate, in a folder.
 
-The folder holds `release.safetensors` and `certificate.json`. Nothing private, no seed and no generator
-state is in it. Loading checks everything: the certificate's digest, the charges' arithmetic, the totals, and
-the hash, shape and type of each tensor. No pickle.
+The folder holds `release.safetensors`, `certificate.json` and, when it is signed, `signature.json`. Nothing
+private, no seed and no generator state is in it. Loading checks everything: the certificate's digest, the
+charges' arithmetic, the totals, and the hash, shape and type of each tensor. No pickle.
 """
 
 from __future__ import annotations
@@ -10,23 +10,26 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from adlm import signature
 from adlm.artefact import canonical, new_folder, read_json, sha256
 from adlm.certificate import Charge, Totals, compose
 from adlm.errors import UserError
 from adlm.moments import Moments
 from adlm.public.domain import Domain
 from adlm.public.features import Features, checked
+from adlm.signature import Signature, Statement, sign
 from adlm.version import __version__
 
 SCHEMA = 1
@@ -74,6 +77,16 @@ class Certificate:
         """Whether the release protects anybody: no stamp says otherwise, such as that of seeded noise."""
         return not any(stamp.startswith("NOT PRIVATE") for stamp in self.stamps)
 
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the canonical certificate; it covers the charges, the stamps and every tensor."""
+        return str(self.to_dict()["digest"])
+
+    def statement(self) -> Statement:
+        """What is signed of a release."""
+        digest = self.digest
+        return Statement("release", digest, digest)
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, with a digest over all of them."""
         body: dict[str, Any] = {
@@ -118,10 +131,14 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Release:
-    """Noisy tensors and their certificate. All that anybody needs to train, forever."""
+    """Noisy tensors and their certificate. All that anybody needs to train, forever.
+
+    A signature, if there is one, is over the certificate's digest, which covers the tensors.
+    """
 
     tensors: Mapping[str, Tensor]
     certificate: Certificate
+    signature: Signature | None = None
 
     @classmethod
     def make(
@@ -168,9 +185,15 @@ class Release:
         laws = class_laws(self.moments(), self.features(features).prior)
         return laws.sample(n, torch.Generator().manual_seed(seed))
 
+    def signed(self, key: Ed25519PrivateKey) -> Release:
+        """Return the release with the signature of a key's owner."""
+        return replace(self, signature=sign(self.certificate.statement(), key))
+
     def save(self, folder: Path | str) -> None:
         """Write the release by one rename: it is there whole, or not at all."""
         with new_folder(Path(folder), what="release") as temporary:
+            if self.signature is not None:
+                (temporary / signature.FILE).write_bytes(canonical(self.signature.to_dict()))
             (temporary / TENSORS).write_bytes(save_tensors(dict(self.tensors)))
             (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
 
@@ -185,7 +208,8 @@ class Release:
         if not (folder / TENSORS).exists() and (folder / "model.json").exists():
             raise UserError(f"{folder} is a model, not a release; give the release that it was trained on")
         certificate = Certificate.from_dict(read_json(folder / CERTIFICATE, what="certificate"))
-        return cls(read_tensors(folder / TENSORS, certificate.tensors), certificate)
+        signed = Signature.read(folder / signature.FILE, certificate.statement(), f"the release {folder}")
+        return cls(read_tensors(folder / TENSORS, certificate.tensors), certificate, signed)
 
 
 def weaknesses(totals: Totals, n: object = None) -> tuple[str, ...]:

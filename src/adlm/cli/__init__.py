@@ -5,17 +5,25 @@ from __future__ import annotations
 import sys
 from typing import Any, NoReturn
 
+STOPPED = 130  # exit code after Ctrl-C
+
 
 def main() -> None:
     """Run `adlm`; a person's mistake ends in one sentence on standard error and exit code 2."""
     import typer
 
-    from adlm.errors import UserError
+    from adlm.errors import StoppedError, UserError
 
     try:
         from adlm.cli.app import app
 
-        sys.exit(app(prog_name="adlm", standalone_mode=False))
+        code = app(prog_name="adlm", standalone_mode=False)
+        if code == STOPPED:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
+        sys.exit(code)
+    except StoppedError as stopped:
+        print(f"adlm: {stopped}", file=sys.stderr)
+        sys.exit(STOPPED)
     except UserError as error:
         print(f"adlm: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
@@ -25,7 +33,7 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         print("adlm: stopped; nothing half-written is left behind", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(STOPPED)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)

@@ -20,6 +20,7 @@ __all__ = [
     "RandomDirections",
     "build",
     "checked",
+    "declared",
     "described",
     "for_domain",
     "narrowed",

@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 import sys
 from typing import Any, NoReturn
 
 STOPPED = 130  # exit code after Ctrl-C
 
 
-def main() -> None:
+def program() -> NoReturn:
+    """Run `adlm` as a program of its own: what `adlm` and `python -m adlm` call.
+
+    Arrow reads ahead in a thread of its own, and goes on with that when a command has failed. An interpreter
+    that is taken down under such a thread aborts the process. So this is the last that runs: after it
+    everything is written, and the process ends without a further step.
+    """
+    code = 1  # of an exception that nobody expected
+
+    def leave() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(code)
+
+    atexit.register(leave)  # registered first, so it is called last
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        raise
+    raise AssertionError("main ends the process")
+
+
+def main() -> NoReturn:
     """Run `adlm`; a person's mistake ends in one sentence on standard error and exit code 2."""
     import typer
 

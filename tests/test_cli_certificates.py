@@ -263,18 +263,22 @@ def test_the_public_names_are_shown() -> None:
 
 
 LEFT_OPEN = """
-import io, sys
+import io, sys, time
 import pyarrow as pa, pyarrow.csv as arrow
-
-class Endless(io.RawIOBase):
-    def readable(self): return True
-    def read(self, n=-1): return b"1,2\\n" * 20000
-
-stream = pa.PythonFile(Endless(), mode="r")
-reader = arrow.open_csv(stream, read_options=arrow.ReadOptions(use_threads=False, block_size=1 << 16))
-next(iter(reader))
-sys.argv = ["adlm", "verify", "nowhere"]
+import adlm.cli.app, adlm.verification
 from adlm.cli import {entry}
+
+class Slow(io.RawIOBase):
+    reads = 0
+    def readable(self): return True
+    def read(self, n=-1):
+        self.reads += 1
+        time.sleep(0.3 * (self.reads > 1))
+        return b"1,2\\n" * 20000
+
+stream = pa.PythonFile(Slow(), mode="r")
+reader = arrow.open_csv(stream, read_options=arrow.ReadOptions(use_threads=False, block_size=1 << 16))
+sys.argv = ["adlm", "verify", "nowhere"]
 {entry}()
 """
 

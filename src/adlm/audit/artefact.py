@@ -59,7 +59,7 @@ def audit_release(folder: Path, runs: int, source: Source) -> list[Finding]:
 def _stamped(release: Release) -> list[str]:
     if SEEDED in release.certificate.stamps:
         return [f"stamped {SEEDED!r}: whoever knows the seed subtracts the noise"]
-    return []
+    return [f"stamped {stamp!r}" for stamp in release.certificate.stamps if stamp.startswith("NOT PRIVATE")]
 
 
 def _rederived(release: Release) -> list[str]:

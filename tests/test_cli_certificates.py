@@ -257,7 +257,7 @@ def test_under_add_remove_a_limit_does_not_let_one_record_bring_in_another(place
 
 def test_the_public_names_are_shown() -> None:
     assert set(adlm.__all__) <= set(dir(adlm))
-    shown = pydoc.render_doc(adlm, renderer=pydoc.plaintext)
+    shown = pydoc.plain(pydoc.render_doc(adlm))
     for name in ("AdLMClassifier", "privatise(", "class Release"):
         assert name in shown
 

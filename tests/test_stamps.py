@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from adlm import Certificate, Domain, Ledger, UserError, privatise
 from adlm.algorithm1 import Budgets, Explained, make_release
+from adlm.audit.artefact import audit_release
 from adlm.curator.moments import Design, release_moments
 from adlm.curator.noise import Source
 from adlm.public.features import Backbone, Features, unit_norm
@@ -188,3 +190,15 @@ def test_features_that_are_not_public_prove_nothing_and_are_stamped(relevance: s
     made = privatise(X, Y, domain=DOMAIN, epsilon=1, features=Own("public"), k=3)
     assert made.certificate.stamps == ()
     assert made.certificate.features["provenance"] == "public"
+
+
+def test_an_audit_reports_what_is_stamped_not_private(tmp_path: Path) -> None:
+    private, weak = (
+        privatise(X, Y, domain=DOMAIN, epsilon=9, features=Own("private")),
+        privatise(X, Y, domain=DOMAIN, epsilon="1e12", delta="1e-5"),
+    )
+    for name, release, words in (("p", private, "had a part in the features"), ("w", weak, WEAK_EPSILON)):
+        release.save(tmp_path / name)
+        checked = audit_release(tmp_path / name, 500, Source.system())[0]
+        assert checked.fault
+        assert words in checked.note

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 STOPPED = 130  # exit code after Ctrl-C
 
 
-def program() -> NoReturn:
+def program() -> None:
     """Run `adlm` as a program of its own: what `adlm` and `python -m adlm` call.
 
     Arrow reads ahead in a thread of its own, and goes on with that when a command has failed. An interpreter
@@ -32,10 +32,9 @@ def program() -> NoReturn:
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         raise
-    raise AssertionError("main ends the process")
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Run `adlm`; a person's mistake ends in one sentence on standard error and exit code 2."""
     import typer
 

@@ -158,7 +158,8 @@ class Release:
         ----------
         stamps : those of everything that went into the release. What its own totals deserve is added.
         """
-        stamps = tuple(dict.fromkeys((*stamps, *weaknesses(compose(charges), settings.get("n")))))
+        weak = weaknesses(compose(charges), settings.get("n")) if charges else ()
+        stamps = tuple(dict.fromkeys((*stamps, *weak)))
         tensors = {name: t.detach().cpu().contiguous() for name, t in sorted(tensors.items())}
         certificate = Certificate(
             kind, domain, features, settings, charges, stamps, describe(tensors), _software()

@@ -274,11 +274,11 @@ def test_synthetic_records_lie_in_the_unit_box_and_their_classes_differ(shape: t
 def test_a_relevance_network_comes_back_from_its_folder_and_an_altered_one_does_not(tmp_path: Path) -> None:
     made = make_public((12,), name="mlp", classes=4, per_class=5, epochs=1)
     made.save(tmp_path / "N")
-    loaded = RelevanceNetwork.load(tmp_path / "N")
+    loaded = RelevanceNetwork.load(tmp_path / "N", provenance="public")
     x = torch.rand(3, 12)
     assert torch.equal(made.network(x), loaded.network(x))
     assert loaded.provenance == "public"
     file = tmp_path / "N" / "network.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     with pytest.raises(UserError, match="not a sound relevance network"):
-        RelevanceNetwork.load(tmp_path / "N")
+        RelevanceNetwork.load(tmp_path / "N", provenance="public")

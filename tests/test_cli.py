@@ -129,7 +129,7 @@ def test_a_record_release_says_what_is_claimed_and_what_is_proved(place: Path) -
     words = ["release", "--kind", "records", "--data", "digits", "--limit", "300", "--network", "mlp"]
     run("pretrain", "--data", "digits", "--epochs", "1", "--out", "public-network")
     made = figures(*words, "--epsilon", "2", "--batch-size", "100", "--relevance-network", "public-network",
-                   "--delta-h0", "per-patch", "--out", "RR")  # fmt: skip
+                   "--relevance-provenance", "public", "--delta-h0", "per-patch", "--out", "RR")  # fmt: skip
     assert made["epsilon_claimed"] == pytest.approx(2.0)
     assert made["epsilon_proved"] != pytest.approx(2.0)
     identical = figures(*words, "--method", "ilm", "--epsilon", "2", "--batch-size", "100", "--out", "RI")
@@ -195,14 +195,15 @@ def test_a_relevance_network_for_other_records_is_refused(place: Path) -> None:
 
     make_public((12,), name="mlp", classes=2, per_class=5, epochs=1).save(place / "other-shape")
     with pytest.raises(UserError, match=r"is for records of shape \(12,\), and these have shape \(8, 8\)"):
-        run(*RECORDS, "--network", "mlp", "--relevance-network", "other-shape")
+        run(*RECORDS, "--network", "mlp", "--relevance-network", "other-shape",
+            "--relevance-provenance", "public")  # fmt: skip
     assert nothing_charged(place / "untouched.jsonl")
 
 
 def test_a_budget_is_kept_across_commands(place: Path) -> None:
     words = ["release", "--data", "digits", "--limit", "200", "--epsilon", "1", "--ledger", "L"]
     run(*words, "--budget", "1.5", "--out", "B1")
-    with pytest.raises(UserError, match=r"what is left is epsilon 0\.5"):
+    with pytest.raises(UserError, match=r"under replace-one is epsilon 0\.5"):
         run(*words, "--out", "B2")
     assert not (place / "B2").exists()
 

@@ -190,14 +190,14 @@ class TwoLayers(nn.Module):
 
 def test_your_own_backbone_is_fingerprinted(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    mine = Backbone(TwoLayers(), (8, 8))
+    mine = Backbone(TwoLayers(), (8, 8), provenance="public")
     made = privatise(TRAIN.x, TRAIN.y, domain=TRAIN.domain, epsilon=8, features=mine)
     made.save(tmp_path / "r")
     again = Release.load(tmp_path / "r")
     with pytest.raises(UserError, match="a backbone of your own"):
         fit(again)
     with pytest.raises(UserError, match="are not those that the release was made with"):
-        fit(again, features=Backbone(TwoLayers(), (8, 8)))
+        fit(again, features=Backbone(TwoLayers(), (8, 8), provenance="public"))
     model = fit(again, features=mine)
     model.save(tmp_path / "m")
     loaded = Model.load(tmp_path / "m", features=mine)

@@ -251,6 +251,8 @@ def test_images_are_served_with_the_same_predictions(tmp_path: Path) -> None:
 class Spectrum(Features):
     """Features that have no twin in ONNX."""
 
+    provenance = "public"
+
     width = 6
 
     def forward(self, x: Tensor) -> Tensor:

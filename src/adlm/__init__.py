@@ -51,6 +51,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """List the public names, also those that were not asked for yet."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for, so that `adlm --help` does not wait for torch."""
     if name in _PLACES:

@@ -1,5 +1,5 @@
 """`python -m adlm` is `adlm`."""
 
-from adlm.cli import main
+from adlm.cli import program
 
-main()
+program()

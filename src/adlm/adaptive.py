@@ -16,12 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from adlm.analyst.discriminant import fit
-from adlm.certificate import Charge
+from adlm.certificate import Charge, gaussian_epsilon, gaussian_mu, show
 from adlm.curator.allocation import noise_scales
 from adlm.curator.ledger import Ledger
 from adlm.curator.lrp import relevance as propagate
-from adlm.curator.moments import Batches, Design, release_moments
+from adlm.curator.moments import Batches, Design, release_moments, root_down
 from adlm.curator.noise import Source
+from adlm.errors import UserError
 from adlm.public.domain import Domain
 from adlm.public.features import Features
 from adlm.public.rule import Plan
@@ -37,19 +38,40 @@ class First:
 
     Attributes
     ----------
-    share : of the budget that it took.
     relevance : (k,) mean |R_j| by LRP; `typical` : (k,) mean |z_j|, both over drawn vectors.
     charges : what it cost.
     """
 
-    share: Fraction
     relevance: Tensor
     typical: Tensor
     charges: tuple[Charge, ...] = ()
     tensors: dict[str, Tensor] = field(default_factory=dict)
 
 
-NOTHING = First(Fraction(0), torch.empty(0), torch.empty(0))
+NOTHING = First(torch.empty(0), torch.empty(0))
+
+
+def shares(epsilon: Fraction, delta: Fraction) -> tuple[Fraction, Fraction]:
+    """Split a budget between a first release, which gets a tenth, and the rest.
+
+    Formal guarantees
+    -----------------
+    Releases of the two epsilons at this delta compose to at most `epsilon`. Pure epsilons add. Those of
+    Gaussian noise do not: there it is mu^2 that is split, and epsilons are a hair below those of their
+    parts, so that what is calibrated to them has at most the mu of its part.
+    """
+    if not delta:
+        return epsilon * SHARE, epsilon * (1 - SHARE)
+    hair, whole = Fraction(1, 10**6), gaussian_mu(epsilon, delta)
+    first = max(gaussian_epsilon(whole * root_down(SHARE), delta) - hair, hair)
+    unspent = whole**2 - gaussian_mu(first, delta) ** 2
+    rest = gaussian_epsilon(root_down(unspent), delta) - hair if unspent > 0 else Fraction(0)
+    if rest <= 0:  # so large a delta allows that little noise at no epsilon at all
+        raise UserError(
+            f"a tenth of epsilon {show(epsilon)} at delta {float(delta):g} is too little for private "
+            "relevances; raise epsilon, or take the prior's relevance, which is free"
+        )
+    return first, rest
 
 
 def first_release(
@@ -61,24 +83,24 @@ def first_release(
     delta: Fraction,
     ledger: Ledger,
     source: Source,
+    unproved: str = "",
 ) -> First:
-    """Spend a tenth of the budget on class sums with identical noise, and explain a model of them.
+    """Spend epsilon on class sums with identical noise, and explain a model of them.
 
     Formal guarantees
     -----------------
-    Relation, sensitivity, guarantee: those of `release_moments` at a tenth of epsilon. All else here reads
-    that release alone.
+    Relation, sensitivity, guarantee: those of `release_moments` at this epsilon. All else here reads that
+    release alone.
     """
-    pure: Literal["laplace", "radial"] = "laplace" if plan.noise == "laplace" else "radial"
-    design = Design(epsilon * SHARE, delta, plan.k, plan.level, None, plan.constant, pure=pure)
     release = release_moments(
-        batches, domain=domain, features=features, design=design, ledger=ledger, source=source
-    )
+        batches, domain=domain, features=features, design=first_design(plan, epsilon, delta), ledger=ledger,
+        source=source, unproved=unproved,
+    )  # fmt: skip
     charges = tuple(replace(c, what=f"{c.what}, for private relevances") for c in release.certificate.charges)
     moments = release.moments()
     if moments.n <= 0:  # under add-remove, noisy counts can say that nobody is there: all coordinates alike
         even = torch.ones(plan.k, dtype=torch.float64)
-        return First(SHARE, even, even, charges, {"relevance": even})
+        return First(even, even, charges, {"relevance": even})
     head = fit(moments, features.prior)
     linear = nn.Linear(plan.k, len(domain.classes))
     with torch.no_grad():
@@ -86,7 +108,13 @@ def first_release(
         linear.bias.copy_(head.bias)
     z, codes = class_laws(moments, features.prior).sample(DRAWS, torch.Generator().manual_seed(0))
     explained = propagate(nn.Sequential(linear), z, target=codes).features.abs().mean(0).double()
-    return First(SHARE, explained, z.abs().mean(0).double(), charges, {"relevance": explained})
+    return First(explained, z.abs().mean(0).double(), charges, {"relevance": explained})
+
+
+def first_design(plan: Plan, epsilon: Fraction, delta: Fraction) -> Design:
+    """Class sums alone, with identical noise."""
+    pure: Literal["laplace", "radial"] = "laplace" if plan.noise == "laplace" else "radial"
+    return Design(epsilon, delta, plan.k, plan.level, None, plan.constant, pure=pure)
 
 
 def scales(relevance: Tensor, typical: Tensor, allocation: str) -> tuple[float, ...] | None:

@@ -248,31 +248,36 @@ class Totals:
         )
 
 
-def compose(charges: Iterable[Charge]) -> Totals:
+def compose(charges: Iterable[Charge], delta: Fraction | None = None) -> Totals:
     """Add charges up.
+
+    Parameters
+    ----------
+    delta : where the epsilon of Gaussian noise is read off; the largest delta of the charges when not given.
 
     Formal guarantees
     -----------------
-    Pure charges add exactly (basic composition). Gaussian charges with one delta compose to one Gaussian
-    mechanism, mu^2 = sum mu_i^2 (Dong, Roth, Su 2022), whose epsilon at that delta is analytic. The two
-    groups add by basic composition. All hold for adaptively chosen mechanisms. Charges for different
-    neighbouring relations, or different deltas, do not compose here and are refused.
+    Pure charges add exactly (basic composition). Gaussian charges compose to one Gaussian mechanism,
+    mu^2 = sum mu_i^2 (Dong, Roth, Su 2022), which has an analytic epsilon at every delta: the delta of a
+    charge says where its epsilon was read off, not what the mechanism is, so charges of different deltas
+    compose. The two groups add by basic composition. All hold for adaptively chosen mechanisms. Charges for
+    different neighbouring relations do not compose here and are refused.
     """
     charges = list(charges)
     relations = {c.neighbours for c in charges}
-    deltas = {c.delta for c in charges if c.mechanism == "gaussian"}
+    gaussian = [c for c in charges if c.mechanism == "gaussian"]
     if not charges:
         raise UserError("there is no charge to add up; a release must hold at least one")
     if len(relations) > 1:
         raise UserError(
             f"charges for different neighbouring relations do not add up: {', '.join(sorted(relations))}"
         )
-    if len(deltas) > 1:
-        shown = ", ".join(f"{float(d):g}" for d in sorted(deltas))
-        raise UserError(f"Gaussian charges with different deltas are not added up ({shown}); use one delta")
+    if delta is None:
+        delta = max((c.delta for c in gaussian), default=Fraction(0))
+    elif gaussian and delta < SMALLEST_DELTA:
+        raise UserError(f"Gaussian noise has no epsilon at delta {float(delta):g}; give a larger delta")
     unproved = tuple(dict.fromkeys(c.unproved for c in charges if c.unproved))
-    delta = max(deltas, default=Fraction(0))
-    gaussian = [c for c in charges if c.mechanism == "gaussian"]
+    delta = delta if gaussian else Fraction(0)
     proved: Epsilon = math.inf
     if not unproved:
         proved = sum((c.loss for c in charges if c.mechanism != "gaussian"), Fraction(0))
@@ -286,6 +291,43 @@ def compose(charges: Iterable[Charge]) -> Totals:
             math.inf if any(math.isinf(p) for p in parts) else sum((Fraction(p) for p in parts), Fraction(0))
         )
     return Totals(claimed, proved, delta, relations.pop(), unproved)
+
+
+def left_over(
+    budget: Fraction, budget_delta: Fraction, charges: Iterable[Charge], delta: Fraction = Fraction(0)
+) -> Fraction:
+    """Return the largest epsilon, in multiples of 10^-6, that one more release can have within a budget.
+
+    Parameters
+    ----------
+    budget, budget_delta : what may be spent in all.
+    charges : what was spent so far.
+    delta : of the release that is asked for; 0 for pure epsilon.
+
+    Formal guarantees
+    -----------------
+    The charges of a release of that epsilon (pure ones for delta 0, Gaussian ones otherwise) compose with
+    the given ones to something within the budget: what is left of Gaussian noise is what is left of mu^2.
+    """
+    charges, step = list(charges), 10**_DIGITS
+    if delta > budget_delta or any(c.unproved or c.delta > budget_delta for c in charges):
+        return Fraction(0)
+    noisy = sum((c.loss**2 for c in charges if c.mechanism == "gaussian"), Fraction(0))
+    rest = budget - sum((c.loss for c in charges if c.mechanism != "gaussian"), Fraction(0))
+    if not delta:
+        rest -= gaussian_epsilon(root_up(noisy), budget_delta) if noisy else 0
+        return max(Fraction(math.floor(rest * step), step), Fraction(0))
+    if rest <= 0:
+        return Fraction(0)
+    try:
+        unspent = gaussian_mu(rest, budget_delta) ** 2 - noisy
+    except UserError:  # so little is left that Gaussian noise cannot have it
+        return Fraction(0)
+    if unspent <= 0:
+        return Fraction(0)
+    mu = Fraction(math.isqrt(math.floor(unspent * 10**24)), 10**12)
+    # a hair below the epsilon of that mu, so that what is made for it has a smaller mu
+    return max(gaussian_epsilon(mu, delta) - Fraction(1, step), Fraction(0)) if mu else Fraction(0)
 
 
 def root_up(value: Fraction, digits: int = 12) -> Fraction:

@@ -13,15 +13,16 @@ from adlm import adaptive
 from adlm.certificate import parse_delta, parse_epsilon
 from adlm.curator.featurise import featurise
 from adlm.curator.ledger import Ledger
-from adlm.curator.moments import Batch, Cross, Design, Second, release_moments
+from adlm.curator.moments import Batch, Cross, Design, Second, calibrate, release_moments
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.public.domain import Domain
-from adlm.public.features import Features, for_domain, narrowed
+from adlm.public.features import Features, for_domain, narrowed, provenance_of
 from adlm.public.features.narrowed import narrow
 from adlm.public.rule import Plan, choose
-from adlm.release import Release
+from adlm.release import NOT_PUBLIC, Release
 
+PRIVATE_FEATURES = "private records had a part in the features"
 RELEVANCES = ("prior", "private")
 BATCH = 4096  # records whose features are added up at once
 
@@ -53,7 +54,8 @@ def privatise(
     ----------
     x, y : (n, *shape) records in the units of the domain, and n labels.
     epsilon, delta : the budget; delta 0 gives pure epsilon.
-    features : the frozen public map; the one that suits the domain's family when not given.
+    features : the frozen public map; the one that suits the domain's family when not given. A map of your
+        own has a `provenance`, and is tried on noise: alone, in a batch, shuffled, and twice.
     plan : settings; the public rule's when not given. `k`, `second`, `share_sums` and `allocation` change
         single settings of it.
     relevance : what an adaptive allocation follows: `prior` (public, free), or `private`: LRP on a model of
@@ -78,6 +80,8 @@ def privatise(
     if len(codes) == 0:
         raise UserError("there are no records to release; give at least one")
     features = features or for_domain(domain)
+    public = provenance_of(features, domain.shape) == "public"
+    stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
     if plan is None:
         plan = choose(
             public_size(domain, len(codes), size), len(domain.classes), float(budget), float(slack),
@@ -102,7 +106,12 @@ def privatise(
     book = ledger or Ledger()
     draw = source or (Source.system() if seed is None else Source.seeded_with(seed))
     if relevance == "private":
-        first = adaptive.first_release(batches, domain, features, plan, budget, slack, book, draw)
+        early, budget = adaptive.shares(budget, slack)
+        book.check(  # both, before the first is charged: a second that does not fit would waste it
+            *calibrate(adaptive.first_design(plan, early, slack), domain.neighbours)[1],
+            *calibrate(design(replace(plan, scales=None), budget, slack), domain.neighbours)[1],
+        )
+        first = adaptive.first_release(batches, domain, features, plan, early, slack, book, draw, unproved)
         plan = replace(plan, scales=adaptive.scales(first.relevance, first.typical, allocation or "optimal"))
     else:
         first = adaptive.NOTHING
@@ -110,10 +119,12 @@ def privatise(
         batches,
         domain=domain,
         features=features,
-        design=design(plan, budget * (1 - first.share), slack),
+        design=design(plan, budget, slack),
         ledger=book,
         source=draw,
         settings={"plan": plan.to_dict(), "relevance": relevance, "asked": asked},
+        stamps=stamps,
+        unproved=unproved,
         earlier=first.charges,
         extra=first.tensors,
     )

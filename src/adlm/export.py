@@ -3,7 +3,7 @@
 A model of a table takes its raw columns, as `adlm.export_table` describes, or on request the encoded record.
 Any other model takes `records`, (n, *shape) float32 in the units of the domain. Outputs are `probabilities`,
 (n, M), and `code`, (n,); for a record with a value that the domain refuses they are NaN and -1. The
-file carries the classes, the totals of the certificate and the table's declaration as metadata.
+file carries the classes, the certificate, its signature and the table's declaration as metadata.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import Tensor, nn
 
 from adlm.analyst.model import Model
@@ -29,6 +30,7 @@ from adlm.export_table import OPSET, OUTPUTS, as_inputs, input_names, trial_colu
 from adlm.public.domain import Domain
 from adlm.public.encoding import encode_frame
 from adlm.public.tables import TableDomain
+from adlm.verification import library, sign_onnx
 
 TOLERANCE = 1e-5
 
@@ -57,11 +59,14 @@ class Served(nn.Module):
         return probabilities, probabilities.argmax(1)
 
 
-def export_onnx(model: Model, out: Path | str, *, encoded: bool = False) -> None:
+def export_onnx(
+    model: Model, out: Path | str, *, encoded: bool = False, key: Ed25519PrivateKey | None = None
+) -> None:
     """Write a model as ONNX, after checking that onnxruntime gives the same predictions to 1e-5.
 
     Parameters
     ----------
+    key : sign the file, and with it that it was made from the model's release.
     encoded : for a table, take the encoded record as `records` instead of the raw columns.
     """
     served = Served(model).eval()
@@ -70,9 +75,11 @@ def export_onnx(model: Model, out: Path | str, *, encoded: bool = False) -> None
     table = None if encoded else _table(model)
     inputs: dict[str, Any] = {"records": trial.numpy()}
     if table is not None:
-        raw, drawn = with_columns(raw, table, _library("onnx")), trial_columns(table)
+        raw, drawn = with_columns(raw, table, library("onnx")), trial_columns(table)
         inputs, trial = as_inputs(table, drawn), torch.from_numpy(encode_frame(table, _Drawn(drawn)))
     data = _with_metadata(raw, model, table)
+    if key is not None:
+        data = sign_onnx(data, model.certificate, key)
     found = _run(data, inputs, model)
     if not np.allclose(found, model.probabilities(trial.numpy()), atol=TOLERANCE, rtol=0):
         raise _unable(model, "onnxruntime does not give the same predictions")
@@ -129,7 +136,7 @@ def _traced(served: Served, trial: Tensor, model: Model) -> bytes:
 
 
 def _with_metadata(raw: bytes, model: Model, table: TableDomain | None) -> bytes:
-    onnx = _library("onnx")
+    onnx = library("onnx")
     graph = onnx.load_model_from_string(raw)
     certificate = model.certificate
     told = {
@@ -137,16 +144,19 @@ def _with_metadata(raw: bytes, model: Model, table: TableDomain | None) -> bytes
         "records": list(certificate.domain.features or ()),
         "inputs": input_names(table) if table is not None else None,
         "privacy": certificate.totals.to_dict(),
-        "stamps": list(certificate.stamps),
-        "certificate": certificate.to_dict()["digest"],
+        "stamps": list(model.stamps),
+        "certificate": certificate.digest,
+        "release": certificate.to_dict(),
         "features": certificate.features["spec"] if model.features is not None else None,
     }
+    if model.release_signature is not None:
+        told["release_signature"] = model.release_signature.to_dict()
     onnx.helper.set_model_props(graph, {f"adlm.{key}": json.dumps(value) for key, value in told.items()})
     return bytes(graph.SerializeToString())
 
 
 def _run(data: bytes, inputs: dict[str, Any], model: Model) -> Any:
-    runtime = _library("onnxruntime")
+    runtime = library("onnxruntime")
     try:
         quiet = runtime.SessionOptions()
         quiet.log_severity_level = 3  # what it makes simpler is no news to whoever exports
@@ -154,15 +164,6 @@ def _run(data: bytes, inputs: dict[str, Any], model: Model) -> Any:
         return session.run(["probabilities"], inputs)[0]
     except Exception as error:  # onnxruntime has no common base class for its errors
         raise _unable(model, str(error).strip().splitlines()[0]) from None
-
-
-def _library(name: str) -> Any:
-    import importlib
-
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UserError(f"exporting needs {name}; install adlm[export]") from None
 
 
 def _unable(model: Model, reason: str) -> UserError:

@@ -1,35 +1,44 @@
 """What crosses the wall: tensors and a certificate, in a folder.
 
-The folder holds `release.safetensors` and `certificate.json`. Nothing private, no seed and no generator
-state is in it. Loading checks everything: the certificate's digest, the charges' arithmetic, the totals, and
-the hash, shape and type of each tensor. No pickle.
+The folder holds `release.safetensors`, `certificate.json` and, when it is signed, `signature.json`. Nothing
+private, no seed and no generator state is in it. Loading checks everything: the certificate's digest, the
+charges' arithmetic, the totals, and the hash, shape and type of each tensor. No pickle.
 """
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from adlm import signature
 from adlm.artefact import canonical, new_folder, read_json, sha256
 from adlm.certificate import Charge, Totals, compose
 from adlm.errors import UserError
 from adlm.moments import Moments
 from adlm.public.domain import Domain
 from adlm.public.features import Features, checked
+from adlm.signature import Signature, Statement, sign
 from adlm.version import __version__
 
 SCHEMA = 1
 SEEDED = "NOT PRIVATE: seeded"
 PEEKED = "bounds learnt from data"
+NOT_PUBLIC = "NOT PRIVATE: features are not public"
+WEAK_EPSILON = "NOT PRIVATE: epsilon above 100"
+WEAK_DELTA = "NOT PRIVATE: delta of 1/n or more"
+MOST_EPSILON, MOST_DELTA = 100, Fraction(1, 100)  # beyond these nobody would call a release private
 TENSORS, CERTIFICATE = "release.safetensors", "certificate.json"
 
 
@@ -65,8 +74,18 @@ class Certificate:
 
     @property
     def private(self) -> bool:
-        """Whether the release protects anybody: its noise was not seeded."""
-        return SEEDED not in self.stamps
+        """Whether the release protects anybody: no stamp says otherwise, such as that of seeded noise."""
+        return not any(stamp.startswith("NOT PRIVATE") for stamp in self.stamps)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the canonical certificate; it covers the charges, the stamps and every tensor."""
+        return str(self.to_dict()["digest"])
+
+    def statement(self) -> Statement:
+        """What is signed of a release."""
+        digest = self.digest
+        return Statement("release", digest, digest)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, with a digest over all of them."""
@@ -112,10 +131,14 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Release:
-    """Noisy tensors and their certificate. All that anybody needs to train, forever."""
+    """Noisy tensors and their certificate. All that anybody needs to train, forever.
+
+    A signature, if there is one, is over the certificate's digest, which covers the tensors.
+    """
 
     tensors: Mapping[str, Tensor]
     certificate: Certificate
+    signature: Signature | None = None
 
     @classmethod
     def make(
@@ -129,7 +152,14 @@ class Release:
         charges: tuple[Charge, ...],
         stamps: tuple[str, ...] = (),
     ) -> Release:
-        """Put tensors and what is known of them together."""
+        """Put tensors and what is known of them together.
+
+        Parameters
+        ----------
+        stamps : those of everything that went into the release. What its own totals deserve is added.
+        """
+        weak = weaknesses(compose(charges), settings.get("n")) if charges else ()
+        stamps = tuple(dict.fromkeys((*stamps, *weak)))
         tensors = {name: t.detach().cpu().contiguous() for name, t in sorted(tensors.items())}
         certificate = Certificate(
             kind, domain, features, settings, charges, stamps, describe(tensors), _software()
@@ -156,9 +186,15 @@ class Release:
         laws = class_laws(self.moments(), self.features(features).prior)
         return laws.sample(n, torch.Generator().manual_seed(seed))
 
+    def signed(self, key: Ed25519PrivateKey) -> Release:
+        """Return the release with the signature of a key's owner."""
+        return replace(self, signature=sign(self.certificate.statement(), key))
+
     def save(self, folder: Path | str) -> None:
         """Write the release by one rename: it is there whole, or not at all."""
         with new_folder(Path(folder), what="release") as temporary:
+            if self.signature is not None:
+                (temporary / signature.FILE).write_bytes(canonical(self.signature.to_dict()))
             (temporary / TENSORS).write_bytes(save_tensors(dict(self.tensors)))
             (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
 
@@ -173,7 +209,25 @@ class Release:
         if not (folder / TENSORS).exists() and (folder / "model.json").exists():
             raise UserError(f"{folder} is a model, not a release; give the release that it was trained on")
         certificate = Certificate.from_dict(read_json(folder / CERTIFICATE, what="certificate"))
-        return cls(read_tensors(folder / TENSORS, certificate.tensors), certificate)
+        signed = Signature.read(folder / signature.FILE, certificate.statement(), f"the release {folder}")
+        return cls(read_tensors(folder / TENSORS, certificate.tensors), certificate, signed)
+
+
+def weaknesses(totals: Totals, n: object = None) -> tuple[str, ...]:
+    """Return the stamps that totals deserve: an epsilon or a delta that nobody would call private.
+
+    A proved epsilon above 100, and a delta of at least 1/n (of at least 1/100 where n is private): so much
+    is met by a mechanism that publishes a random record as it is.
+    """
+    most = min(Fraction(1, n), MOST_DELTA) if isinstance(n, int) and n > 0 else MOST_DELTA
+    return tuple(
+        stamp
+        for stamp, weak in (
+            (WEAK_EPSILON, MOST_EPSILON < totals.epsilon_proved < math.inf),
+            (WEAK_DELTA, totals.delta >= most),
+        )
+        if weak
+    )
 
 
 def read_tensors(path: Path, described: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:

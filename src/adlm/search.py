@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from adlm.analyst import tables
@@ -41,7 +42,12 @@ def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], s
     if not tried:
         raise UserError("there is nothing to search; give at least one set of settings")
     train: Any = tables.train if tables.is_additive(release) else fit
-    models = [train(release, **s) for s in tried]
+    known = list(inspect.signature(train).parameters)[1:]
+    for name in (name for given in tried for name in given):
+        if name not in known:
+            kind = "a table's release" if tables.is_additive(release) else "this release"
+            raise UserError(f"there is no setting {name!r} for {kind}; it has {', '.join(known)}")
+    models = [replace(train(release, **s), release_signature=release.signature) for s in tried]
     scores = [float(score(model)) for model in models]
     order = sorted(range(len(models)), key=lambda i: -scores[i])
     return Search(

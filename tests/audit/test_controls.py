@@ -6,12 +6,13 @@ import pytest
 
 from adlm.audit.controls import SINGLE, Control, halved
 from adlm.audit.finding import CAUGHT
+from adlm.audit.input_controls import INPUTS
 from adlm.audit.replay import declared
 from adlm.audit.worst_case import report, worst_neighbours
 from adlm.curator.noise import Source
 
 
-@pytest.mark.parametrize("control", SINGLE, ids=[c.__name__ for c in SINGLE])
+@pytest.mark.parametrize("control", [*SINGLE, *INPUTS], ids=lambda control: control.__name__)
 def test_control_is_caught(control: Control) -> None:
     finding = control(2000, Source.seeded_with(7))
     assert finding.verdict == CAUGHT

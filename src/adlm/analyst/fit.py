@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.model import Model
 from adlm.analyst.training import History, Plan, train
 from adlm.errors import UserError
-from adlm.public.features import Features
+from adlm.public.features import Features, declared
 from adlm.release import Release
 from adlm.sampling import class_laws
 
@@ -26,6 +27,7 @@ def fit(
     network: str | nn.Module | None = None,
     plan: Plan | None = None,
     *,
+    provenance: str | None = None,
     features: Features | None = None,
     draws: int = DRAWS,
     device: str = "cpu",
@@ -41,9 +43,37 @@ def fit(
         release) or scaled records (record release).
     plan : how to train a network; 12 epochs of noisy records in batches of the network's |L|, or 30 of drawn
         examples, when not given.
+    provenance : of a module: `public` when no private record had a part in its weights as it is given, else
+        `private`. A certificate is about the release alone, so what a module brings along is stamped on
+        the model unless it is `public`.
     features : the features of a moment release, when they are a backbone of your own.
     draws : how many labelled vectors to draw from released moments for a network.
     """
+    origin = _origin(network, provenance)
+    made = _made(release, network, plan, features, draws, device, checkpoints, resume)
+    told = dict(made.training) if origin is None else dict(made.training) | {"provenance": origin}
+    return replace(made, training=told, release_signature=release.signature)
+
+
+def _origin(network: str | nn.Module | None, provenance: str | None) -> str | None:
+    """Return what is declared of a module's weights; None for a network that adlm builds itself."""
+    if not isinstance(network, nn.Module):
+        if provenance is not None:
+            raise UserError("provenance is for a module of your own; leave it out for a network by name")
+        return None
+    return "undeclared" if provenance is None else declared(provenance, "the network")
+
+
+def _made(
+    release: Release,
+    network: str | nn.Module | None,
+    plan: Plan | None,
+    features: Features | None,
+    draws: int,
+    device: str,
+    checkpoints: Path | None,
+    resume: bool,
+) -> Model:
     if tables.is_additive(release):
         if network is not None:
             raise UserError("a table's release makes an additive model; leave the network out")

@@ -1,7 +1,8 @@
 """A trained model: public features, a head, and the certificate of the release it was trained on.
 
 On disk it is a folder with `model.safetensors`, `model.json` and the release's `certificate.json`, byte for
-byte.
+byte; with `release.signature.json` when the release was signed, and `signature.json` when the model was. The
+description names the certificate's digest, and a model's signature covers both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
@@ -22,9 +24,14 @@ from adlm.artefact import canonical, new_folder, read_json, sha256
 from adlm.errors import UserError
 from adlm.public.features import Features, checked
 from adlm.release import CERTIFICATE, TENSORS, Certificate, describe, read_tensors
+from adlm.signature import FILE, OF_RELEASE, Signature, Statement, sign
 
 SCHEMA = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
+START = {  # what is said of a network that came with weights of its own, by their declared provenance
+    "undeclared": ("where the network's weights came from before training was not declared",),
+    "private": ("NOT PRIVATE: private records had a part in the network before training",),
+}
 BATCH = 512  # scaled records that a network takes at once
 
 
@@ -40,6 +47,7 @@ class Model:
         "shape": ...}; one of kind "custom" must be given to `load`.
     features : the public feature map, or None for a network that takes scaled records themselves.
     training : what was done, in JSON values; it says nothing of the records.
+    release_signature, signature : of the release, and of the model itself, where somebody signed them.
     """
 
     certificate: Certificate
@@ -47,6 +55,13 @@ class Model:
     architecture: Mapping[str, Any]
     features: Features | None = None
     training: Mapping[str, Any] = field(default_factory=dict)
+    release_signature: Signature | None = None
+    signature: Signature | None = None
+
+    @property
+    def stamps(self) -> tuple[str, ...]:
+        """Warnings of the release, and of weights that the network brought along into training."""
+        return stamps_of(self.certificate, self.training)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -75,20 +90,33 @@ class Model:
         """Return (n,) class codes of raw records."""
         return self.logits(x, device=device).argmax(1).numpy()
 
-    def save(self, folder: Path | str) -> None:
-        """Write the model by one rename."""
+    def save(self, folder: Path | str, *, key: Ed25519PrivateKey | None = None) -> None:
+        """Write the model by one rename.
+
+        Parameters
+        ----------
+        key : sign the model, and with it that it was made from this release.
+        """
+        digest = self.certificate.digest
         weights = {n: t.detach().cpu().contiguous() for n, t in sorted(self.head.state_dict().items())}
         body = {
             "schema": SCHEMA,
             "architecture": dict(self.architecture),
             "on_features": self.features is not None,
             "training": dict(self.training),
+            "certificate": digest,
             "weights": describe(weights),
         }
         with new_folder(Path(folder), what="model") as temporary:
             (temporary / WEIGHTS).write_bytes(save_tensors(weights))
-            (temporary / DESCRIPTION).write_bytes(canonical(body | {"digest": sha256(canonical(body))}))
+            whole = body | {"digest": sha256(canonical(body))}
+            (temporary / DESCRIPTION).write_bytes(canonical(whole))
             (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
+            if self.release_signature is not None:
+                (temporary / OF_RELEASE).write_bytes(canonical(self.release_signature.to_dict()))
+            if key is not None:
+                signed = sign(Statement("model", str(whole["digest"]), digest), key)
+                (temporary / FILE).write_bytes(canonical(signed.to_dict()))
 
     @classmethod
     def load(
@@ -101,26 +129,66 @@ class Model:
         network : the head's architecture, when it is one that adlm does not know by name.
         features : the features, when they are a backbone of your own.
         """
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise UserError(f"{folder} is not a model: it must be a folder written by adlm train")
-        if not (folder / DESCRIPTION).exists() and (folder / TENSORS).exists():
-            raise UserError(f"{folder} is a release, not a model; adlm train {folder} makes one of it")
-        certificate = Certificate.from_dict(read_json(folder / CERTIFICATE, what="certificate"))
-        raw = read_json(folder / DESCRIPTION, what="model description")
-        body = {key: value for key, value in raw.items() if key != "digest"}
-        if raw.get("schema") != SCHEMA or raw.get("digest") != sha256(canonical(body)):
-            raise UserError(
-                f"the model description {folder / DESCRIPTION} was altered or is of another version"
-            )
-        weights = read_tensors(folder / WEIGHTS, raw["weights"])
-        taken = checked(certificate.features, features) if raw["on_features"] else None
-        head = network or _head(raw["architecture"], weights, certificate)
+        found = read_folder(Path(folder))
+        raw = found.description
+        taken = checked(found.certificate.features, features) if raw["on_features"] else None
+        head = network or _head(raw["architecture"], found.weights, found.certificate)
         try:
-            head.load_state_dict(weights)
+            head.load_state_dict(found.weights)
         except RuntimeError as error:
             raise UserError(f"the weights in {folder} do not fit the network: {error}") from None
-        return cls(certificate, head, raw["architecture"], taken, raw["training"])
+        return cls(
+            found.certificate, head, raw["architecture"], taken, raw["training"], found.release_signature,
+            found.signature,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A model folder as it was read, checked whole; nothing is built of it yet."""
+
+    certificate: Certificate
+    description: Mapping[str, Any]
+    weights: Mapping[str, Tensor]
+    release_signature: Signature | None
+    signature: Signature | None
+
+    @property
+    def stamps(self) -> tuple[str, ...]:
+        """Warnings of the release and of the model."""
+        return stamps_of(self.certificate, self.description["training"])
+
+
+def read_folder(folder: Path) -> Folder:
+    """Read a model folder and check digests, hashes, signatures, and that all of it belongs together."""
+    if not folder.is_dir():
+        raise UserError(f"{folder} is not a model: it must be a folder written by adlm train")
+    if not (folder / DESCRIPTION).exists() and (folder / TENSORS).exists():
+        raise UserError(f"{folder} is a release, not a model; adlm train {folder} makes one of it")
+    certificate = Certificate.from_dict(read_json(folder / CERTIFICATE, what="certificate"))
+    raw = read_json(folder / DESCRIPTION, what="model description")
+    body = {key: value for key, value in raw.items() if key != "digest"}
+    if raw.get("schema") != SCHEMA or raw.get("digest") != sha256(canonical(body)):
+        raise UserError(f"the model description {folder / DESCRIPTION} was altered or is of another version")
+    if raw.get("certificate") != certificate.digest:
+        raise UserError(
+            f"the model in {folder} was made from the release {str(raw.get('certificate'))[:12]}, and the "
+            f"certificate there is that of {certificate.digest[:12]}: one of the two was exchanged"
+        )
+    own = Statement("model", raw["digest"], certificate.digest)
+    return Folder(
+        certificate,
+        raw,
+        read_tensors(folder / WEIGHTS, raw["weights"]),
+        Signature.read(folder / OF_RELEASE, certificate.statement(), f"the release of {folder}"),
+        Signature.read(folder / FILE, own, f"the model {folder}"),
+    )
+
+
+def stamps_of(certificate: Certificate, training: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the warnings of a release, and of weights that a network brought along into training."""
+    own = START.get(str(training.get("provenance", "public")), ())
+    return tuple(dict.fromkeys((*certificate.stamps, *own)))
 
 
 def _head(

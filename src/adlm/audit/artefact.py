@@ -36,7 +36,8 @@ def audit_release(folder: Path, runs: int, source: Source) -> list[Finding]:
     """Check a release: its certificate from its settings, then its noise scales by attack."""
     release = Release.load(folder)
     totals = release.certificate.totals
-    faults = [*_stamped(release), *_rederived(release)]
+    proved = not math.isinf(totals.epsilon_proved) or release.certificate.kind == "records"
+    faults = [*_stamped(release), *(_rederived(release) if proved else totals.unproved)]
     checked = Finding(
         rung="artefact",
         mechanism=f"{folder.name}: certificate",
@@ -59,7 +60,7 @@ def audit_release(folder: Path, runs: int, source: Source) -> list[Finding]:
 def _stamped(release: Release) -> list[str]:
     if SEEDED in release.certificate.stamps:
         return [f"stamped {SEEDED!r}: whoever knows the seed subtracts the noise"]
-    return []
+    return [f"stamped {stamp!r}" for stamp in release.certificate.stamps if stamp.startswith("NOT PRIVATE")]
 
 
 def _rederived(release: Release) -> list[str]:

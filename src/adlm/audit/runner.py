@@ -17,6 +17,7 @@ from adlm.audit.artefact import audit_release
 from adlm.audit.canaries import canary_design, model_scores, one_run, plant, release_scores
 from adlm.audit.controls import SINGLE, Control, half_sensitivity
 from adlm.audit.finding import COMMAND_ALPHA, MOST_TESTS, Finding
+from adlm.audit.input_controls import INPUTS
 from adlm.audit.membership import EPOCHS, summary
 from adlm.audit.separability import product_separability
 from adlm.audit.side_by_side import side_by_side
@@ -138,7 +139,7 @@ def run(
     else:
         steps.extend(_product(depth, source, np.random.default_rng(seed)))
     if with_controls:
-        steps.extend(partial(_control, control, depth.runs, source) for control in SINGLE)
+        steps.extend(partial(_control, control, depth.runs, source) for control in (*SINGLE, *INPUTS))
         steps.append(lambda: half_sensitivity(source))
     findings: list[Finding] = []
     with progress.bar(len(steps), "audit") as advance:

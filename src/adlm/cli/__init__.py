@@ -2,20 +2,54 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import os
 import sys
 from typing import Any, NoReturn
+
+STOPPED = 130  # exit code after Ctrl-C
+
+
+def program() -> None:
+    """Run `adlm` as a program of its own: what `adlm` and `python -m adlm` call.
+
+    Arrow reads ahead in a thread of its own, and goes on with that when a command has failed. An interpreter
+    that is taken down under such a thread aborts the process. So this is the last that runs: after it
+    everything is written, and the process ends without a further step.
+    """
+    code = 1  # of an exception that nobody expected
+
+    def leave() -> None:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError, AttributeError):
+                stream.flush()
+        os._exit(code)
+
+    atexit.register(leave)  # registered first, so it is called last
+    try:
+        main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        raise
 
 
 def main() -> None:
     """Run `adlm`; a person's mistake ends in one sentence on standard error and exit code 2."""
     import typer
 
-    from adlm.errors import UserError
+    from adlm.errors import StoppedError, UserError
 
     try:
         from adlm.cli.app import app
 
-        sys.exit(app(prog_name="adlm", standalone_mode=False))
+        code = app(prog_name="adlm", standalone_mode=False)
+        if code == STOPPED:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
+        sys.exit(code)
+    except StoppedError as stopped:
+        print(f"adlm: {stopped}", file=sys.stderr)
+        sys.exit(STOPPED)
     except UserError as error:
         print(f"adlm: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)
@@ -25,7 +59,7 @@ def main() -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         print("adlm: stopped; nothing half-written is left behind", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(STOPPED)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(141)

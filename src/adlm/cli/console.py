@@ -7,7 +7,8 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -15,10 +16,20 @@ from rich.table import Table
 
 from adlm import progress
 
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but the result and errors.")]
+Sign = Annotated[
+    Path | None, typer.Option("--sign", help="Sign it with this private key (adlm key new).", metavar="KEY")
+]
+Trust = Annotated[
+    list[Path] | None,
+    typer.Option("--trust", help="A public key that must have signed it; may be repeated.", metavar="PUBKEY"),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", metavar="DEVICE")]
 
 
@@ -81,6 +92,18 @@ def pick_device(device: str) -> str:
     if device == "cuda" and not torch.cuda.is_available():
         raise UserError("device cuda was asked for, but this machine has none; use --device auto")
     return device
+
+
+def stamped(stamps: Sequence[str]) -> str:
+    """The stamps, to be put at the end of a sentence; nothing when there are none."""
+    return "".join(f"; stamped: {stamp}" for stamp in stamps)
+
+
+def key_of(path: Path | None) -> Ed25519PrivateKey | None:
+    """Read the key to sign with, before anything is spent or made."""
+    from adlm.signature import load_key
+
+    return None if path is None else load_key(path)
 
 
 def given(context: typer.Context, name: str) -> bool:

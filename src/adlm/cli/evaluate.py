@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 
-from adlm.cli.console import AsJson, Device, Output, Quiet, pick_device
+from adlm.cli.console import AsJson, Device, Output, Quiet, pick_device, stamped
 
+WARNING = "figures measured on private records are not private; no epsilon covers them"
 SHOWN_CLASSES = 12  # a larger confusion table does not fit a terminal; --json has it
 
 
@@ -28,7 +29,7 @@ def evaluate(
 
     On private records this is a statistic without privacy: do not publish it, and do not choose by it. With
     --json: {"accuracy", "balanced_accuracy", "auc", "calibration_error", "log_loss", "confusion", "n",
-    "classes"} and the certificate's totals; accuracies are fractions.
+    "classes", "stamps", "warning"} and the certificate's totals; accuracies are fractions.
     """
     from adlm.analyst.metrics import measure
     from adlm.analyst.model import Model
@@ -63,7 +64,9 @@ def evaluate(
             [name, *map(str, row)] for name, row in zip(domain.classes, figures["confusion"], strict=True)
         ]
         output.table(["true class", *(f"as {name}" for name in domain.classes)], counts)
+    output.say(f"{WARNING}: do not publish them, and do not choose between models by them")
     output.result(
-        figures | totals.to_dict(),
-        f"accuracy {figures['accuracy']:.4f} on {figures['n']} records; {totals.sentence()}",
+        figures | totals.to_dict() | {"stamps": list(loaded.stamps), "warning": WARNING},
+        f"accuracy {figures['accuracy']:.4f} on {figures['n']} records (not private if the records are); "
+        f"{totals.sentence()}{stamped(loaded.stamps)}",
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from adlm.cli.console import AsJson, Output, Quiet
+from adlm.cli.console import AsJson, Output, Quiet, Sign, key_of, stamped
 
 
 def export(
@@ -16,20 +16,22 @@ def export(
     encoded: Annotated[
         bool, typer.Option("--encoded", help="Tables: take the encoded record instead of raw columns.")
     ] = False,
+    sign: Sign = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Write a model as ONNX, to be served anywhere: from raw records to probabilities, in one file.
 
     A table's file has an input for each column: doubles for numbers (NaN where missing) and dates (days from
-    1970-01-01), strings for the rest. With --json: {"out", "bytes"} and the totals.
+    1970-01-01), strings for the rest. With --json: {"out", "bytes", "stamps"} and the totals.
     """
     from adlm.analyst.model import Model
     from adlm.export import export_onnx
 
-    loaded = Model.load(model)
-    export_onnx(loaded, out, encoded=encoded)
+    key, loaded = key_of(sign), Model.load(model)
+    export_onnx(loaded, out, encoded=encoded, key=key)
     totals = loaded.certificate.totals
     Output(as_json, quiet).result(
-        {"out": str(out), "bytes": out.stat().st_size} | totals.to_dict(), f"{out}: {totals.sentence()}"
+        {"out": str(out), "bytes": out.stat().st_size, "stamps": list(loaded.stamps)} | totals.to_dict(),
+        f"{out}: {totals.sentence()}{stamped(loaded.stamps)}",
     )

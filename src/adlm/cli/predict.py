@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from adlm.cli.console import AsJson, Output, Quiet
+from adlm.cli.console import AsJson, Output, Quiet, stamped
 
 
 def predict(
@@ -19,7 +19,7 @@ def predict(
 ) -> None:
     """Predict a class for each record of a file, in its order, with the probability of each class.
 
-    With --json: {"out", "records"} and the certificate's totals.
+    With --json: {"out", "records", "stamps"} and the certificate's totals.
     """
     from adlm.analyst.model import Model
     from adlm.errors import UserError
@@ -31,6 +31,6 @@ def predict(
     records = predict_file(loaded, file, out)
     totals = loaded.certificate.totals
     Output(as_json, quiet).result(
-        {"out": str(out), "records": records} | totals.to_dict(),
-        f"{out}: {records} predictions; {totals.sentence()}",
+        {"out": str(out), "records": records, "stamps": list(loaded.stamps)} | totals.to_dict(),
+        f"{out}: {records} predictions; {totals.sentence()}{stamped(loaded.stamps)}",
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from adlm.cli.console import AsJson, Output, Quiet
+from adlm.cli.console import AsJson, Output, Quiet, Sign, key_of
 
 
 def pretrain(
@@ -18,6 +18,7 @@ def pretrain(
     seed: Annotated[
         int, typer.Option(help="Of the random process and of training.", min=0, max=2**32 - 1)
     ] = 0,
+    sign: Sign = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -29,9 +30,9 @@ def pretrain(
     from adlm.public import datasets
     from adlm.relevance_network import make_public
 
-    output = Output(as_json, quiet)
+    output, key = Output(as_json, quiet), key_of(sign)
     made = make_public(datasets.domain(data).shape, name=network, epochs=epochs, seed=seed)
-    made.save(out)
+    made.save(out, key=key)
     output.result(
         {"out": str(out), "network": network, "epochs": epochs, "provenance": made.provenance},
         f"{out}: {network}, which has seen {made.classes} synthetic classes and no record; nothing charged",

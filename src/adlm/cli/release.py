@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from adlm.cli.console import AsJson, Device, Output, Quiet, given, pick_device
+from adlm.cli.console import AsJson, Device, Output, Quiet, Sign, given, key_of, pick_device, stamped
 from adlm.cli.release_records import by_name, from_table, records_maker
 
 if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
     from adlm.curator.ledger import Ledger
     from adlm.release import Release
 
 KINDS = ("moments", "records")
 METHODS = ("adlm", "ilm")
+LARGE_EPSILON = 10  # from here on a person is warned
 # Options that mean something for one kind of release, or for one place of the records, and nothing elsewhere
+# fmt: off
 ONLY_FOR = {
     "--kind moments": ("k", "second", "share", "relevance", "fourier", "size", "cache"),
-    "--kind records": ("split", "network", "batch_size", "delta_h0", "mode", "loss", "relevance_network"),
+    "--kind records": (
+        "split", "network", "batch_size", "delta_h0", "mode", "loss", "relevance_network",
+        "relevance_provenance", "trust",
+    ),
     "tables from a file": ("domain", "fourier"),
     "--data": ("limit", "cache"),
 }
+# fmt: on
 
 
 def release(
@@ -88,17 +97,34 @@ def release(
     relevance_network: Annotated[
         Path | None, typer.Option(help="Records: a folder of adlm pretrain; made anew when not given.")
     ] = None,
+    relevance_provenance: Annotated[
+        str | None,
+        typer.Option(
+            help="Records: public or private, declared of the --relevance-network if nobody trusted "
+            "signed it."
+        ),
+    ] = None,
+    trust: Annotated[
+        list[Path] | None,
+        typer.Option(help="Records: public key that signed the --relevance-network.", metavar="PUBKEY"),
+    ] = None,
     size: Annotated[
         int | None,
         typer.Option(help="A public guess of the number of records, if that is private.", min=1),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(help="Read only the first LIMIT records (public).", min=1)
+        int | None,
+        typer.Option(
+            help="Read only LIMIT records (public): the first ones; under add-remove about so many, "
+            "chosen by a hash of each.",
+            min=1,
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Repeatable noise. The release is stamped NOT PRIVATE.")
     ] = None,
     cache: Annotated[bool, typer.Option("--cache", help="Keep features of the records on disk.")] = False,
+    sign: Sign = None,
     device: Device = "auto",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -106,12 +132,12 @@ def release(
     """Read private records once and make a release: noisy tensors and a certificate.
 
     Every charge is in the ledger before its noise is drawn. With --json: {"out", "kind", "n",
-    "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "ledger", "charges"}.
+    "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "ledger", "charges",
+    "signed_by"}.
     """
     from adlm.artefact import require_room
-    from adlm.certificate import parse_delta, parse_epsilon
     from adlm.curator.noise import Source
-    from adlm.errors import UserError
+    from adlm.errors import StoppedError, UserError
 
     output = Output(as_json, quiet)
     if kind not in KINDS:
@@ -125,7 +151,8 @@ def release(
     if (file is None) == (data is None):
         raise UserError("give either a file with --domain, or --data NAME; adlm data list shows the names")
     _check_options(context, kind, "--data" if file is None else "tables from a file")
-    parse_epsilon(epsilon), parse_delta(delta)
+    _warn(epsilon, delta, size)
+    key = key_of(sign)
     require_room(out, what="release")
     source = Source.system() if seed is None else Source.seeded_with(seed)
     book, place = _ledger(ledger, budget, data or str(file and file.resolve()))
@@ -135,7 +162,7 @@ def release(
         records = from_table(file, domain, neighbours) if file else by_name(data, neighbours, limit)
         make = records_maker(
             records, epsilon, delta, method, split, network, batch_size, delta_h0, allocation, mode, loss,
-            relevance_network, book, source, out,
+            relevance_network, relevance_provenance, trust or (), book, source, out,
         )  # fmt: skip
     else:
         options = {"epsilon": epsilon, "delta": delta, "ledger": book, "source": source, "device": chosen,
@@ -143,24 +170,76 @@ def release(
                    "allocation": allocation or ("identical" if method == "ilm" else None)}  # fmt: skip
         if fourier is not None:
             options["fourier"] = waves(fourier)
-        make = _moments_maker(data, file, domain, neighbours, limit, cache, options, out)
-    before = len(book.charges)
+        make = _moments_maker(data, file, domain, neighbours, limit, cache, options, out, key)
     try:
         made = make()
+        if kind == "records" and key is not None:  # it was written chunk by chunk
+            made = _signed(made, key, out)
     except UserError as error:
-        if len(book.charges) > before:
+        if book.made:
             raise UserError(f"{error}; the charge stays in {place}, for noise may have been drawn") from error
         raise
+    except KeyboardInterrupt:
+        raise StoppedError(_stopped(book, place, out)) from None
     certificate = made.certificate
-    for stamp in certificate.stamps:
-        output.say(f"stamped: {stamp}")
     figures = {
         "out": str(out), "kind": kind, "n": certificate.settings.get("n"), "stamps": list(certificate.stamps),
         "ledger": str(place), "charges": len(book.charges),
+        "signed_by": made.signature and made.signature.signer,
     }  # fmt: skip
     output.result(
-        figures | certificate.totals.to_dict(), f"{out}: {certificate.totals.sentence()}; charged to {place}"
+        figures | certificate.totals.to_dict(),
+        f"{out}: {certificate.totals.sentence()}; charged to {place}{stamped(certificate.stamps)}",
     )
+
+
+def _warn(epsilon: str, delta: str, size: int | None) -> None:
+    """Say so before anything is read, when a budget is one that protects hardly anybody."""
+    from adlm.certificate import parse_delta, parse_epsilon
+    from adlm.release import MOST_DELTA, MOST_EPSILON
+
+    asked, slack = parse_epsilon(epsilon), parse_delta(delta)
+    if asked > LARGE_EPSILON:
+        stamp = (
+            f", and above {MOST_EPSILON} the release is stamped NOT PRIVATE" if asked > MOST_EPSILON else ""
+        )
+        _caution(f"epsilon {epsilon} is large: the odds about a record can change e^{epsilon} times{stamp}")
+    most = min(MOST_DELTA, Fraction(1, size)) if size else MOST_DELTA
+    if slack >= most:
+        _caution(
+            f"delta {delta} is at least {float(most):g}: so much is met by publishing a random record as it "
+            "is; the release is stamped NOT PRIVATE"
+        )
+
+
+def _caution(words: str) -> None:
+    typer.echo(f"adlm: warning: {words}", err=True)
+
+
+def _stopped(book: Ledger, place: Path, out: Path) -> str:
+    """Say what a release that its user stopped has cost, and whether it was made."""
+    from adlm.certificate import compose
+
+    made = (
+        f"{out} was written" if out.exists() else f"{out} was not made; nothing half-written is left behind"
+    )
+    if not book.made:
+        return f"stopped; nothing was charged, and {made}"
+    return (
+        f"stopped after the charge: {compose(book.made).sentence()} stays in {place}, for noise may have "
+        f"been drawn, and {made}"
+    )
+
+
+def _signed(release: Release, key: Ed25519PrivateKey, out: Path) -> Release:
+    """Sign a release that is on disk already."""
+    from adlm.artefact import canonical, write_file
+    from adlm.signature import FILE
+
+    signed = release.signed(key)
+    assert signed.signature is not None
+    write_file(out / FILE, canonical(signed.signature.to_dict()), what="signature")
+    return signed
 
 
 def _check_options(context: typer.Context, kind: str, place: str) -> None:
@@ -206,6 +285,7 @@ def _moments_maker(
     cache: bool,
     options: dict[str, Any],
     out: Path,
+    key: Ed25519PrivateKey | None,
 ) -> Callable[[], Release]:
     from adlm.curation import privatise
     from adlm.errors import UserError
@@ -220,6 +300,7 @@ def _moments_maker(
                 raise UserError("a file needs --domain FILE.toml; adlm domain init drafts one")
             assert file is not None
             made = privatise_table(file, domain, neighbours=neighbours, **options)
+        made = made if key is None else made.signed(key)
         made.save(out)
         return made
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -26,13 +26,18 @@ class Records:
 
 
 def by_name(data: str | None, neighbours: str | None, limit: int | None) -> Records:
-    """Read a data set by its name."""
+    """Read a data set by its name, or about `limit` records of it."""
+    from adlm.curator.window import window
     from adlm.public import datasets
 
     assert data is not None
     records = datasets.load(data, "train")
     domain = records.domain if neighbours is None else replace(records.domain, neighbours=neighbours)
-    return Records(records.x[:limit], records.y[:limit], domain)
+    if limit is None:
+        return Records(records.x, records.y, domain)
+    size = datasets.size(data, "train")
+    kept = window(records.x, records.y, limit, neighbours=domain.neighbours, size=size)
+    return Records(records.x[kept], records.y[kept], domain)
 
 
 def from_table(file: Path, domain: Path | None, neighbours: str | None) -> Records:
@@ -69,7 +74,8 @@ def from_table(file: Path, domain: Path | None, neighbours: str | None) -> Recor
 def records_maker(
     records: Records, epsilon: str, delta: str, method: str, split: str, network: str | None,
     batch_size: int | None, delta_h0: str, allocation: str | None, mode: str, loss: str,
-    explained_by: Path | None, ledger: Ledger, source: Any, out: Path,
+    explained_by: Path | None, declared: str | None, trusted: Sequence[Path], ledger: Ledger, source: Any,
+    out: Path,
 ) -> Callable[[], Release]:  # fmt: skip
     """Check what a record release is asked for, and return what makes it."""
     from adlm.algorithm1 import Budgets, Explained, make_release
@@ -77,23 +83,27 @@ def records_maker(
     from adlm.errors import UserError
     from adlm.release import Release
     from adlm.relevance_network import RelevanceNetwork, make_public
+    from adlm.signature import load_public
 
     if Fraction(delta) != 0:
         raise UserError("a record release has pure epsilon; leave --delta at 0")
     if method == "ilm" and explained_by is not None:
         raise UserError("--method ilm asks no relevance network; leave out --relevance-network")
+    if explained_by is None and (declared is not None or trusted):
+        raise UserError("--relevance-provenance and --trust are for a --relevance-network; leave them out")
     shape, classes = records.domain.shape, len(records.domain.classes)
     network = network or networks.proposed(shape)
     batch_size = networks.batch_size(network) if batch_size is None else batch_size
     built = networks.build(network, shape, classes)
     sensitivity = _delta_h0(delta_h0)
     budgets = Budgets.split(epsilon, tuple(split.split(",")), method)
+    keys = [load_public(path) for path in trusted]
 
     def make() -> Release:
         explained = None
         if method == "adlm":
             known = (
-                RelevanceNetwork.load(explained_by)
+                RelevanceNetwork.load(explained_by, provenance=declared, trusted=keys)
                 if explained_by
                 else make_public(shape, name="mlp", epochs=4)
             )

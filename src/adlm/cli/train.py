@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adlm.cli.console import AsJson, Device, Output, Quiet, given, pick_device
+from adlm.cli.console import AsJson, Device, Output, Quiet, Sign, given, key_of, pick_device, stamped
 
 FOR_NETWORKS = (
     "epochs",
@@ -47,6 +47,7 @@ def train(
         int, typer.Option(help="Order of batches; nothing to do with privacy.", min=0, max=2**32 - 1)
     ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from OUT's checkpoint.")] = False,
+    sign: Sign = None,
     device: Device = "auto",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -56,7 +57,7 @@ def train(
     A moment release gives a linear classifier in closed form, or, with --network, a network stacked on the
     public features and trained on labelled vectors drawn from the released moments. A record release trains
     a network on noisy records. With --json: {"out", "network", "epochs", "first_loss", "loss",
-    "stopped"} and the certificate's totals.
+    "stopped", "stamps"} and the certificate's totals.
     """
     from adlm.analyst.fit import fit, network_of
     from adlm.analyst.networks import batch_size as batch_size_of
@@ -67,7 +68,7 @@ def train(
     output = Output(as_json, quiet)
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out or remove it first")
-    made = Release.load(release)
+    key, made = key_of(sign), Release.load(release)
     if network is None and made.certificate.kind == "records":
         network = network_of(made)
     for name in FOR_NETWORKS if network is None else ():
@@ -85,13 +86,13 @@ def train(
     model = fit(
         made, network, plan, draws=draws, device=pick_device(device), checkpoints=checkpoint, resume=resume
     )
-    model.save(out)
+    model.save(out, key=key)
     checkpoint.unlink(missing_ok=True)
     totals = made.certificate.totals
     output.result(
-        {"out": str(out)} | dict(model.training) | totals.to_dict(),
+        {"out": str(out), "stamps": list(model.stamps)} | dict(model.training) | totals.to_dict(),
         f"{out}: {model.training['network']}, trained on the release alone{_trouble(model.training)}; "
-        f"{totals.sentence()}",
+        f"{totals.sentence()}{stamped(model.stamps)}",
     )
 
 

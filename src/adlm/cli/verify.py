@@ -1,4 +1,4 @@
-"""`adlm verify`: check a release or a model without trusting whoever made it."""
+"""`adlm verify`: check a release, a model or an ONNX file without trusting whoever sent it."""
 
 from __future__ import annotations
 
@@ -7,41 +7,61 @@ from typing import Annotated
 
 import typer
 
-from adlm.cli.console import AsJson, Output, Quiet
+from adlm.cli.console import AsJson, Output, Quiet, Trust, stamped
 
 
 def verify(
-    folder: Annotated[Path, typer.Argument(help="A release or a model.")],
+    artefact: Annotated[Path, typer.Argument(help="A release folder, a model folder or an ONNX file.")],
+    trust: Trust = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Recompute the totals from the charges and the hashes from the tensors.
+    """Recompute the totals from the charges and the hashes from the tensors; check who signed it.
 
-    A byte changed anywhere in the tensors or the certificate is found and named. With --json: {"whole",
-    "kind", "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "charges"}.
+    Without --trust this proves arithmetic and integrity: the epsilon follows from the charges, and no byte
+    differs from what the digests say. It does not prove origin, as digests can be written again. With --trust
+    the release must be signed by one of the keys, and so must a model or an ONNX file, together with its
+    release. Nothing here proves that noise was drawn. With --json: {"whole", "kind", "epsilon_claimed",
+    "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "charges", "artefact", "digest",
+    "signed_by", "release_signed_by", "trusted", "says"}.
     """
-    from adlm.analyst.model import DESCRIPTION, Model
     from adlm.certificate import number, show
-    from adlm.release import Release
+    from adlm.signature import load_public
+    from adlm.verification import verify as check
 
     output = Output(as_json, quiet)
-    loaded: Model | Release
-    loaded = Model.load(folder) if (folder / DESCRIPTION).exists() else Release.load(folder)
-    certificate = loaded.certificate
+    found = check(artefact, [load_public(path) for path in trust or ()])
+    certificate = found.certificate
     totals = certificate.totals
     rows = [
         [c.what, c.mechanism, show(c.claimed), show(c.epsilon_proved), f"{float(c.delta):g}", c.proof]
         for c in certificate.charges
     ]
     output.table(["released", "noise", "claimed", "proved", "delta", "proof"], rows)
-    for stamp in certificate.stamps:
-        output.say(f"stamped: {stamp}")
+    for line in found.sentences():
+        output.say(line)
     charges = [
         {"what": c.what, "epsilon_claimed": number(c.claimed), "epsilon_proved": number(c.epsilon_proved)}
         for c in certificate.charges
     ]
+    signers = (
+        found.signature and found.signature.signer,
+        found.release_signature and found.release_signature.signer,
+    )
+    origin = "signed by a trusted key" if found.trusted else "origin not proved"
     output.result(
-        {"whole": True, "kind": certificate.kind, "stamps": list(certificate.stamps), "charges": charges}
+        {
+            "whole": True,
+            "kind": certificate.kind,
+            "stamps": list(found.stamps),
+            "charges": charges,
+            "artefact": found.kind,
+            "digest": certificate.digest,
+            "signed_by": signers[0],
+            "release_signed_by": signers[1],
+            "trusted": found.trusted,
+            "says": found.sentences(),
+        }
         | totals.to_dict(),
-        f"{folder} is whole: {totals.sentence()}",
+        f"{artefact} is whole, {origin}: {totals.sentence()}{stamped(found.stamps)}",
     )

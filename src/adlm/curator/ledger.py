@@ -1,8 +1,8 @@
 """A data set's ledger: a file with a budget, written before any noise is drawn.
 
-The file is JSON lines: a header, then one line a group of charges. The header keeps the budget: a budget is
-written as soon as the ledger is opened with one; that there is none is written with the first charge, so that
-a command which fails before it charges anything decides nothing. A line is appended under an exclusive
+The file is JSON lines: a header, then one line a group of charges. The header keeps the budget, or that there
+is none, and is written with the first charge: a command which fails before it charges anything decides
+nothing. A line is appended under an exclusive
 lock and made durable before the caller goes on, so two processes cannot both have the last of a budget, and
 a crash can lose a release but never a charge. A last line without its newline was never acknowledged, so no
 noise followed it; it is dropped.
@@ -25,7 +25,7 @@ from typing import IO, Any
 from platformdirs import user_data_dir
 
 from adlm.artefact import sha256
-from adlm.certificate import Charge, Totals, compose, show
+from adlm.certificate import Charge, Totals, compose, left_over, show
 from adlm.errors import UserError
 
 SCHEMA = 1
@@ -46,8 +46,12 @@ class Ledger:
     Parameters
     ----------
     path : the ledger's file; None keeps the charges in memory, for data that nobody else will read.
-    budget : what may be spent in all. A file keeps the budget it was made with; another one is refused.
+    budget : what may be spent in all. A file keeps the budget of its first charge; another one is refused.
     allow_unproved : whether a charge without a proved epsilon may be made against a budget.
+
+    Attributes
+    ----------
+    made : the charges that were made through this object, in order; a file may hold those of others too.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Ledger:
         self.path = None if path is None else Path(path)
         self.budget = budget
         self.allow_unproved = allow_unproved
+        self.made: list[Charge] = []
         self._memory: list[Charge] = []
         if self.path is not None:
             with self._locked() as file:
@@ -74,6 +79,21 @@ class Ledger:
         charges = self.charges
         return compose(charges) if charges else None
 
+    def left(self, delta: Fraction = Fraction(0), neighbours: str | None = None) -> Fraction | None:
+        """Return the largest epsilon that one more release of this delta can have, or None without a budget.
+
+        For another relation than that of the charges so far there is nothing left: they do not add up.
+        """
+        charges = self.charges
+        if self.budget is None:
+            return None
+        return _left(self.budget, charges, delta, neighbours)
+
+    def check(self, *charges: Charge) -> None:
+        """Refuse charges that could not be made now; nothing is written."""
+        before = self.charges
+        self._check([*before, *charges], before)
+
     def charge(self, *charges: Charge) -> None:
         """Write charges down, all or none, before their noise is drawn.
 
@@ -85,17 +105,31 @@ class Ledger:
         if self.path is None:
             self._check([*self._memory, *charges], self._memory)
             self._memory.extend(charges)
+            self.made.extend(charges)
             return
         with self._locked() as file:
             before = self._read(file)
             self._check([*before, *charges], before)
             header = [] if os.fstat(file.fileno()).st_size else [self._header()]
-            self._append(file, *header, {"charges": [c.to_dict() for c in charges]})
+            self.made.extend(
+                charges
+            )  # first: who is stopped in between must not think that nothing was spent
+            try:
+                self._append(file, *header, {"charges": [c.to_dict() for c in charges]})
+            except UserError:
+                del self.made[len(self.made) - len(charges) :]
+                raise
 
     def _check(self, after: Sequence[Charge], before: Sequence[Charge]) -> None:
         if self.budget is None:
             return  # every charge is kept, and nothing is promised of their sum
-        total = compose(after)
+        asked = max((c.delta for c in after[len(before) :]), default=Fraction(0))
+        if any(c.delta > self.budget.delta for c in after):
+            raise UserError(
+                f"the budget would be overspent: it allows delta {float(self.budget.delta):g} and this "
+                f"release asks for delta {float(asked):g}; make the release with a smaller delta, or with 0"
+            )
+        total = compose(after, self.budget.delta if self.budget.delta else None)
         if math.isinf(total.epsilon_proved):
             if not self.allow_unproved:
                 raise UserError(
@@ -103,13 +137,13 @@ class Ledger:
                     f"made against a budget of {show(self.budget.epsilon)}; make it without a budget"
                 )
             return
-        if total.epsilon_proved > self.budget.epsilon or total.delta > self.budget.delta:
-            spent = compose(before).epsilon_proved if before else Fraction(0)
-            left = show(Fraction(self.budget.epsilon) - Fraction(spent))
+        if total.epsilon_proved > self.budget.epsilon:
+            left = _left(self.budget, before, asked)
             raise UserError(
                 f"the budget would be overspent: the total would be epsilon {show(total.epsilon_proved)}, "
                 f"delta {float(total.delta):g}, the budget is epsilon {show(self.budget.epsilon)}, delta "
-                f"{float(self.budget.delta):g}; what is left is epsilon {left}"
+                f"{float(self.budget.delta):g}; what is left for a release with delta {float(asked):g} under "
+                f"{total.neighbours} is epsilon {show(left)}"
             )
 
     @contextlib.contextmanager
@@ -129,14 +163,14 @@ class Ledger:
         file.seek(0)
         raw = file.read()
         whole, newline, torn = raw.rpartition(b"\n")
-        if not newline and torn[: len(_START)] != _START[: len(torn)]:  # somebody's file, not a torn header
-            raise UserError(f"{self.path} is not an adlm ledger of schema {SCHEMA}; give another file")
+        if raw[: len(_START)] != _START[: len(raw)]:  # somebody's file, not a torn header
+            raise UserError(
+                f"{self.path} is not an adlm ledger, and was left as it is; give another file, or a new name"
+            )
         if torn:
             os.ftruncate(file.fileno(), len(whole) + len(newline))
         lines = whole.split(b"\n") if newline else []
         if not lines:
-            if self.budget is not None:
-                self._append(file, self._header())
             return []
         entries = [self._parse(number, line) for number, line in enumerate(lines, 1)]
         self._take_budget(entries[0])
@@ -186,6 +220,14 @@ class Ledger:
             raise UserError(
                 f"the ledger {self.path} cannot be written: {error.strerror or error}; nothing was released"
             ) from None
+
+
+def _left(
+    budget: Budget, charges: Sequence[Charge], delta: Fraction, neighbours: str | None = None
+) -> Fraction:
+    if neighbours is not None and any(c.neighbours != neighbours for c in charges):
+        return Fraction(0)
+    return left_over(budget.epsilon, budget.delta, charges, delta)
 
 
 def _line(body: dict[str, Any]) -> bytes:

@@ -7,7 +7,7 @@ integers, charged, and released once with exact noise. Proofs: docs/proof-moment
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -27,7 +27,7 @@ from adlm.errors import UserError
 from adlm.estimation.gradient_head import GradientRounds, class_offsets
 from adlm.moments import Moments
 from adlm.public.domain import Domain
-from adlm.public.features import Features
+from adlm.public.features import Features, described
 from adlm.release import SEEDED, Release
 
 __all__ = [
@@ -297,6 +297,7 @@ def release_moments(
     source: noise.Source,
     settings: dict[str, Any] | None = None,
     stamps: tuple[str, ...] = (),
+    unproved: str = "",
     earlier: tuple[Charge, ...] = (),
     extra: dict[str, torch.Tensor] | None = None,
     charged: bool = False,
@@ -307,15 +308,18 @@ def release_moments(
     ----------
     batches : gives (features, codes) batches, the same ones each time it is called.
     settings : public facts to keep in the certificate beside the design, such as the plan's reasons.
+    stamps, unproved : what the inputs bring along: warnings, and why no epsilon is proved.
     earlier : charges, already in the ledger, of what the design was chosen by, such as private relevances.
     extra : tensors that go into the release beside the moments; private already, or public.
     charged : the design's charges are in the ledger already, because its indicators were counted first.
 
     Formal guarantees
     -----------------
-    Relation: the domain's. Guarantee: `calibrate`. Every charge is in the ledger before noise is drawn.
+    Relation: the domain's. Guarantee: `calibrate`. Every charge is in the ledger before noise is drawn. n is
+    kept only where it is public: under replace-one with one record a person.
     """
     scales, charges = calibrate(design, domain.neighbours)
+    charges = tuple(replace(c, unproved=unproved) for c in charges) if unproved else charges
     store = FeatureStore(design.k) if design.rounds is not None else None
     table, second, n = _sums(batches, len(domain.classes), design, store)
     if n == 0:
@@ -326,7 +330,8 @@ def release_moments(
     clip, fine_clip = design.clip(), design.second_clip()
     step = np.concatenate([[1 / clip.count if clip.count else 0.0], clip.steps])
     tensors = {"class_sums": torch.from_numpy(table), "step": torch.from_numpy(step)}
-    stated = facts(design, scales, n if domain.neighbours == "replace-one" else None, len(domain.classes))
+    public = domain.neighbours == "replace-one" and design.contributions == 1  # else n is private
+    stated = facts(design, scales, n if public else None, len(domain.classes))
     if design.second is not None and fine_clip is not None:
         across = None
         if design.second.later:
@@ -353,7 +358,7 @@ def release_moments(
         tensors | (extra or {}),
         kind="moments",
         domain=domain,
-        features={"spec": features.spec(), "fingerprint": features.fingerprint()},
+        features=described(features),
         settings=stated | (settings or {}),
         charges=earlier + charges,
         stamps=stamps + ((SEEDED,) if source.seeded else ()),

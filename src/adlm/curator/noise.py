@@ -245,7 +245,7 @@ class _Reals:
 
     def fixed(self, limbs: int) -> npt.NDArray[np.object_]:
         """Return floor(value 2^(64 limbs)) as (count,) Python integers; the value is below that plus one."""
-        parts = []
+        parts = [np.empty(0, dtype=object)]  # of no value at all there is nothing to draw
         for whole, x, used in self._parts:
             value = whole[:used].astype(object)
             for index in range(limbs):

@@ -165,7 +165,9 @@ def _release(
         features=features or {},
         settings=settings,
         charges=(*carried, *perturbation.charges),
-        stamps=stamps + ((SEEDED,) if source.seeded else ()),
+        stamps=stamps
+        + (() if relevance is None else relevance.stamps)
+        + ((SEEDED,) if source.seeded else ()),
     )
 
 

@@ -21,6 +21,7 @@ from adlm.curator.lrp import relevance as propagate
 from adlm.curator.noise import Source, laplace
 from adlm.errors import UserError
 from adlm.public.domain import Domain
+from adlm.public.features.probe import coupling
 from adlm.release import Certificate
 
 STEPS = 1 << 20  # grid steps in [0, 1]; a relevance is truncated to the grid
@@ -39,11 +40,13 @@ class PrivateRelevance:
     values : (d,) R_j, in the order of the flattened record.
     charges : the charge of this step, after those that the relevance network's own certificate carries.
     settings : what a certificate says of this step.
+    stamps : warnings that the relevance network's own certificate carries.
     """
 
     values: npt.NDArray[np.float64]
     charges: tuple[Charge, ...]
     settings: dict[str, object]
+    stamps: tuple[str, ...] = ()
 
 
 def scaled(relevances: Tensor) -> Tensor:
@@ -151,30 +154,30 @@ def private_relevance(
         "relevance_sensitivity": sensitivity,
         "mu": mu,
     }
-    return PrivateRelevance(noisy / (used * STEPS), (*carried, step), settings)
+    stamps = provenance.stamps if isinstance(provenance, Certificate) else ()
+    return PrivateRelevance(noisy / (used * STEPS), (*carried, step), settings, stamps)
 
 
 def _check_network(network: nn.Module, shape: tuple[int, ...], mu: float) -> None:
     """Refuse a network that does not take such records, that relevance cannot follow, or whose answer for a
     record depends on its company. It is tried on noise, never on records, so it is free.
     """
-    probe = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
-    probe = probe.to(next(network.parameters()).device)
+    device = next(network.parameters()).device
+    probe = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0)).to(device)
     was_training = network.training
-    with torch.no_grad():
-        network.eval()
-        try:
-            alone, together = network(probe[:1]), network(probe)[:1]
-        except (RuntimeError, ValueError, IndexError):
-            raise UserError(
-                f"the relevance network does not take records of shape {shape}; give one made for that shape."
-            ) from None
-        finally:
-            network.train(was_training)
-    if not torch.allclose(alone, together, rtol=1e-3, atol=1e-4):
+    network.eval()
+    try:
+        found = coupling(network, shape, device=device)
+    except (RuntimeError, ValueError, IndexError):
         raise UserError(
-            "the relevance network's answer for a record depends on the other records of its batch, so "
-            "Lemma 1 does not hold for it; use layers without batch statistics in evaluation mode."
+            f"the relevance network does not take records of shape {shape}; give one made for that shape."
+        ) from None
+    finally:
+        network.train(was_training)
+    if found is not None:
+        raise UserError(
+            f"the relevance network's answer for a record depends on {found}, so Lemma 1 does not hold for "
+            "it; use layers without batch statistics in evaluation mode."
         )
     propagate(network, probe, mu=mu)
 

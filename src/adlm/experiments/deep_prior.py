@@ -59,7 +59,7 @@ def deep_features(family: str, shape: tuple[int, ...], steps: int, seed: int = 0
     fresh, _ = PROCESSES[family](200, 16, torch.Generator().manual_seed(seed + 1))
     with torch.inference_mode():
         centre = torch.cat([network(part) for part in fresh.split(512)]).mean(0)  # type: ignore[no-untyped-call]
-        deep = Backbone(network, shape, centre.clone())
+        deep = Backbone(network, shape, centre.clone(), provenance="public")
         z = torch.cat([deep(part) for part in fresh.split(512)])  # type: ignore[no-untyped-call]
     deep.prior = prior_statistics(z.clone(), 16)
     return deep

@@ -177,4 +177,5 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         tail = math.exp(min(epsilon, 700.0)) * float(ndtr(-epsilon / mu - mu / 2))
         return float(ndtr(-epsilon / mu + mu / 2)) - tail - delta
 
-    return float(brentq(excess, 1e-9, 100.0))
+    most = 100.0  # beyond it nothing is left to plan for
+    return float(brentq(excess, 1e-9, most)) if excess(most) > 0 else most

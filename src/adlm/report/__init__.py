@@ -49,9 +49,9 @@ def render(subject: Subject) -> str:
         allocation(subject),
         accuracy(subject.models, certificate.domain.classes),
         audit_section(subject.audit),
-        provenance.rerun(certificate, _relative(subject)),
+        provenance.rerun(certificate, _relative(subject), subject.signature),
     ]
-    top = join([sections.stamps(certificate), sections.summary(subject)])
+    top = join([sections.stamps(subject), sections.summary(subject)])
     lead = (
         f"Privatised once, by adlm {certificate.software.get('adlm', '')}; {certificate.totals.sentence()}."
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from adlm.analyst.tables import has_columns, relevance_picture
 from adlm.moments import Moments
-from adlm.release import Certificate
+from adlm.release import Certificate, Release
 from adlm.report import drawing
 from adlm.report.html import Markup, figure, join
 from adlm.report.page import Section
@@ -16,6 +18,7 @@ from adlm.report.relevance import as_picture
 from adlm.report.subject import Subject
 
 MOST_CLASSES = 40
+AGAIN = "class tables again"  # the charge of a table's second look
 
 
 MAPS = {
@@ -71,9 +74,23 @@ def allocation(subject: Subject) -> Section | None:
     if subject.release is None:
         return None
     if subject.certificate.kind == "moments":
-        return _moment_noise(subject.release.moments(), subject.certificate)
+        return _moment_noise(_both_looks(subject.release), subject.certificate)
     ratios = subject.release.tensors.get("budget_ratios")
     return None if ratios is None else _record_noise(np.sort(ratios.numpy())[::-1], subject.certificate)
+
+
+def _both_looks(release: Release) -> Moments:
+    """Return released moments; of a table that was looked at twice, both looks by how sure each is."""
+    moments, tensors = release.moments(), release.tensors
+    again = [c for c in release.certificate.charges if c.what.startswith(AGAIN)]
+    if "class_sums_again" not in tensors or len(again) != 1:
+        return moments
+    step = tensors["step_again"].double()
+    spread = math.sqrt(2.0) if again[0].mechanism == "laplace" else 1.0
+    fine = spread * float(again[0].scale) * step
+    first, second = moments.sd_sums**-2, fine**-2
+    sums = (first * moments.sums + second * tensors["class_sums_again"].double() * step) / (first + second)
+    return replace(moments, sums=sums, sd_sums=(first + second) ** -0.5)
 
 
 def _moment_noise(moments: Moments, certificate: Certificate) -> Section:

@@ -9,6 +9,7 @@ from adlm.certificate import show
 from adlm.release import Certificate
 from adlm.report.html import join, paragraph, table, tag
 from adlm.report.page import Section
+from adlm.signature import Signature
 
 BIBTEX = """@inproceedings{phan2017adaptive,
   title     = {Adaptive {L}aplace Mechanism: Differential Privacy Preservation in Deep Learning},
@@ -19,17 +20,17 @@ BIBTEX = """@inproceedings{phan2017adaptive,
 }"""
 
 
-def rerun(certificate: Certificate, folder: str) -> Section:
-    """Give the commands, the versions and the digests."""
+def rerun(certificate: Certificate, folder: str, signature: Signature | None = None) -> Section:
+    """Give the commands, the versions, the digest and who signed it."""
     totals = certificate.totals
-    digest = str(certificate.to_dict()["digest"])
     commands = "\n".join([
         f"adlm verify {_quoted(folder)}",
-        f"adlm release --data DATA --kind {certificate.kind} {_asked(certificate)} "
-        f"--neighbours {totals.neighbours} --out again",
+        f"adlm release {_records(certificate)} --kind {certificate.kind} {_asked(certificate)} "
+        f"--neighbours {totals.neighbours}{_size(certificate)} --out again",
     ])  # fmt: skip
     facts = [
-        ("certificate digest", tag("code", digest)),
+        ("certificate digest", tag("code", certificate.digest)),
+        *_signed(signature),
         ("features", _features(certificate)),
         *((f"{name} version", version) for name, version in sorted(certificate.software.items())),
         *((name, _value(value)) for name, value in sorted(certificate.settings.items()) if value is not None),
@@ -38,12 +39,33 @@ def rerun(certificate: Certificate, folder: str) -> Section:
         paragraph("Check this release, or make another one with the same settings. A new release draws new "
                   "noise and spends again: its tensors will differ, its certificate only in their hashes."),
         tag("pre", commands),
-        paragraph("Quote the digest when you cite this release; it covers the charges and every tensor."),
+        paragraph("Quote the digest when you cite this release; it covers the charges and every tensor. "
+                  "Digests show that nothing was altered since they were made, a signature shows who made "
+                  "them, and neither shows that noise was drawn."),
         table(("fact", "value"), facts),
         tag("h3", "Paper"),
         tag("pre", BIBTEX),
     ])  # fmt: skip
     return Section("cite", "Cite, check and rerun", body)
+
+
+def _signed(signature: Signature | None) -> list[tuple[str, object]]:
+    if signature is None:
+        return [("signed by", "nobody")]
+    value = tag("code", signature.value)
+    return [("signed by", tag("code", signature.signer)), ("signature (Ed25519)", value)]
+
+
+def _records(certificate: Certificate) -> str:
+    """Where the records come from, in the words of the command line: a table's file, or a name."""
+    spec = certificate.features.get("spec")
+    of_table = isinstance(spec, Mapping) and spec.get("name") == "tabular"
+    return "TABLE.csv --domain DOMAIN.toml" if of_table else "--data NAME"
+
+
+def _size(certificate: Certificate) -> str:
+    """The public guess that a release needs where the number of records is private."""
+    return " --size GUESS" if certificate.settings.get("n") is None else ""
 
 
 def _asked(certificate: Certificate) -> str:
@@ -56,6 +78,9 @@ def _asked(certificate: Certificate) -> str:
         options |= {name: str(value) for name, value in asked.items() if value is not None}
     if settings.get("relevance") == "private":
         options["relevance"] = "private"
+    plan = settings.get("plan")
+    if isinstance(plan, Mapping) and plan.get("fourier"):
+        options["fourier"] = str(plan["fourier"])
     return " ".join(f"--{name} {_quoted(value)}" for name, value in options.items())
 
 

@@ -5,7 +5,15 @@ from __future__ import annotations
 import math
 
 from adlm.certificate import Charge, show
-from adlm.release import PEEKED, SEEDED, Certificate
+from adlm.release import (
+    MOST_EPSILON,
+    NOT_PUBLIC,
+    PEEKED,
+    SEEDED,
+    WEAK_DELTA,
+    WEAK_EPSILON,
+    Certificate,
+)
 from adlm.report import attacker, drawing
 from adlm.report.html import Markup, figure, join, paragraph, table, tag
 from adlm.report.page import Section, stamp, tile
@@ -15,6 +23,9 @@ MEANINGS = {
     SEEDED: "The noise was drawn from a fixed seed, so whoever knows the seed can take it off again. "
     "Use this release for tests alone.",
     PEEKED: "Bounds of the domain were found by looking at the records, which no epsilon here accounts for.",
+    NOT_PUBLIC: "Private records had a part in the features, so what they say of a record is not bounded.",
+    WEAK_EPSILON: f"So large an epsilon bounds nothing: the odds may change e^{MOST_EPSILON} times.",
+    WEAK_DELTA: "So large a delta is met by a mechanism that publishes a random record as it is.",
 }
 KINDS = {"moments": "moment", "records": "record"}
 RELATIONS = {
@@ -25,11 +36,11 @@ RELATIONS = {
 }
 
 
-def stamps(certificate: Certificate) -> Markup:
-    """Show every warning that travels with the release."""
-    other = "This warning was put on the release when it was made."
-    shown = [stamp(words, MEANINGS.get(words, other)) for words in certificate.stamps]
-    totals = certificate.totals
+def stamps(subject: Subject) -> Markup:
+    """Show every warning that travels with the release and its models."""
+    other = "This warning was put on the release, or on a model of it, when it was made."
+    shown = [stamp(words, MEANINGS.get(words, other)) for words in subject.stamps]
+    totals = subject.certificate.totals
     if math.isinf(totals.epsilon_proved):
         shown.append(stamp("No epsilon is proved", f"{'; '.join(totals.unproved)}."))
     return join(shown)
@@ -66,9 +77,11 @@ def plain_words(certificate: Certificate) -> Section:
         f"The guarantee is for one record ({totals.neighbours}): {RELATIONS[totals.neighbours]}. ",
         f"A person with several records is protected {_people(certificate)}.",
     )
-    if not certificate.private:
+    if SEEDED in certificate.stamps:
         seeded = "None of this holds for noise from a known seed. Below is what it would promise without one."
         relation = join([relation, tag("p", seeded, class_="bad")])
+    elif not certificate.private:
+        relation = join([relation, tag("p", "Nobody would call this private.", class_="bad")])
     if math.isinf(totals.epsilon_proved):
         verdict = tag("p", f"No epsilon is proved for this release: {'; '.join(totals.unproved)}. Nothing ",
                       "below should be read as protection.", class_="bad")  # fmt: skip

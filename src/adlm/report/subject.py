@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from adlm.analyst.model import DESCRIPTION, WEIGHTS
-from adlm.artefact import canonical, read_json, sha256
+from adlm.analyst.model import DESCRIPTION, read_folder
+from adlm.artefact import read_json
 from adlm.errors import UserError
-from adlm.release import CERTIFICATE, TENSORS, Certificate, Release, read_tensors
+from adlm.release import CERTIFICATE, TENSORS, Certificate, Release
+from adlm.signature import FILE, OF_RELEASE, Signature
 
 EVALUATION, AUDIT = "evaluation.json", "audit.json"
 
@@ -23,6 +24,7 @@ class Trained:
     training: Mapping[str, Any]
     architecture: Mapping[str, Any]
     evaluation: Mapping[str, Any] | None
+    stamps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class Subject:
     release : the release itself, when it is at hand.
     models : in order of their names.
     audit : what `adlm audit` found, when it was kept.
+    signature : of the release, when it was signed.
     """
 
     folder: Path
@@ -45,6 +48,13 @@ class Subject:
     release: Release | None
     models: tuple[Trained, ...] = ()
     audit: Mapping[str, Any] | None = field(default=None)
+    signature: Signature | None = None
+
+    @property
+    def stamps(self) -> tuple[str, ...]:
+        """Warnings of the release and of its models."""
+        own = [stamp for model in self.models for stamp in model.stamps]
+        return tuple(dict.fromkeys((*self.certificate.stamps, *own)))
 
 
 def find(
@@ -78,7 +88,16 @@ def find(
         _release(released, folder, next(iter(certificates))),
         tuple(_model(place, alone, single=len(made) == 1) for place in made),
         audit if audit is not None else _first(folder / AUDIT, places[0].parent / AUDIT),
+        _signature(made, released, next(iter(certificates.values()))),
     )
+
+
+def _signature(made: list[Path], released: list[Path], certificate: Certificate) -> Signature | None:
+    """Read the release's signature, from its own folder or from that of a model."""
+    files = [place / FILE for place in released] + [place / OF_RELEASE for place in made]
+    statement = certificate.statement()
+    found = (Signature.read(file, statement, f"the release of {file.parent}") for file in files)
+    return next((signature for signature in found if signature is not None), None)
 
 
 def _release(released: list[Path], folder: Path, digest: str) -> Release | None:
@@ -98,15 +117,12 @@ def _certificate(place: Path) -> Certificate:
 
 
 def _model(place: Path, given: Mapping[str, Any] | None, *, single: bool) -> Trained:
-    raw = read_json(place / DESCRIPTION, what="model description")
-    body = {key: value for key, value in raw.items() if key != "digest"}
-    if raw.get("digest") != sha256(canonical(body)):
-        raise UserError(f"the model description {place / DESCRIPTION} was altered")
-    read_tensors(place / WEIGHTS, raw["weights"])
+    read = read_folder(place)
+    raw = read.description
     beside = [place / EVALUATION, place.parent / f"{place.name}.{EVALUATION}"]
     beside += [place.parent / EVALUATION] if single else []
     found = given if given is not None else _first(*beside)
-    return Trained(place.name, raw["training"], raw["architecture"], found)
+    return Trained(place.name, raw["training"], raw["architecture"], found, read.stamps)
 
 
 def _first(*paths: Path) -> Mapping[str, Any] | None:

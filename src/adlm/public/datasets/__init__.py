@@ -59,6 +59,11 @@ def domain(name: str) -> Domain:
     return named(name).domain
 
 
+def size(name: str, split: str) -> int:
+    """Number of records that the catalogue publishes for a split; no record is read."""
+    return int(named(name).checks[f"x_{split}"].shape[0])
+
+
 def load(name: str, split: str, *, say: Say = progress.say) -> Records:
     """Records of a data set's `train` or `test` split; `say` is told of each step of a download."""
     data = named(name)

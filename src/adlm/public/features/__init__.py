@@ -8,8 +8,9 @@ from typing import Any
 from adlm.errors import UserError
 from adlm.public.domain import Domain
 from adlm.public.features.backbone import Backbone
-from adlm.public.features.base import Features, PriorStatistics, unit_norm
+from adlm.public.features.base import Features, PriorStatistics, declared, unit_norm
 from adlm.public.features.narrowed import Narrowed, RandomDirections, narrowed
+from adlm.public.features.probe import coupling
 
 __all__ = [
     "Backbone",
@@ -19,8 +20,11 @@ __all__ = [
     "RandomDirections",
     "build",
     "checked",
+    "declared",
+    "described",
     "for_domain",
     "narrowed",
+    "provenance_of",
     "unit_norm",
 ]
 
@@ -63,6 +67,49 @@ def for_domain(domain: Domain) -> Features:
     if domain.family in ("drawn", "garments"):
         return build({"name": "prior-projection", "family": domain.family, "shape": list(domain.shape)})
     return build({"name": "identity", "shape": list(domain.shape)})
+
+
+def provenance_of(features: Features, shape: tuple[int, ...]) -> str:
+    """Return `public` or `private`, after trying features that a person brought along on records of noise.
+
+    Parameters
+    ----------
+    shape : of one record.
+    """
+    own = _own(features)
+    if own is None:
+        return "public"
+    named = f"the features {type(own).__name__}"
+    origin = declared(own.provenance, named)
+    before = features.eval().fingerprint()
+    device = next((t.device for t in features.state_dict().values()), "cpu")
+    try:
+        found = coupling(features, shape, device=device, rtol=1e-4, atol=1e-5)
+    except (RuntimeError, ValueError, IndexError):
+        raise UserError(f"{named} do not take records of shape {shape}; give some for that shape") from None
+    if found is None and features.fingerprint() != before:
+        found = "what the map was asked before"
+    if found is not None:
+        raise UserError(
+            f"{named} give a record an answer that depends on {found}, so no bound holds for one record; use "
+            "layers without batch statistics and without state"
+        )
+    return origin
+
+
+def described(features: Features) -> dict[str, Any]:
+    """Return what a certificate says of a feature map."""
+    entry = {"spec": features.spec(), "fingerprint": features.fingerprint()}
+    own = _own(features)
+    return entry if own is None else entry | {"provenance": own.provenance or "undeclared"}
+
+
+def _own(features: Features) -> Features | None:
+    """Return the map that a person brought along, perhaps narrowed; None for one of adlm's own."""
+    if isinstance(features, Narrowed):
+        return _own(features.inner)
+    ours = type(features).__module__.partition(".")[0] == "adlm" and not isinstance(features, Backbone)
+    return None if ours else features
 
 
 def checked(entry: Mapping[str, Any], given: Features | None = None) -> Features:

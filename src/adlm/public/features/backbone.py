@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from adlm.errors import UserError
-from adlm.public.features.base import Features, PriorStatistics, unit_norm
+from adlm.public.features.base import Features, PriorStatistics, declared, unit_norm
 
 
 class Backbone(Features):
     """Wrap a frozen module: its output, flattened, less a public centre, scaled to unit norm.
 
-    The module must be public: trained on data that nobody in the private data set is in, or on nothing. Its
+    The module should be public: trained on data that nobody in the private data set is in, or on nothing. Its
     weights go into the fingerprint, so a release cannot be read with another one. As adlm cannot build it
     again from a certificate, give it to `fit(release, features=...)` and `Model.load(folder, features=...)`.
 
@@ -23,10 +23,20 @@ class Backbone(Features):
     module : maps (n, *shape) in [0, 1] to (n, ...).
     shape : of one record.
     centre : public mean of its output, subtracted before scaling; None for no centring.
+    provenance : `public` when no private record had a part in the module or the centre, else `private`: a
+        release is then stamped and no epsilon is proved of it. There is no default.
     """
 
-    def __init__(self, module: nn.Module, shape: tuple[int, ...], centre: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        shape: tuple[int, ...],
+        centre: Tensor | None = None,
+        *,
+        provenance: str = "",
+    ) -> None:
         super().__init__()
+        self.provenance = declared(provenance, f"the backbone {type(module).__name__}")
         self.module, self.shape = module.eval(), tuple(shape)
         for parameter in self.module.parameters():
             parameter.requires_grad_(False)

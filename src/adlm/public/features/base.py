@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from adlm.errors import UserError
+
 
 @dataclass(frozen=True)
 class PriorStatistics:
@@ -36,13 +38,15 @@ class PriorStatistics:
 class Features(nn.Module, ABC):
     """A map from records in [0, 1] to vectors of L2 norm at most 1.
 
-    It is public: nothing in it may depend on private records. `spec` describes it in JSON, enough for
-    `adlm.public.features.build` to make it again; `fingerprint` is what a certificate stores.
+    It is public: nothing in it may depend on private records. Features of your own say so by `provenance`,
+    which has no default; `private` is allowed, and then no epsilon is proved. `spec` describes it in JSON,
+    enough for `adlm.public.features.build` to make it again; `fingerprint` is what a certificate stores.
     """
 
     width: int
     prior: PriorStatistics | None = None
     apart: float = 1.0  # how far real classes lie apart, compared with the most alike synthetic ones
+    provenance: str = ""  # of features of your own: `public`, or `private` if records had a part in them
     batch: int = 512  # records that are best mapped together, for their time and their memory
 
     @abstractmethod
@@ -71,6 +75,16 @@ class Features(nn.Module, ABC):
             digest.update(f"{name}:{value.dtype}:{tuple(value.shape)}".encode())
             digest.update(value.detach().cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
+
+
+def declared(provenance: str, what: str) -> str:
+    """Return a declared provenance, and refuse anything but `public` and `private`."""
+    if provenance not in ("public", "private"):
+        raise UserError(
+            f"provenance of {what} must be 'public' (no private record had a part in it) or 'private', got "
+            f"{provenance!r}; say 'private' when in doubt"
+        )
+    return provenance
 
 
 def unit_norm(z: Tensor, floor: float = 1e-6) -> Tensor:

@@ -1,0 +1,91 @@
+"""Controls that are wrong before the mechanism, or beside it: what goes in, and what is said of it.
+
+The mechanism of each is the product's own and is sound. What is wrong is the records that reach it, or a
+number that is told beside its output. Each must be reported as violated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from adlm.audit.controls import Control, _attacked, _finding
+from adlm.audit.finding import Finding
+from adlm.audit.subject import Records, Subject
+from adlm.audit.tap import draw
+from adlm.certificate import Charge
+from adlm.curator.ledger import Ledger
+from adlm.curator.moments import Design, release_moments
+from adlm.curator.noise import Source
+from adlm.public.domain import Domain
+from adlm.public.features.identity import Identity
+
+Reals = npt.NDArray[np.float64]
+LIMIT, N = 50, 60
+
+
+def _subject(name: str, neighbours: str, reads: Callable[[Records], Records]) -> Subject:
+    """A release of one class sum at epsilon 2, of what is read of the records."""
+    domain, design = Domain((1,), 0.0, 1.0, ("a", "b"), neighbours), Design(Fraction(2), Fraction(0), 1, 1.0)
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        read = reads(data)
+        made = release_moments(
+            lambda: [(read.values, read.codes)], domain=domain, features=Identity((1,)), design=design,
+            ledger=ledger, source=source,
+        )  # fmt: skip
+        return made.certificate.charges
+
+    return Subject(name, neighbours, run, (0,), 1)
+
+
+def shifting_window(runs: int, source: Source) -> Finding:
+    """The first records of a file under add-remove: where one is missing, another one comes in."""
+    subject = _subject(
+        "first records under add-remove",
+        "add-remove",
+        lambda data: Records(data.values[:LIMIT], data.codes[:LIMIT]),
+    )
+    values, codes = np.ones((N, 1)), np.arange(N) // LIMIT  # whoever comes in is of the other class
+    whole, without = Records(values, codes), Records(values[1:], codes[1:])
+    return _attacked(subject, whole, without, max(runs, 20_000), source)
+
+
+def batch_maximum(runs: int, source: Source) -> Finding:
+    """Features divided by the largest value of their batch: one outlier moves everybody."""
+    subject = _subject(
+        "features divided by their batch's maximum",
+        "replace-one",
+        lambda data: Records(data.values / data.values.max(), data.codes),
+    )
+    values, codes = np.full((N, 1), 0.01), np.zeros(N, dtype=np.int64)
+    outlier = values.copy()
+    outlier[-1] = 1.0
+    return _attacked(subject, Records(values, codes), Records(outlier, codes), runs, source)
+
+
+def exact_number(runs: int, source: Source) -> Finding:
+    """The exact number of records where a person may have several: replacing a person changes it."""
+    del source  # there is no noise on it
+    worlds = np.full(runs, float(N)), np.full(runs, float(N - 1))
+    return _finding("exact n, several records a person", Fraction(1), worlds, "n is told without noise")
+
+
+def seeded_input(runs: int, source: Source) -> Finding:
+    """A network of a seeded release passed on as private: whoever knows the seed takes the noise off."""
+    del source  # it is the seed that is wrong
+    scale, moved = Fraction(1 << 20), 1 << 20
+
+    def noise() -> Reals:
+        return np.asarray(draw("laplace", runs, scale, Source.seeded_with(7)), dtype=np.float64)
+
+    worlds = moved + noise() - noise(), noise() - noise()
+    return _finding(
+        "relevance network of a seeded release", Fraction(1), worlds, "the seed's noise is subtracted"
+    )
+
+
+INPUTS: tuple[Control, ...] = (shifting_window, batch_maximum, exact_number, seeded_input)

@@ -1,0 +1,51 @@
+"""Try a map on noise before it meets a record: its answer for a record must not depend on other records.
+
+The proof takes the features of a record, and its relevances, to be a function of that record alone. A map
+that a person brings along is asked about records of noise alone, in company, in another order and again. This
+finds batch statistics and state that moves; it cannot find what shows itself only on some records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+PROBES = 8
+
+
+def coupling(
+    forward: Callable[[Tensor], Tensor],
+    shape: tuple[int, ...],
+    *,
+    device: torch.device | str = "cpu",
+    rtol: float = 1e-3,
+    atol: float = 1e-4,
+) -> str | None:
+    """Say what a map's answer for a record depends on beside the record, or None if nothing was found.
+
+    Parameters
+    ----------
+    forward : takes (n, *shape) in [0, 1]; whatever it raises is raised.
+    rtol, atol : how much two answers may differ by rounding.
+    """
+    noise = torch.rand(PROBES, *shape, generator=torch.Generator().manual_seed(0))
+    noise[0], noise[1] = 0.0, 1.0  # extremes, which move a statistic of a batch most
+    noise[3] *= 0.01
+    noise = noise.to(device)
+    order = torch.randperm(PROBES, generator=torch.Generator().manual_seed(1)).to(device)
+
+    def same(one: Tensor, two: Tensor) -> bool:
+        return torch.allclose(one.double(), two.double(), rtol=rtol, atol=atol, equal_nan=True)
+
+    with torch.no_grad():
+        alone = torch.cat([forward(noise[i : i + 1]) for i in range(PROBES)])
+        together = forward(noise)
+        if not same(alone, together):
+            return "the other records of its batch"
+        if not same(together[order], forward(noise[order])):
+            return "its place in the batch"
+        if not same(together, forward(noise)):
+            return "what the map was asked before"
+    return None

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from adlm.curator.persons import Persons
 from adlm.errors import UserError
@@ -28,9 +27,8 @@ def bounded(table: TableDomain, frame: Any) -> npt.NDArray[np.bool_]:
     name = table.person.name
     if name not in list(frame.columns):
         raise UserError(f"the domain bounds records by person, but there is no column {name!r}; add it")
-    with Persons(name, table.person.records) as persons:
-        named = frame[name].notna()  # as in a file, a record that names nobody is refused
-        return persons.keep(pa.array(frame[name].astype(str).where(named, None), type=pa.string()))
+    with Persons(table.person, table.missing) as persons:
+        return persons.keep(frame[name])
 
 
 def check_lengths(x: Any, y: Any) -> None:

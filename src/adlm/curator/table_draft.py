@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from adlm.curator.persons import person_names
 from adlm.curator.tables import DELIMITERS, PARQUET, check_header, raw_batches, told
 from adlm.curator.text_files import first_line
 from adlm.errors import UserError
 from adlm.public.columns import Column, iso_day, plain_number
-from adlm.public.encoding import Survey, cell_text, survey_column
+from adlm.public.cells import cell_text, person_texts
+from adlm.public.encoding import Survey, survey_column
 from adlm.public.tables import TableDomain
 
 MOST_VALUES = 50  # distinct texts that a peeked column may have to be drafted as categorical
@@ -196,7 +196,8 @@ def check(path: Path, table: TableDomain) -> Check:
                 new = survey_column(column, batch[column.name], missing)
             surveys[column.name] = _sum(surveys.get(column.name), new)
         if table.person:
-            people.update(person_names(batch[table.person.name]))
+            with told(path, records + 1):
+                people.update(person_texts(table.person, batch[table.person.name], table.missing))
         records += len(batch[names[0]])
     if not table.person:
         return Check(records, surveys, None, None, None)

@@ -74,7 +74,7 @@ def read_batches(
         wanted.append(person.name)
     first = 1
     with contextlib.ExitStack() as stack:
-        seen = stack.enter_context(Persons(person.name, person.records)) if person is not None else None
+        seen = stack.enter_context(Persons(person, table.missing)) if person is not None else None
         for batch in raw_batches(path, table, wanted, rows):
             with told(path, first):
                 if seen is not None and person is not None:

@@ -40,7 +40,17 @@ def iso_day(text: str) -> int:
     """Return the day of an ISO date, alone or with a time after it; ValueError for any other text."""
     if text[10:11] not in ("", "T", " "):
         raise ValueError(text)
-    return datetime.datetime.fromisoformat(text).date().toordinal()
+    return day_of(datetime.datetime.fromisoformat(text))
+
+
+def day_of(moment: datetime.datetime) -> int:
+    """Return the day of a moment: in UTC if it has a zone, because libraries give a column one zone."""
+    if moment.tzinfo is not None:
+        try:
+            moment = moment.astimezone(datetime.UTC)
+        except OverflowError:
+            raise ValueError(str(moment)) from None
+    return moment.date().toordinal()
 
 
 def plain_number(text: str) -> float:
@@ -153,7 +163,7 @@ class Column:
     def day(self, value: Any) -> int:
         """Return a date as a number of days; bounds are ISO dates or TOML dates."""
         if isinstance(value, datetime.datetime):
-            return value.date().toordinal()
+            return day_of(value)
         if isinstance(value, datetime.date):
             return value.toordinal()
         try:

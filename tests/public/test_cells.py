@@ -25,9 +25,10 @@ SEEN = Column("d", "date", "2020-01-01", "2020-12-31", format="%d.%m.%Y", missin
 YES = Column("b", "boolean", missing="category")
 MISSING = ("", "?", "-99.9")
 ODD: list[Any] = [
-    None, "?", "", "x", "1.0", "True", True, 1, 2, 2.5, 2.0, np.float32(-99.9), 2**53 + 1, 2**70, float("nan"),
-    decimal.Decimal("2.50"), np.int8(1), datetime.date(2020, 5, 1), datetime.datetime(2020, 5, 1, 7),
-    pd.Timestamp("2020-05-01 10:00", tz="Europe/Berlin"), pd.NA, pd.NaT, "1e3", [1], b"2", b"\xff", 1 + 2j,
+    None, "?", "", "x", "1.0", "True", True, 1, 2, 2.5, 2.0, np.float32(-99.9), 2**53 + 1, 2**70,
+    float("nan"), decimal.Decimal("2.50"), np.int8(1), datetime.date(2020, 5, 1), pd.NA,
+    datetime.datetime(2020, 5, 1, 7), pd.Timestamp("2020-05-01 10:00", tz="Europe/Berlin"),
+    pd.NaT, "1e3", [1], b"2", b"\xff", 1 + 2j,
 ]  # fmt: skip
 FRAMES: dict[str, Callable[[list[Any]], Any]] = {
     "pandas": pd.Series,
@@ -140,7 +141,8 @@ def test_a_column_in_chunks_reads_like_one_in_a_piece(kind: Column) -> None:
     expected = np.vstack([encode_column(kind, part, ())] * 2)
     for chunks in (
         pa.chunked_array([part, part]), pa.chunked_array([part, part]).dictionary_encode(),
-        pd.concat([pd.Series(part.to_pylist())] * 2), pd.concat([pd.Series(part.to_pylist(), dtype="str")] * 2),
+        pd.concat([pd.Series(part.to_pylist())] * 2),
+        pd.concat([pd.Series(part.to_pylist(), dtype="category")] * 2),
     ):  # fmt: skip
         assert np.array_equal(encode_column(kind, chunks, ()), expected)
     assert encode_column(kind, pa.chunked_array([], pa.string()), ()).shape == (0, kind.width)

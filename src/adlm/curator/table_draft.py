@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
 import math
 from collections import Counter
@@ -13,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from adlm.curator.tables import DELIMITERS, PARQUET, check_header, raw_batches, told
-from adlm.curator.text_files import first_line
+from adlm.curator.csv_rows import DELIMITERS, Lines, split
+from adlm.curator.tables import BLOCK, PARQUET, check_header, raw_batches, told
+from adlm.curator.text_files import UNREADABLE, explain, opened
 from adlm.errors import UserError
-from adlm.public.columns import Column, iso_day, plain_number
 from adlm.public.cells import cell_text, person_texts
+from adlm.public.columns import Column, iso_day, plain_number
 from adlm.public.encoding import Survey, survey_column
 from adlm.public.tables import TableDomain
 
@@ -43,9 +43,13 @@ def header_of(path: Path) -> dict[str, str]:
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{path} is not a whole Parquet file ({str(error).splitlines()[0]})") from None
         return {name: _kind(schema.field(i).type) for i, name in enumerate(schema.names)}
-    line = first_line(path, None)
+    try:
+        with opened(path) as stream:
+            line = Lines(path, stream, BLOCK).header(None)
+    except UNREADABLE as error:
+        raise UserError(f"{path}: {explain(error)}") from None
     delimiter = max(DELIMITERS, key=line.count)
-    names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter))]
+    names = [name.strip() for name in split(line, delimiter, '"')]
     check_header(path, names, names)
     return dict.fromkeys(names, "ignored")
 

@@ -28,7 +28,7 @@ _ALLOWED: dict[str, frozenset[str]] = {
     "ordinal": frozenset({"values", "missing"}),
     "boolean": frozenset({"values", "missing"}),
     "date": frozenset({"lower", "upper", "format", "cuts", "missing"}),
-    "label": frozenset({"classes", "aliases"}),
+    "label": frozenset({"classes", "aliases", "missing"}),
     "person": frozenset({"records"}),
     "ignored": frozenset(),
 }
@@ -79,7 +79,8 @@ class Column:
     missing : `category` makes a missing cell a value of its own; a constant stands in for it, with an
         indicator beside it; None refuses missing cells.
     format : of a date, for strptime; ISO without it.
-    classes, aliases : of the label; aliases map further texts to classes.
+    classes, aliases : of the label; aliases map further texts to classes. A label's `missing` is the class
+        that stands in for a missing label.
     records : of the person column: how many records each person may contribute.
     """
 
@@ -143,9 +144,12 @@ class Column:
             raise self._wrong("cuts must rise, and lie above lower and not above upper")
 
     def _check_missing(self) -> None:
-        if self.missing is None or self.missing == "category":
+        if self.missing is None or (self.missing == "category" and self.kind != "label"):
             return
-        if self.kind in ("numeric", "date"):
+        if self.kind == "label":
+            if self.missing not in self.classes:
+                raise self._wrong(f"missing must be one of the classes (got {self.missing!r})")
+        elif self.kind in ("numeric", "date"):
             self.number(self.missing)
         elif self.kind in ("ordinal", "boolean") and str(self.missing) in self.levels:
             return

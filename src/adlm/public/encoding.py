@@ -83,7 +83,7 @@ class Survey:
 
 
 def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Survey:
-    """Count the cells that are missing, outside the bounds, or refused; nothing but a nested type is raised."""
+    """Count the cells that are missing, outside the bounds, or refused; only a nested type is an error."""
     cells = _cells(column, values)
     counts = np.bincount(cells.rows, minlength=len(cells.distinct)).tolist()
     read = _reader(column, missing)

@@ -64,7 +64,9 @@ class Lines:
 
     def __init__(self, path: Path, stream: Any, block: int) -> None:
         self.path, self._stream, self._block = path, stream, block
-        self._rest = self._read()
+        self._rest = b""
+        while len(self._rest) < len(_BOM) and (more := self._read()):
+            self._rest += more
         if self._rest[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise UserError(f"{path} is UTF-16 text; save it with UTF-8 encoding")
         self._rest = self._rest.removeprefix(_BOM)

@@ -56,6 +56,7 @@ def read_batches(
     bounded: bool = True,
     comments: bool = False,
     rows: int = ROWS,
+    block: int | None = None,
 ) -> Iterator[Encoded]:
     """Encode a file's records, batch by batch.
 
@@ -66,6 +67,7 @@ def read_batches(
         order of the file.
     comments : whether lines at the top of a file without a header row that start with the declared mark are
         passed over. A first record could look like one, so this is for reading without privacy alone.
+    rows, block : most records of a batch, and bytes of a CSV file parsed at once; no record depends on them.
 
     Formal guarantees
     -----------------
@@ -82,7 +84,7 @@ def read_batches(
     first = 1
     with contextlib.ExitStack() as stack:
         seen = stack.enter_context(Persons(person, table.missing)) if person is not None else None
-        for batch in raw_batches(path, table, wanted, rows, comments=comments):
+        for batch in raw_batches(path, table, wanted, rows, comments=comments, block=block):
             with told(path, first):
                 if seen is not None and person is not None:
                     keep = seen.keep(batch[person.name])
@@ -112,7 +114,13 @@ def told(path: Path, first: int) -> Iterator[None]:
 
 
 def raw_batches(
-    path: Path, table: TableDomain, wanted: Sequence[str], rows: int = ROWS, *, comments: bool = False
+    path: Path,
+    table: TableDomain,
+    wanted: Sequence[str],
+    rows: int = ROWS,
+    *,
+    comments: bool = False,
+    block: int | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Give the wanted columns of a file as Arrow arrays, a few rows at a time."""
     if not path.is_file():
@@ -120,7 +128,7 @@ def raw_batches(
     if path.suffix.lower() in PARQUET:
         yield from _parquet(path, wanted, rows)
     else:
-        yield from _csv(path, table, wanted, rows, comments)
+        yield from _csv(path, table, wanted, rows, comments, block or BLOCK)
 
 
 def _parquet(path: Path, wanted: Sequence[str], rows: int) -> Iterator[dict[str, Any]]:
@@ -146,12 +154,12 @@ def check_header(path: Path, names: Sequence[str], wanted: Sequence[str], *, sho
 
 
 def _csv(
-    path: Path, table: TableDomain, wanted: Sequence[str], rows: int, comments: bool
+    path: Path, table: TableDomain, wanted: Sequence[str], rows: int, comments: bool, size: int
 ) -> Iterator[dict[str, Any]]:
     with_commas = {c.name for c in table.columns if c.kind == "numeric"} if table.decimal == "," else set()
     try:
         with opened(path) as stream:
-            lines = Lines(path, stream, BLOCK)
+            lines = Lines(path, stream, size)
             dialect = dialect_of(lines, table)
             names = [name.strip() for name in dialect.header] or [column.name for column in table.columns]
             check_header(path, names, wanted, shown=False)

@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+import numpy.typing as npt
 
 from adlm.audit.finding import Finding
 from adlm.audit.reading_cases import FOREIGN, FORMS, TAG, Case, Form, Written
@@ -39,7 +40,7 @@ class Read:
 Reader = Callable[[Written], Read]
 
 
-def rows_of(x: np.ndarray, y: np.ndarray) -> Iterable[bytes]:  # type: ignore[type-arg]
+def rows_of(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]) -> Iterable[bytes]:
     """Each record's encoded row and label, as bytes; the first number tells which record it is."""
     return (row.tobytes() + int(code).to_bytes(2, "big") for row, code in zip(x, y, strict=True))
 

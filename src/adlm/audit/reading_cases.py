@@ -256,7 +256,7 @@ def files_with_newlines(rng: Random, folder: Path) -> Case:
     """CSV files that are declared to have newlines in values, written by a program that doubles quotes."""
     table = declared(rng, persons=False, newlines_in_values=True, header=rng.random() < 0.5)
     records: list[Record] = [_text_record(rng, i, None) for i in range(N)]
-    quoting = rng.choice([csv.QUOTE_ALL, csv.QUOTE_MINIMAL])
+    every = rng.random() < 0.5
 
     def odd(record: Record) -> Record:
         cells = list(record)
@@ -268,7 +268,11 @@ def files_with_newlines(rng: Random, folder: Path) -> Case:
     made = []
     for name, rows in (("one.csv", records), ("two.csv", other)):
         stream = io.StringIO(newline="")
-        writer = csv.writer(stream, quoting=quoting, lineterminator=rng.choice(["\n", "\r\n"]))
+        writer = csv.writer(
+            stream,
+            quoting=csv.QUOTE_ALL if every else csv.QUOTE_MINIMAL,
+            lineterminator=rng.choice(["\n", "\r\n"]),
+        )
         writer.writerows(([[c.name for c in table.columns]] if table.header else []) + list(rows))
         (folder / name).write_bytes(stream.getvalue().encode())
         made.append(Written(table, folder / name, None, rng.choice(BLOCKS), rng.choice([3, 8192])))

@@ -142,7 +142,8 @@ def run(
     else:
         steps.extend(_product(depth, source, np.random.default_rng(seed)))
     if with_controls:
-        steps.extend(partial(_control, control, depth.runs, source) for control in (*SINGLE, *READING))
+        controls: tuple[Control, ...] = (*SINGLE, *READING)
+        steps.extend(partial(_control, control, depth.runs, source) for control in controls)
         steps.append(lambda: half_sensitivity(source))
     findings: list[Finding] = []
     with progress.bar(len(steps), "audit") as advance:

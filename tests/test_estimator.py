@@ -225,6 +225,17 @@ def test_frames_in_parts_and_large_files_are_fitted_and_predicted(tmp_path: Path
     assert made.predict(large).shape == (300_000,)
 
 
+def test_an_arrow_table_is_a_frame_too() -> None:
+    import pyarrow as pa
+
+    frame, labels = people(100, 7)
+    table = TableDomain.from_toml(TOML + '[columns.id]\nkind = "person"\nrecords = 1\n')
+    whole = pa.Table.from_pandas(frame.assign(id=[f"p{i}" for i in range(100)]), preserve_index=False)
+    made = AdLMClassifier(epsilon=5, domain=table).fit(whole, pa.array(labels.tolist()))
+    assert made.feature_names_in_.tolist() == ["age", "town", "id"]
+    assert made.predict(whole).tolist() == made.predict(frame).tolist()
+
+
 def test_labels_may_be_a_frame_of_one_column() -> None:
     frame, labels = people(100, 7)
     whole = frame.assign(ill=labels)
@@ -259,9 +270,11 @@ def test_a_pipeline_that_learns_from_the_records_is_seen_and_stamped() -> None:
 
 def test_a_budget_is_kept_over_fits(tmp_path: Path) -> None:
     frame, labels = people(200, 7)
-    made = AdLMClassifier(
-        epsilon=2, domain=TableDomain.from_toml(TOML), ledger=tmp_path / "ledger", budget="5,1e-6"
-    )
+    table, ledger = TableDomain.from_toml(TOML), tmp_path / "ledger"
+    with pytest.raises(UserError, match="unknown category"):
+        AdLMClassifier(domain=table, ledger=ledger, budget=9).fit(frame.assign(town="moon"), labels)
+    assert not (tmp_path / "ledger").exists()  # a mistake in the records decides no budget
+    made = AdLMClassifier(epsilon=2, domain=table, ledger=ledger, budget="5,1e-6")
     made.fit(frame, labels)
     with pytest.warns(PrivacyWarning, match="each fit"):
         made.fit(frame, labels)

@@ -45,7 +45,7 @@ from adlm.estimator_input import (
 )
 from adlm.privatise_table import Fourier, privatise_encoded
 from adlm.public.domain import Domain
-from adlm.public.encoding import encode_frame
+from adlm.public.encoding import column_names, encode_frame
 from adlm.public.tables import TableDomain
 from adlm.release import Certificate, Release
 from adlm.search import Search as Search
@@ -146,8 +146,10 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 PrivacyWarning,
                 stacklevel=2,
             )
-        ledger = self._ledger()
+        if self.budget is not None and self.ledger is None:
+            raise UserError("a budget needs a ledger to be kept in; give ledger=FILE too")
         table, domain, x, codes = self._public(X, one_column(y))
+        ledger = self._ledger()  # after the records were read: a mistake in them decides no budget
         if learnt and table is not None:
             table = replace(table, bounds_learnt_from_data=True)
         seed = _seed(self.random_state)
@@ -228,8 +230,6 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _ledger(self) -> Ledger | None:
         if self.ledger is None:
-            if self.budget is not None:
-                raise UserError("a budget needs a ledger to be kept in; give ledger=FILE too")
             return None
         if self.budget is None:
             return Ledger(Path(self.ledger))
@@ -260,8 +260,9 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given = TableDomain.load(self.domain) if isinstance(self.domain, str | Path) else self.domain
         if isinstance(given, TableDomain) and hasattr(X, "columns"):
             self._table, self._shape = given, None
-            self.n_features_in_ = len(X.columns)
-            self.feature_names_in_ = np.array([str(name) for name in X.columns], dtype=object)
+            names = column_names(X)
+            self.n_features_in_ = len(names)
+            self.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
             check_lengths(X, y)
             self.classes_, codes = labels_of(y, given)
             keep = bounded(given, X)
@@ -292,7 +293,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _records(self, X: Any) -> npt.NDArray[Any]:
         if self._table is None:
             return np.asarray(X)
-        if hasattr(X, "columns") and any(c.name in list(X.columns) for c in self._table.features):
+        if hasattr(X, "columns") and any(c.name in column_names(X) for c in self._table.features):
             return encode_frame(self._table, X)
         return encode_array(self._table, validate_data(self, X, reset=False, dtype="numeric"))
 

@@ -16,7 +16,7 @@ from adlm.errors import UserError
 from adlm.public.cells import cells_of
 from adlm.public.columns import Column
 from adlm.public.domain import Domain
-from adlm.public.encoding import encode_frame, encode_labels
+from adlm.public.encoding import column_names, encode_frame, encode_labels
 from adlm.public.tables import TableDomain
 
 
@@ -29,7 +29,7 @@ def bounded(table: TableDomain, frame: Any) -> npt.NDArray[np.bool_]:
     if table.person is None:
         return np.ones(len(frame), dtype=np.bool_)
     name = table.person.name
-    if name not in list(frame.columns):
+    if name not in column_names(frame):
         raise UserError(f"the domain bounds records by person, but there is no column {name!r}; add it")
     with Persons(table.person, table.missing) as persons:
         return persons.keep(frame[name])

@@ -62,7 +62,7 @@ def encode_labels(column: Column, values: Any, missing: tuple[str, ...] = ()) ->
 
 def encode_frame(table: TableDomain, frame: Any) -> NDArray[np.float32]:
     """Encode the feature columns of a DataFrame, an Arrow table or a batch: (n, width) in [0, 1]."""
-    names = list(frame.column_names) if hasattr(frame, "column_names") else list(frame.columns)
+    names = column_names(frame)
     parts = []
     for column in table.features:
         if names.count(column.name) != 1:
@@ -70,6 +70,11 @@ def encode_frame(table: TableDomain, frame: Any) -> NDArray[np.float32]:
             raise UserError(f"column {column.name!r} {how}; the columns are {_some(tuple(map(str, names)))}")
         parts.append(encode_column(column, frame[column.name], table.missing))
     return np.hstack(parts)
+
+
+def column_names(frame: Any) -> list[Any]:
+    """Names of the columns of a DataFrame, an Arrow table or a batch."""
+    return list(frame.column_names) if hasattr(frame, "column_names") else list(frame.columns)
 
 
 @dataclass(frozen=True)

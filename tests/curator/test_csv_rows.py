@@ -11,6 +11,7 @@ import pytest
 
 from adlm.curator import tables as files
 from adlm.curator.csv_rows import Dialect, Lines
+from adlm.curator.table_draft import check
 from adlm.curator.tables import read_batches
 from adlm.errors import UserError
 from adlm.public.tables import TableDomain
@@ -228,3 +229,15 @@ def test_rows_keep_their_cells_in_every_block_size(tmp_path: Path, monkeypatch: 
     for block in (13, 64, 500):
         monkeypatch.setattr(files, "BLOCK", block)
         assert read(tmp_path, text, TOML) == whole
+
+
+def test_a_header_row_without_end_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the header row cannot be read"):
+        read(tmp_path, "x" * 200_000 + "\n1,a,no\n", TOML)
+
+
+def test_a_check_counts_labels_as_a_release_reads_them(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("age,town,ill\n1,a,?\n2,a,yes\n")
+    for toml, missing, refused in ((LENIENT, 1, {}), (TOML, 0, {"?": 1})):
+        found = check(tmp_path / "t.csv", TableDomain.from_toml(toml)).columns["ill"]
+        assert (found.missing, found.refused) == (missing, refused)

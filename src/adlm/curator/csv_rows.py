@@ -223,4 +223,7 @@ def split(line: str, delimiter: str, quote: str) -> list[str]:
     """Split a header row into cells."""
     if not quote:
         return line.split(delimiter)
-    return next(csv.reader([line], delimiter=delimiter, quotechar=quote), [])
+    try:
+        return next(csv.reader([line], delimiter=delimiter, quotechar=quote), [])
+    except csv.Error as error:
+        raise UserError(f"the header row cannot be read ({error})") from None

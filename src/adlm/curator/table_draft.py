@@ -254,7 +254,7 @@ def check(path: Path, table: TableDomain) -> Check:
     records = 0
     for batch in raw_batches(path, table, names):
         for column in watched:
-            missing = table.missing if column.kind != "label" else ()
+            missing = table.missing if column.kind != "label" or column.missing is not None else ()
             with told(path, records + 1):
                 new = survey_column(column, batch[column.name], missing)
             surveys[column.name] = _sum(surveys.get(column.name), new)

@@ -13,7 +13,7 @@ import pytest
 from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from adlm.certificate import parse_epsilon
@@ -210,3 +210,78 @@ def test_images_have_no_random_fourier_features() -> None:
     domain = Domain((8, 8), 0, 1, ("a", "b"), "replace-one", "drawn")
     with pytest.raises(UserError, match="fourier is for tables"):
         AdLMClassifier(domain=domain, fourier=3).fit(x, y)
+
+
+def test_frames_in_parts_and_large_files_are_fitted_and_predicted(tmp_path: Path) -> None:
+    """pandas keeps such columns in several chunks of Arrow's."""
+    frame, labels = people(300, 7)
+    whole = frame.assign(ill=labels)
+    whole = pd.concat([whole, whole])
+    made = AdLMClassifier(epsilon=5, domain=TableDomain.from_toml(TOML)).fit(whole, whole["ill"])
+    assert made.predict(whole).shape == (600,)
+    pd.concat([whole] * 500).to_csv(tmp_path / "large.csv", index=False)
+    large = pd.read_csv(tmp_path / "large.csv", dtype=str)
+    made = AdLMClassifier(epsilon=5, domain=TableDomain.from_toml(TOML)).fit(large, large["ill"])
+    assert made.predict(large).shape == (300_000,)
+
+
+def test_an_arrow_table_is_a_frame_too() -> None:
+    import pyarrow as pa
+
+    frame, labels = people(100, 7)
+    table = TableDomain.from_toml(TOML + '[columns.id]\nkind = "person"\nrecords = 1\n')
+    whole = pa.Table.from_pandas(frame.assign(id=[f"p{i}" for i in range(100)]), preserve_index=False)
+    made = AdLMClassifier(epsilon=5, domain=table).fit(whole, pa.array(labels.tolist()))
+    assert made.feature_names_in_.tolist() == ["age", "town", "id"]
+    assert made.predict(whole).tolist() == made.predict(frame).tolist()
+
+
+def test_labels_may_be_a_frame_of_one_column() -> None:
+    frame, labels = people(100, 7)
+    whole = frame.assign(ill=labels)
+    made = AdLMClassifier(epsilon=5, domain=TableDomain.from_toml(TOML)).fit(whole, whole[["ill"]])
+    assert made.classes_.tolist() == ["no", "yes"]
+    for wrong, told in (
+        (whole[["ill", "town"]], "labels are one column \\(got a frame of 2\\)"),
+        (whole[["ill"]].to_numpy(), r"shape \(n,\) \(got shape \(100, 1\)\)"),
+    ):
+        with pytest.raises(UserError, match=told):
+            AdLMClassifier(epsilon=5, domain=TableDomain.from_toml(TOML)).fit(whole, wrong)
+
+
+def test_labels_of_two_types_are_refused() -> None:
+    """One label's type would otherwise decide in which type all are predicted."""
+    frame, _ = people(4, 7)
+    table = TableDomain.from_toml(TOML.replace('["no", "yes"]', '["0", "1", "true", "false"]'))
+    for labels in (["1", 0, "1", "0"], [True, 0, 1, 1], [True, "1", "1", "1"]):
+        with pytest.raises(UserError, match="labels are all texts, all whole numbers or all true"):
+            AdLMClassifier(domain=table).fit(frame, pd.Series(labels, dtype=object))
+
+
+def test_a_pipeline_that_learns_from_the_records_is_seen_and_stamped() -> None:
+    x, y = np.random.default_rng(0).random((100, 2)), np.arange(100) % 2
+    domain = Domain((2,), -3, 3, ("a", "b"))
+    with pytest.warns(PrivacyWarning, match="the pipeline fitted standardscaler on the private records"):
+        made = make_pipeline(FunctionTransformer(), StandardScaler(), AdLMClassifier(domain=domain)).fit(x, y)
+    assert made[-1].certificate_.stamps == (PEEKED,)
+    plain = make_pipeline(FunctionTransformer(), "passthrough", AdLMClassifier(domain=domain)).fit(x, y)
+    assert plain[-1].certificate_.stamps == ()
+
+
+def test_a_budget_is_kept_over_fits(tmp_path: Path) -> None:
+    frame, labels = people(200, 7)
+    table, ledger = TableDomain.from_toml(TOML), tmp_path / "ledger"
+    with pytest.raises(UserError, match="unknown category"):
+        AdLMClassifier(domain=table, ledger=ledger, budget=9).fit(frame.assign(town="moon"), labels)
+    assert not (tmp_path / "ledger").exists()  # a mistake in the records decides no budget
+    made = AdLMClassifier(epsilon=2, domain=table, ledger=ledger, budget="5,1e-6")
+    made.fit(frame, labels)
+    with pytest.warns(PrivacyWarning, match="each fit"):
+        made.fit(frame, labels)
+    with pytest.raises(UserError, match="the budget would be overspent"):
+        made.fit(frame, labels)
+    again = AdLMClassifier(epsilon=2, domain=TableDomain.from_toml(TOML), ledger=tmp_path / "ledger")
+    with pytest.raises(UserError, match="the budget would be overspent"):
+        again.fit(frame, labels)
+    with pytest.raises(UserError, match="a budget needs a ledger"):
+        AdLMClassifier(domain=TableDomain.from_toml(TOML), budget=5).fit(frame, labels)

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
@@ -28,14 +28,24 @@ from adlm.analyst import tables
 from adlm.analyst.fit import fit as fit_release
 from adlm.analyst.model import Model
 from adlm.artefact import canonical, new_folder, read_json
+from adlm.certificate import parse_delta, parse_epsilon
 from adlm.curation import privatise
-from adlm.curator.ledger import Ledger
+from adlm.curator.ledger import Budget, Ledger
 from adlm.errors import UserError
 from adlm.estimator_input import PrivacyWarning as PrivacyWarning
-from adlm.estimator_input import array_table, bounded, check_lengths, coded, encode_array, labels_of
+from adlm.estimator_input import (
+    array_table,
+    bounded,
+    check_lengths,
+    coded,
+    encode_array,
+    labels_of,
+    one_column,
+    steps_before,
+)
 from adlm.privatise_table import Fourier, privatise_encoded
 from adlm.public.domain import Domain
-from adlm.public.encoding import encode_frame
+from adlm.public.encoding import column_names, encode_frame
 from adlm.public.tables import TableDomain
 from adlm.release import Certificate, Release
 from adlm.search import Search as Search
@@ -64,6 +74,9 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     domain : what is public: a `TableDomain` or a domain file (for DataFrames), a `Domain` (for arrays), or
         None. None learns bounds and classes from the data, warns, and stamps the certificate.
     ledger : file that every fit is charged to before noise is drawn; None keeps no account.
+    budget : what the ledger may be charged in all: epsilon, or "EPSILON,DELTA". A fit that would exceed it is
+        refused. None sets no limit: every fit is written down and none is refused, unless the ledger was
+        made with a budget, which it keeps.
     size : public guess of the number of records, needed where that number is private.
     random_state : a whole number makes the noise repeatable: the certificate is then stamped
         `NOT PRIVATE: seeded`. None is the only setting that protects anybody.
@@ -94,6 +107,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         size: int | None = None,
         random_state: int | None = None,
         fourier: Fourier = 0,
+        budget: float | str | Fraction | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -102,6 +116,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.size = size
         self.random_state = random_state
         self.fourier = fourier
+        self.budget = budget
 
     def __sklearn_clone__(self) -> Any:
         """Clone, and remember the family: its fits are counted together.
@@ -123,9 +138,21 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         family.fits += 1
         if family.fits == 2:
             self._warn_of_refits(stacklevel=3)
-        table, domain, x, codes = self._public(X, y)
+        learnt = steps_before()
+        if learnt:
+            warnings.warn(
+                f"the pipeline fitted {', '.join(learnt)} on the private records, which is not private and "
+                "not in the certificate; the domain's bounds scale records already, so leave it out",
+                PrivacyWarning,
+                stacklevel=2,
+            )
+        if self.budget is not None and self.ledger is None:
+            raise UserError("a budget needs a ledger to be kept in; give ledger=FILE too")
+        table, domain, x, codes = self._public(X, one_column(y))
+        ledger = self._ledger()  # after the records were read: a mistake in them decides no budget
+        if learnt and table is not None:
+            table = replace(table, bounds_learnt_from_data=True)
         seed = _seed(self.random_state)
-        ledger = Ledger(Path(self.ledger)) if self.ledger is not None else None
         if table is not None:
             passes = [(x[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(codes), BATCH)]
             self.release_ = privatise_encoded(
@@ -201,6 +228,14 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             made.feature_names_in_ = np.array(told["columns"], dtype=object)
         return made
 
+    def _ledger(self) -> Ledger | None:
+        if self.ledger is None:
+            return None
+        if self.budget is None:
+            return Ledger(Path(self.ledger))
+        epsilon, _, delta = str(self.budget).partition(",")
+        return Ledger(Path(self.ledger), Budget(parse_epsilon(epsilon, "budget"), parse_delta(delta or "0")))
+
     def _relatives(self) -> _Family:
         if not hasattr(self, "_family"):
             self._family = _Family()
@@ -225,8 +260,9 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         given = TableDomain.load(self.domain) if isinstance(self.domain, str | Path) else self.domain
         if isinstance(given, TableDomain) and hasattr(X, "columns"):
             self._table, self._shape = given, None
-            self.n_features_in_ = len(X.columns)
-            self.feature_names_in_ = np.array([str(name) for name in X.columns], dtype=object)
+            names = column_names(X)
+            self.n_features_in_ = len(names)
+            self.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
             check_lengths(X, y)
             self.classes_, codes = labels_of(y, given)
             keep = bounded(given, X)
@@ -257,7 +293,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     def _records(self, X: Any) -> npt.NDArray[Any]:
         if self._table is None:
             return np.asarray(X)
-        if hasattr(X, "columns") and any(c.name in list(X.columns) for c in self._table.features):
+        if hasattr(X, "columns") and any(c.name in column_names(X) for c in self._table.features):
             return encode_frame(self._table, X)
         return encode_array(self._table, validate_data(self, X, reset=False, dtype="numeric"))
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
+from sklearn.pipeline import Pipeline
+from sklearn.utils import get_tags
 
 from adlm.curator.persons import Persons
 from adlm.errors import UserError
+from adlm.public.cells import cells_of
 from adlm.public.columns import Column
 from adlm.public.domain import Domain
-from adlm.public.encoding import encode_frame, encode_labels
+from adlm.public.encoding import column_names, encode_frame, encode_labels
 from adlm.public.tables import TableDomain
 
 
@@ -26,11 +29,35 @@ def bounded(table: TableDomain, frame: Any) -> npt.NDArray[np.bool_]:
     if table.person is None:
         return np.ones(len(frame), dtype=np.bool_)
     name = table.person.name
-    if name not in list(frame.columns):
+    if name not in column_names(frame):
         raise UserError(f"the domain bounds records by person, but there is no column {name!r}; add it")
-    with Persons(name, table.person.records) as persons:
-        named = frame[name].notna()  # as in a file, a record that names nobody is refused
-        return persons.keep(pa.array(frame[name].astype(str).where(named, None), type=pa.string()))
+    with Persons(table.person, table.missing) as persons:
+        return persons.keep(frame[name])
+
+
+def steps_before() -> list[str]:
+    """Name the steps that a pipeline fitted on the records before it called the estimator's `fit`."""
+    frame = sys._getframe(2)
+    names: list[str] = []
+    while frame is not None and frame.f_back is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Pipeline):
+            names += [
+                name
+                for name, step in caller.steps[:-1]
+                if step not in (None, "passthrough") and get_tags(step).requires_fit
+            ]
+        frame = frame.f_back
+    return list(dict.fromkeys(names))
+
+
+def one_column(y: Any) -> Any:
+    """Labels in a frame of one column, as that column."""
+    if not hasattr(y, "columns"):
+        return y
+    if len(y.columns) != 1:
+        raise UserError(f"labels are one column (got a frame of {len(y.columns)}); give y=frame[NAME]")
+    return y[y.columns[0]]
 
 
 def check_lengths(x: Any, y: Any) -> None:
@@ -41,7 +68,10 @@ def check_lengths(x: Any, y: Any) -> None:
 
 def labels_of(y: Any, table: TableDomain) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
     """Class labels and the codes of a table's labels."""
-    return coded(y, encode_labels(table.label, y), table.label.classes)
+    shape = np.shape(y)
+    if len(shape) != 1:
+        raise UserError(f"labels must be a list of one per record, shape (n,) (got shape {shape})")
+    return coded(y, encode_labels(table.label, y, table.missing), table.label.classes)
 
 
 def coded(
@@ -50,7 +80,15 @@ def coded(
     """Class labels in the type that the user gave: names for texts, numbers for numbers, truth for truth."""
     given = np.asarray(y)
     kind = given.dtype
-    if len(names) == 2 and len(given) and all(isinstance(value, bool | np.bool_) for value in given.flat):
+    if kind.kind == "O":
+        kinds = {_kind(cell) for cell in cells_of(y).distinct} - {"nothing"}
+        if len(kinds) > 1:
+            raise UserError(
+                "labels are all texts, all whole numbers or all true and false (got "
+                f"{' and '.join(sorted(kinds))}); give them in one type"
+            )
+        kind = np.dtype({"numbers": "int64", "truth": "bool"}.get(kinds.pop() if kinds else "", "object"))
+    if kind.kind == "b" and len(names) == 2:
         code_of_true = codes[0] if given.flat[0] else 1 - codes[0]
         return np.arange(2) == code_of_true, codes
     if kind.kind not in "iuf":
@@ -59,6 +97,14 @@ def coded(
         [int(name) for name in names] if all(n.lstrip("-").isdigit() for n in names) else range(len(names))
     )
     return np.array(list(whole), dtype=kind), codes
+
+
+def _kind(cell: Any) -> str:
+    if cell is None:
+        return "nothing"
+    if isinstance(cell, bool):
+        return "truth"
+    return "numbers" if isinstance(cell, int | float) else "texts"
 
 
 def array_table(x: npt.NDArray[Any], y: npt.NDArray[Any], domain: Domain | None) -> TableDomain:

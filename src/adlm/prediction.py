@@ -30,7 +30,7 @@ def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
         with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(["prediction", *(f"probability of {name}" for name in model.classes)])
-            for batch in read_batches(file, table, labels=False, bounded=False):
+            for batch in read_batches(file, table, labels=False, bounded=False, comments=True):
                 chance = model.probabilities(batch.x)
                 for code, row in zip(chance.argmax(1), chance, strict=True):
                     writer.writerow([model.classes[int(code)], *(f"{p:.6f}" for p in row)])

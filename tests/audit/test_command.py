@@ -33,7 +33,7 @@ from adlm.public.features.identity import Identity
 from adlm.public.tables import TableDomain
 from adlm.release import Release
 
-TINY = Depth(runs=200, evaluations=10, whole=20, support=2000, canaries=20)
+TINY = Depth(runs=200, evaluations=10, whole=20, support=2000, canaries=20, reading=10)
 app = typer.Typer()
 app.command()(audit)
 

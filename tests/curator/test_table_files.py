@@ -19,6 +19,7 @@ from adlm.curator.persons import Persons
 from adlm.curator.table_draft import check, peek
 from adlm.curator.tables import read_batches, read_labelled
 from adlm.errors import UserError
+from adlm.public.columns import Column
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.tables import TableDomain
 
@@ -79,10 +80,10 @@ def test_persons_are_counted_alike_in_memory_and_on_disk(monkeypatch: pytest.Mon
 
     names = [str(v) for v in np.random.default_rng(1).integers(0, 50, 500)]
     parts = [pa.array(names[i : i + 60]) for i in range(0, 500, 60)]
-    with Persons("p", 3) as memory:
+    with Persons(Column("p", "person", records=3)) as memory:
         expected = np.concatenate([memory.keep(part) for part in parts])
     monkeypatch.setattr(persons, "IN_MEMORY", 10)
-    with Persons("p", 3) as spilt:
+    with Persons(Column("p", "person", records=3)) as spilt:
         assert np.array_equal(np.concatenate([spilt.keep(part) for part in parts]), expected)
     assert expected.sum() == 150
 
@@ -122,7 +123,7 @@ def test_a_file_without_header_and_with_comments_is_read_in_the_declared_order(t
     table = TableDomain.from_toml('header = false\ncomment = "|"\n' + TOML)
     text = "|a, comment\n" + frame().to_csv(index=False, header=False, sep=",") + "\n"
     (tmp_path / "a.data.gz").write_bytes(gzip.compress(text.encode()))
-    assert ages(tmp_path / "a.data.gz", table) == [10, 20, 30, 50]
+    assert ages(tmp_path / "a.data.gz", table, comments=True) == [10, 20, 30, 50]
 
 
 @pytest.mark.parametrize(

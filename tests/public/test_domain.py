@@ -414,3 +414,13 @@ def test_any_json_gives_a_domain_or_a_sentence(change: dict[str, Any]) -> None:
         assert Domain.from_dict(made.to_dict()) == made
     else:
         assert "\n" not in made
+
+
+def test_a_label_in_a_list_is_read_by_itself() -> None:
+    """NumPy gives a list one type: beside a float, 2^53 + 1 would be another class."""
+    names = (str(2**53), str(2**53 + 1))
+    domain = Domain((1,), 0, 1, names)
+    assert domain.encode_labels([2**53, 2**53 + 1]).tolist() == [0, 1]
+    assert domain.encode_labels([float(2**53), 2**53 + 1]).tolist() == [0, 1]
+    assert domain.encode_labels([str(2**53), 2**53 + 1]).tolist() == [0, 1]
+    assert domain.encode_labels([torch.tensor(2**53 + 1), np.int64(2**53)]).tolist() == [1, 0]

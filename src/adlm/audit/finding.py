@@ -29,7 +29,8 @@ class Finding:
 
     Attributes
     ----------
-    rung : `replay`, `worst case`, `two worlds`, `support`, `one run`, `control` or `artefact`.
+    rung : `replay`, `worst case`, `two worlds`, `separability`, `reading`, `support`, `one run`, `control` or
+        `artefact`.
     mechanism, neighbours : what was attacked, and under which relation.
     claimed : the epsilon that its authors claim; `proved` the one on the certificate.
     delta : for which both are.

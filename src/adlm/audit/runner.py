@@ -19,6 +19,8 @@ from adlm.audit.controls import SINGLE, Control, half_sensitivity
 from adlm.audit.finding import COMMAND_ALPHA, MOST_TESTS, Finding
 from adlm.audit.input_controls import INPUTS
 from adlm.audit.membership import EPOCHS, summary
+from adlm.audit.reading import product_reading
+from adlm.audit.reading_controls import READING
 from adlm.audit.separability import product_separability
 from adlm.audit.side_by_side import side_by_side
 from adlm.audit.subject import Subject
@@ -42,6 +44,7 @@ class Depth:
     support : outputs that the support attack looks at.
     canaries : coordinates of the release that canaries are planted in; ten classes each.
     shadows : models that membership inference trains; 0 leaves it out.
+    reading : neighbouring files and frames of each form that are read.
     """
 
     runs: int = 100_000
@@ -50,9 +53,10 @@ class Depth:
     support: int = 1_000_000
     canaries: int = 300
     shadows: int = 0
+    reading: int = 250
 
 
-LONG = Depth(runs=300_000, evaluations=200, whole=20_000, canaries=600, shadows=80)
+LONG = Depth(runs=300_000, evaluations=200, whole=20_000, canaries=600, shadows=80, reading=2500)
 Step = Callable[[], list[Finding]]
 # Mechanisms whose every run is also made as a whole release, and how many times longer that takes.
 WHOLE = {"one class sum, Laplace": 1, "private relevance, Laplace": 40}
@@ -139,7 +143,8 @@ def run(
     else:
         steps.extend(_product(depth, source, np.random.default_rng(seed)))
     if with_controls:
-        steps.extend(partial(_control, control, depth.runs, source) for control in (*SINGLE, *INPUTS))
+        controls: tuple[Control, ...] = (*SINGLE, *INPUTS, *READING)
+        steps.extend(partial(_control, control, depth.runs, source) for control in controls)
         steps.append(lambda: half_sensitivity(source))
     findings: list[Finding] = []
     with progress.bar(len(steps), "audit") as advance:
@@ -162,6 +167,7 @@ def _product(depth: Depth, source: Source, rng: np.random.Generator) -> list[Ste
             for relation in NEIGHBOURS
         )
     steps.append(product_separability)
+    steps.append(partial(product_reading, depth.reading))
     steps.append(lambda: [support(exact_laplace(4.0, source), "exact Laplace noise", depth.support)])
     steps.extend(partial(_canaries, relation, depth, rng, source) for relation in NEIGHBOURS)
     return steps

@@ -65,7 +65,7 @@ def demo(
     )
 
     output.say("3. The mechanisms are attacked")
-    audit = run(Depth(runs=10_000, evaluations=5, whole=200, support=100_000, canaries=100))
+    audit = run(Depth(runs=10_000, evaluations=5, whole=200, support=100_000, canaries=100, reading=25))
     write_file(out / "audit.json", canonical(audit.to_dict()), what="audit")
     output.say(f"   {len(audit.findings)} attacks, {len(audit.violations)} violations")
 

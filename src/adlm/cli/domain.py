@@ -25,10 +25,23 @@ def init(
     peek: Annotated[
         bool, typer.Option("--peek", help="Fill in from the data; certificates will say so.")
     ] = False,
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header",
+            help="Whether the first line names the columns; one that looks like a record is refused.",
+        ),
+    ] = None,
+    delimiter: Annotated[
+        str | None, typer.Option(help="What stands between cells; found from the header row, or a comma.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Draft a domain file from the header and the types alone, leaving bounds and values to fill in.
+
+    The columns are named by the first line of the file; if that is a record, it would be written down, so
+    give --no-header, which numbers them.
 
     With --peek they are taken from the data, which is not private: every certificate made with the domain is
     stamped `bounds learnt from data`. With --json: {"out", "columns", "bounds_learnt_from_data"}.
@@ -41,15 +54,20 @@ def init(
     place = out or Path(file.name.split(".")[0] + ".toml")
     if place.exists():
         raise UserError(f"{place} exists already; choose another --out or remove it first")
-    text = (
-        look(file, label=label, person=person).to_toml() if peek else draft(file, label=label, person=person)
-    )
+    if delimiter is not None and len(delimiter) != 1:
+        raise UserError(f"--delimiter is one character (got {delimiter!r})")
+    if peek:
+        seen = look(file, label=label, person=person, header=header, delimiter=delimiter)
+        text = seen.to_toml()
+    else:
+        text = draft(file, label=label, person=person, header=header, delimiter=delimiter)
     write_file(place, text.encode(), what="domain file")
-    columns = list(header_of(file))
+    columns = list(header_of(file, header=header, delimiter=delimiter))
+    named = ", numbered" if header is False else ", named as the file names them"
     what = "its bounds were learnt from data" if peek else "fill in what is public"
     Output(as_json, quiet).result(
         {"out": str(place), "columns": columns, "bounds_learnt_from_data": peek},
-        f"{place}: {len(columns)} columns; {what}",
+        f"{place}: {len(columns)} columns{named}; {what}",
     )
 
 
@@ -60,7 +78,7 @@ def check(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say how a file fits its domain. For the curator's eyes: none of it is private.
+    """Say how a file fits its domain. The output is not protected: it is for the data owner alone.
 
     With --json: {"records", "columns": {NAME: {"missing", "outside", "refused"}}, "persons", "most_records",
     "dropped", "unnamed", "fits"}. `refused` counts texts that the domain does not allow, `unnamed` records
@@ -109,4 +127,8 @@ def check(
         verdict = f"does not fit: records that name no person would be refused ({found.unnamed} of them)"
     else:
         verdict = "does not fit: missing or unknown values would be refused"
-    output.result(figures, f"{file}: {found.records} records{people}; it {verdict} (not private)")
+    output.result(
+        figures,
+        f"{file}: {found.records} records{people}; it {verdict} (this output is not protected: it is for the "
+        "data owner alone)",
+    )

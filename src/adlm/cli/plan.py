@@ -55,7 +55,7 @@ def plan(
         if size is None or size < 1:
             raise UserError("--domain needs --size, the number of records, public or guessed")
         if is_table_domain(domain):
-            _plan_table(domain, size, epsilon.split(","), delta, neighbours, fourier, output)
+            _plan_table(domain, size, epsilon.split(","), delta, neighbours, fourier, output, picture)
             return
         known, n = Domain.load(domain), size
     features = for_domain(known)
@@ -104,6 +104,7 @@ def _plan_table(
     neighbours: str | None,
     fourier: str | None,
     output: Output,
+    picture: Path | None,
 ) -> None:
     from dataclasses import replace
 
@@ -131,6 +132,10 @@ def _plan_table(
     for p in plans:
         for reason in p.plan.reasons:
             output.say(f"epsilon {p.epsilon:g}: {reason}")
+    if picture is not None:
+        from adlm.report.plots import accuracy_over_epsilon
+
+        accuracy_over_epsilon(picture, [(p.epsilon, p.accuracy, 0.0) for p in plans], "forecast")
     output.result(
         {
             "n": n, "classes": len(table.label.classes), "features": {"name": "tabular"},

@@ -11,14 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adlm.public.encoding import CellError
+from adlm.public.cells import CellError, person_texts
+from adlm.public.columns import Column
 
 IN_MEMORY = 1 << 20  # persons; about 100 MB
-
-
-def person_names(cells: Any) -> list[str]:
-    """The texts of a person column; empty where nobody is named."""
-    return ["" if name is None else str(name).strip() for name in cells.to_pylist()]
 
 
 class Persons:
@@ -28,8 +24,8 @@ class Persons:
     temporary database, readable by its owner alone and removed at the end, once there are many persons.
     """
 
-    def __init__(self, column: str, most: int) -> None:
-        self.column, self.most = column, most
+    def __init__(self, column: Column, missing: tuple[str, ...] = ()) -> None:
+        self.column, self.most, self.missing = column, column.records, missing
         self._counts: dict[bytes, int] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._base: sqlite3.Connection | None = None
@@ -45,9 +41,11 @@ class Persons:
 
     def keep(self, names: Any) -> NDArray[np.bool_]:
         """Say which of the records are among the first `most` of their person."""
-        texts = person_names(names)
+        texts = person_texts(self.column, names, self.missing)
         if "" in texts:
-            raise CellError(self.column, texts.index(""), "the person is not named; every record needs one")
+            raise CellError(
+                self.column.name, texts.index(""), "the person is not named; every record needs one"
+            )
         if len(self._counts) > IN_MEMORY:
             self._spill()
         add = self._add_stored if self._base is not None else self._add

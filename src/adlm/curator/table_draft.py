@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import csv
+import contextlib
 import datetime
+import json
 import math
 from collections import Counter
 from dataclasses import dataclass, field
@@ -13,12 +14,13 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from adlm.curator.persons import person_names
-from adlm.curator.tables import DELIMITERS, PARQUET, check_header, raw_batches, told
-from adlm.curator.text_files import first_line
+from adlm.curator.csv_rows import DELIMITERS, Lines, split
+from adlm.curator.tables import BLOCK, PARQUET, check_header, raw_batches, told
+from adlm.curator.text_files import UNREADABLE, explain, opened
 from adlm.errors import UserError
+from adlm.public.cells import cell_text, person_texts
 from adlm.public.columns import Column, iso_day, plain_number
-from adlm.public.encoding import Survey, cell_text, survey_column
+from adlm.public.encoding import Survey, survey_column
 from adlm.public.tables import TableDomain
 
 MOST_VALUES = 50  # distinct texts that a peeked column may have to be drafted as categorical
@@ -33,21 +35,58 @@ _HINTS = {
 }
 
 
-def header_of(path: Path) -> dict[str, str]:
-    """Column names and the kinds that the file's own schema suggests; no cell is read."""
+def header_of(path: Path, *, header: bool | None = None, delimiter: str | None = None) -> dict[str, str]:
+    """Column names and the kinds that the file's own schema suggests; no record is shown.
+
+    Parameters
+    ----------
+    header : whether a CSV file has a header row; None refuses a first line that looks like a record. Without
+        a header row the columns are numbered, and of the first line only the number of cells is taken.
+    delimiter : of a CSV file; found from the header row, or a comma.
+    """
     if not path.is_file():
         raise UserError(f"there is no file {path}; give a CSV or Parquet file")
     if path.suffix.lower() in PARQUET:
+        if header is False:
+            raise UserError(f"{path} is a Parquet file, which names its columns; leave out --no-header")
         try:
             schema = parquet.read_schema(path)
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{path} is not a whole Parquet file ({str(error).splitlines()[0]})") from None
         return {name: _kind(schema.field(i).type) for i, name in enumerate(schema.names)}
-    line = first_line(path, None)
-    delimiter = max(DELIMITERS, key=line.count)
-    names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter))]
+    try:
+        with opened(path) as stream:
+            line = Lines(path, stream, BLOCK).header(None)
+    except UNREADABLE as error:
+        raise UserError(f"{path}: {explain(error)}") from None
+    if header is False:
+        cells = len(split(line, delimiter or ",", '"'))
+        return {f"column{at + 1}": "ignored" for at in range(cells)}
+    names = [name.strip() for name in split(line, delimiter or max(DELIMITERS, key=line.count), '"')]
+    why = None if header else _unlike_a_header(names)
+    if why is not None:
+        raise UserError(
+            f"the first line of {path} does not look like a header row ({why}); if it is a record use "
+            "--no-header, if it is a header row use --header"
+        )
     check_header(path, names, names)
     return dict.fromkeys(names, "ignored")
+
+
+def _unlike_a_header(names: list[str]) -> str | None:
+    """Say what makes a line look like a record, without its cells."""
+    for at, name in enumerate(names):
+        if not name or name in ("?", "NA"):
+            return f"cell {at + 1} is empty"
+        if names.count(name) > 1:
+            return f"cell {at + 1} is there twice"
+        with contextlib.suppress(ValueError):
+            plain_number(name)
+            return f"cell {at + 1} is a number"
+        with contextlib.suppress(ValueError):
+            iso_day(name)
+            return f"cell {at + 1} is a date"
+    return None
 
 
 def _kind(kind: Any) -> str:
@@ -58,48 +97,72 @@ def _kind(kind: Any) -> str:
     return "date" if pa.types.is_date(kind) or pa.types.is_timestamp(kind) else "categorical"
 
 
-def draft(path: Path, *, label: str | None = None, person: str | None = None) -> str:
+def draft(
+    path: Path,
+    *,
+    label: str | None = None,
+    person: str | None = None,
+    header: bool | None = None,
+    delimiter: str | None = None,
+) -> str:
     """Draft a domain file from the header and the schema's types alone, leaving what is public to fill in."""
-    kinds = _named(path, label, person)
+    kinds = _named(path, label, person, header_of(path, header=header, delimiter=delimiter))
     label = label or list(kinds)[-1]
     lines = [
         f"# Domain of {path.name}: what is known of it without reading it. Fill in what is public.",
         "# Bounds and values come from what the columns mean, never from a look at the records.",
         'neighbours = "replace-one"',
         'missing = ["", "?", "NA"]',
-        "",
     ]
+    if header is False:
+        lines += ["# The file has no header row: rename the columns, and keep their order.", "header = false"]
+    if delimiter is not None:
+        lines.append(f"delimiter = {_quoted(delimiter)}")
+    lines.append("")
     for name, kind in kinds.items():
         kind = "label" if name == label else "person" if name == person else kind
         lines += [f"[columns.{_key(name)}]", f'kind = "{kind}"', _HINTS[kind]]
     return "\n".join(lines)
 
 
-def _named(path: Path, label: str | None, person: str | None) -> dict[str, str]:
+def _named(path: Path, label: str | None, person: str | None, kinds: dict[str, str]) -> dict[str, str]:
     """The header, which must have the columns that were named."""
-    kinds = header_of(path)
     for name in (label, person):
         if name is not None and name not in kinds:
-            raise UserError(f"{path} has no column {name!r}; its columns are {', '.join(kinds)}")
+            raise UserError(
+                f"{path} has no column {name!r}; name one of its {len(kinds)} columns as the header row does "
+                "(column1, column2 and so on if there is none)"
+            )
     return kinds
 
 
 def _key(name: str) -> str:
     plain = name.replace("-", "").replace("_", "")
-    return (
-        name
-        if plain.isascii() and plain.isalnum()
-        else '"' + name.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    )
+    return name if plain.isascii() and plain.isalnum() else _quoted(name)
 
 
-def peek(path: Path, *, label: str | None = None, person: str | None = None) -> TableDomain:
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def peek(
+    path: Path,
+    *,
+    label: str | None = None,
+    person: str | None = None,
+    header: bool | None = None,
+    delimiter: str | None = None,
+) -> TableDomain:
     """Fill in a domain from the data. Whatever is made with it says that its bounds were learnt from data."""
-    names = list(_named(path, label, person))
+    names = list(_named(path, label, person, header_of(path, header=header, delimiter=delimiter)))
     label = label or names[-1]
-    ignored = [Column(name, "ignored") for name in names if name != label]
-    some = Column("\0", "boolean")  # a table must have a feature; nothing reads this one
-    plain = TableDomain((*ignored, some, Column(label, "label", classes=("a", "b"))))
+    if len(names) < 2:
+        raise UserError(f"{path} has one column; a table has a label and at least one column beside it")
+    kinds = dict.fromkeys(names, "boolean") | {label: "label"}  # of no account: cells are looked at as texts
+    written: dict[str, Any] = {"header": header is not False, "delimiter": delimiter}
+    plain = TableDomain(
+        tuple(Column(n, k, classes=("a", "b") if k == "label" else ()) for n, k in kinds.items()), **written
+    )
     seen: dict[str, _Seen] = {name: _Seen() for name in names}
     for batch in raw_batches(path, plain, names):
         for name in names:
@@ -112,7 +175,7 @@ def peek(path: Path, *, label: str | None = None, person: str | None = None) -> 
             columns.append(Column(name, "person", records=1))
         else:
             columns.append(seen[name].column(name))
-    return TableDomain(tuple(columns), bounds_learnt_from_data=True)
+    return TableDomain(tuple(columns), bounds_learnt_from_data=True, **written)
 
 
 @dataclass
@@ -191,12 +254,13 @@ def check(path: Path, table: TableDomain) -> Check:
     records = 0
     for batch in raw_batches(path, table, names):
         for column in watched:
-            missing = table.missing if column.kind != "label" else ()
+            missing = table.missing if column.kind != "label" or column.missing is not None else ()
             with told(path, records + 1):
                 new = survey_column(column, batch[column.name], missing)
             surveys[column.name] = _sum(surveys.get(column.name), new)
         if table.person:
-            people.update(person_names(batch[table.person.name]))
+            with told(path, records + 1):
+                people.update(person_texts(table.person, batch[table.person.name], table.missing))
         records += len(batch[names[0]])
     if not table.person:
         return Check(records, surveys, None, None, None)

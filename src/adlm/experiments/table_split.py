@@ -70,12 +70,14 @@ def load(name: str, data: Path) -> Split:
     table = TableDomain.load(domain_file(name))
     with _sides(name, data) as (train, test):
         x, y = _read(train, table)
-        held, truth = _read(test, table)
+        held, truth = _read(test, table, comments=True)  # Adult's test records stand below a comment
     return Split(name, table, x, y, held, truth)
 
 
-def _read(path: Path, table: TableDomain) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    batches = list(read_batches(path, table))
+def _read(
+    path: Path, table: TableDomain, *, comments: bool = False
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    batches = list(read_batches(path, table, comments=comments))
     return np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches])
 
 

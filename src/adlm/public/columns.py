@@ -28,7 +28,7 @@ _ALLOWED: dict[str, frozenset[str]] = {
     "ordinal": frozenset({"values", "missing"}),
     "boolean": frozenset({"values", "missing"}),
     "date": frozenset({"lower", "upper", "format", "cuts", "missing"}),
-    "label": frozenset({"classes", "aliases"}),
+    "label": frozenset({"classes", "aliases", "missing"}),
     "person": frozenset({"records"}),
     "ignored": frozenset(),
 }
@@ -40,7 +40,17 @@ def iso_day(text: str) -> int:
     """Return the day of an ISO date, alone or with a time after it; ValueError for any other text."""
     if text[10:11] not in ("", "T", " "):
         raise ValueError(text)
-    return datetime.datetime.fromisoformat(text).date().toordinal()
+    return day_of(datetime.datetime.fromisoformat(text))
+
+
+def day_of(moment: datetime.datetime) -> int:
+    """Return the day of a moment: in UTC if it has a zone, because libraries give a column one zone."""
+    if moment.tzinfo is not None:
+        try:
+            moment = moment.astimezone(datetime.UTC)
+        except OverflowError:
+            raise ValueError(str(moment)) from None
+    return moment.date().toordinal()
 
 
 def plain_number(text: str) -> float:
@@ -69,7 +79,8 @@ class Column:
     missing : `category` makes a missing cell a value of its own; a constant stands in for it, with an
         indicator beside it; None refuses missing cells.
     format : of a date, for strptime; ISO without it.
-    classes, aliases : of the label; aliases map further texts to classes.
+    classes, aliases : of the label; aliases map further texts to classes. A label's `missing` is the class
+        that stands in for a missing label.
     records : of the person column: how many records each person may contribute.
     """
 
@@ -133,9 +144,12 @@ class Column:
             raise self._wrong("cuts must rise, and lie above lower and not above upper")
 
     def _check_missing(self) -> None:
-        if self.missing is None or self.missing == "category":
+        if self.missing is None or (self.missing == "category" and self.kind != "label"):
             return
-        if self.kind in ("numeric", "date"):
+        if self.kind == "label":
+            if self.missing not in self.classes:
+                raise self._wrong(f"missing must be one of the classes (got {self.missing!r})")
+        elif self.kind in ("numeric", "date"):
             self.number(self.missing)
         elif self.kind in ("ordinal", "boolean") and str(self.missing) in self.levels:
             return
@@ -153,7 +167,7 @@ class Column:
     def day(self, value: Any) -> int:
         """Return a date as a number of days; bounds are ISO dates or TOML dates."""
         if isinstance(value, datetime.datetime):
-            return value.date().toordinal()
+            return day_of(value)
         if isinstance(value, datetime.date):
             return value.toordinal()
         try:

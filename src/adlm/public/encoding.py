@@ -10,27 +10,30 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
+from adlm.public.cells import CellError as CellError
+from adlm.public.cells import (
+    Cells,
+    RefusedError,
+    cell_text,
+    cells_of,
+    day_in,
+    number_in,
+    numbers_of,
+    text_in,
+)
 from adlm.public.columns import Column, iso_day, plain_number
+from adlm.public.declaration import show
 from adlm.public.tables import TableDomain
 
 Codes = NDArray[np.float64]  # a position in [0, 1], or a category's number; NaN where the cell is missing
 
 
-class CellError(UserError):
-    """A cell that its column's declaration does not allow; `row` counts from 0 in what was given."""
-
-    def __init__(self, column: str, row: int, reason: str) -> None:
-        super().__init__(f"row {row + 1}, column {column!r}: {reason}")
-        self.column, self.row, self.reason = column, row, reason
-
-
 def encode_column(column: Column, values: Any, missing: tuple[str, ...]) -> NDArray[np.float32]:
     """Encode (n,) cells as (n, width) numbers in [0, 1]."""
-    codes = _codes(column, values, missing, _reader(column, missing))
+    codes = _codes(column, values, missing)
     gone = np.isnan(codes)
     if gone.any() and column.missing is None:
         row = int(np.flatnonzero(gone)[0])
@@ -40,15 +43,17 @@ def encode_column(column: Column, values: Any, missing: tuple[str, ...]) -> NDAr
         codes = np.where(gone, column.width - 1, codes)
         out[np.arange(len(codes)), codes.astype(np.intp)] = 1.0
         return out
-    out[:, 0] = np.where(gone, constant(column), codes)
+    out[:, 0] = np.where(gone, constant(column), codes) + 0.0  # no negative zero
     if column.missing is not None:
         out[:, 1] = gone
     return out
 
 
-def encode_labels(column: Column, values: Any) -> NDArray[np.int64]:
-    """Codes of the label's cells, (n,)."""
-    codes = _codes(column, values, (), _label_reader(column))
+def encode_labels(column: Column, values: Any, missing: tuple[str, ...] = ()) -> NDArray[np.int64]:
+    """Codes of the label's cells, (n,); `missing` has texts that mean missing, if the label allows that."""
+    codes = _codes(column, values, missing if column.missing is not None else ())
+    if column.missing is not None:
+        codes = np.where(np.isnan(codes), column.classes.index(str(column.missing)), codes)
     if np.isnan(codes).any():
         row = int(np.flatnonzero(np.isnan(codes))[0])
         raise CellError(column.name, row, "the label is missing; remove such records first")
@@ -57,7 +62,7 @@ def encode_labels(column: Column, values: Any) -> NDArray[np.int64]:
 
 def encode_frame(table: TableDomain, frame: Any) -> NDArray[np.float32]:
     """Encode the feature columns of a DataFrame, an Arrow table or a batch: (n, width) in [0, 1]."""
-    names = list(frame.column_names) if hasattr(frame, "column_names") else list(frame.columns)
+    names = column_names(frame)
     parts = []
     for column in table.features:
         if names.count(column.name) != 1:
@@ -65,6 +70,11 @@ def encode_frame(table: TableDomain, frame: Any) -> NDArray[np.float32]:
             raise UserError(f"column {column.name!r} {how}; the columns are {_some(tuple(map(str, names)))}")
         parts.append(encode_column(column, frame[column.name], table.missing))
     return np.hstack(parts)
+
+
+def column_names(frame: Any) -> list[Any]:
+    """Names of the columns of a DataFrame, an Arrow table or a batch."""
+    return list(frame.column_names) if hasattr(frame, "column_names") else list(frame.columns)
 
 
 @dataclass(frozen=True)
@@ -78,37 +88,28 @@ class Survey:
 
 
 def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Survey:
-    """Count the cells that are missing, outside the bounds, or refused; nothing is raised."""
-    array = _arrow(column, values)
-    _check_type(column, array)
-    counted = array.value_counts()
-    read = _label_reader(column) if column.kind == "label" else _reader(column, missing)
+    """Count the cells that are missing, outside the bounds, or refused; only a nested type is an error."""
+    cells = _cells(column, values)
+    counts = np.bincount(cells.rows, minlength=len(cells.distinct)).tolist()
+    read = _reader(column, missing)
     gone = outside = 0
     refused: dict[str, int] = {}
-    for value, count in zip(counted.field(0).to_pylist(), counted.field(1).to_pylist(), strict=True):
-        text = cell_text(value)
-        if text is None or text in missing:
-            gone += count
-            continue
+    for cell, count in zip(cells.distinct, counts, strict=True):
         try:
-            position = read(text)
-        except _RefusedError:
+            code = math.nan if cell is None else read(cell)
+        except RefusedError:
+            text = str(cell_text(cell))
             refused[text] = refused.get(text, 0) + count
             continue
-        if math.isnan(position):
+        if math.isnan(code):
             gone += count
-            continue
-        if column.kind in ("numeric", "date") and position in (0.0, 1.0):
-            outside += count * (not _inside(column, text))
-    return Survey(len(array), gone, outside, refused)
+        elif column.kind in ("numeric", "date") and code in (0.0, 1.0):
+            outside += count * (not _inside(column, cell))
+    return Survey(len(cells.rows), gone, outside, {text: n for text, n in refused.items() if n})
 
 
-def _inside(column: Column, text: str) -> bool:
-    return column.number(column.lower) <= _value(column, text) <= column.number(column.upper)
-
-
-class _RefusedError(Exception):
-    pass
+def _inside(column: Column, cell: Any) -> bool:
+    return column.number(column.lower) <= _value(column, cell) <= column.number(column.upper)
 
 
 def constant(column: Column) -> float:
@@ -120,109 +121,79 @@ def constant(column: Column) -> float:
     return column.levels.index(str(column.missing)) / (len(column.levels) - 1)
 
 
-def _codes(column: Column, values: Any, missing: tuple[str, ...], read: Callable[[str], float]) -> Codes:
-    array = _arrow(column, values)
-    if column.kind == "numeric" and (pa.types.is_floating(array.type) or pa.types.is_integer(array.type)):
-        given = array.to_numpy(zero_copy_only=False)
-        numbers = np.array(given, dtype=np.float64)
+def _codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
+    """Read each cell by itself; a column of numbers at once, as its cells would be one by one."""
+    numbers = numbers_of(values) if column.kind == "numeric" else None
+    if numbers is not None:
         if marks := marks_of(column, missing):
-            as_kept = np.array([*marks])  # a mark is compared as precisely as the column keeps its numbers
-            if given.dtype.kind == "f":
-                with np.errstate(over="ignore"):
-                    as_kept = as_kept.astype(given.dtype)
-            numbers[np.isin(given, as_kept[np.isfinite(as_kept)])] = np.nan
+            numbers[np.isin(numbers, sorted(marks))] = np.nan
         return _positions(column, numbers)
-    _check_type(column, array)
-    coded = array.dictionary_encode() if not pa.types.is_dictionary(array.type) else array
-    texts = [cell_text(value) for value in coded.dictionary.to_pylist()]
-    lookup = np.full(len(texts) + 1, np.nan)  # the last entry stands for null
-    indices = np.asarray(coded.indices.fill_null(len(texts)).to_numpy(zero_copy_only=False), dtype=np.intp)
-    for code, text in enumerate(texts):
-        if text is None or text in missing:
-            continue
+    cells = _cells(column, values)
+    read = _reader(column, missing)
+    lookup = np.full(len(cells.distinct), np.nan)
+    for code, cell in enumerate(cells.distinct):
         try:
-            lookup[code] = read(text)
-        except _RefusedError as refused:
-            rows = np.flatnonzero(indices == code)
-            if rows.size:
+            lookup[code] = math.nan if cell is None else read(cell)
+        except RefusedError as refused:
+            rows = np.flatnonzero(cells.rows == code)
+            if rows.size:  # a category may be declared in pandas and held by nobody
                 raise CellError(column.name, int(rows[0]), str(refused)) from None
-    return np.asarray(lookup[indices])
+    return np.asarray(lookup[cells.rows])
 
 
-def _arrow(column: Column, values: Any) -> Any:
-    if isinstance(values, pa.ChunkedArray):
-        return values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
-    if isinstance(values, pa.Array):
-        return values
+def _cells(column: Column, values: Any) -> Cells:
     try:
-        return pa.array(values, from_pandas=True)
-    except (pa.ArrowException, TypeError, ValueError):  # a column of mixed types
-        return pa.array([None if _absent(v) else str(v) for v in values], type=pa.string())
-
-
-def _absent(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def _check_type(column: Column, array: Any) -> None:
-    if pa.types.is_nested(array.type):
-        reason = f"a cell holds one value, and the column's type is {array.type}; unpack it first"
-        raise CellError(column.name, 0, reason)
-
-
-def cell_text(value: Any) -> str | None:
-    """Return the text of a cell as declarations spell it, or None if there is nothing in it."""
-    if _absent(value):
-        return None
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, datetime.datetime | datetime.date):
-        return value.isoformat()
-    if isinstance(value, bytes):
-        return value.decode("utf-8", "replace").strip()
-    return str(value).strip()
+        return cells_of(values)
+    except RefusedError as refused:
+        raise CellError(column.name, 0, str(refused)) from None
 
 
 def _positions(column: Column, numbers: Codes) -> Codes:
+    """Positions of numbers, each by operations that round alike at every place of an array."""
     if np.isinf(numbers).any():
         row = int(np.flatnonzero(np.isinf(numbers))[0])
         raise CellError(column.name, row, "the value is infinite; values must be finite numbers")
     low, high = column.number(column.lower), column.number(column.upper)
     inside = np.clip(numbers, low, high) - low
-    if column.scale == "log":
-        return np.asarray(np.log1p(inside) / np.log1p(high - low))
+    if column.scale == "log":  # a vectorised logarithm may round by place; this one is `Column.position`'s
+        top = math.log1p(high - low)
+        return np.array([math.log1p(value) / top for value in inside.tolist()], dtype=np.float64)
     return np.asarray(inside / (high - low))
 
 
-def _reader(column: Column, missing: tuple[str, ...]) -> Callable[[str], float]:
-    """What turns the text of a cell into a code or a position in [0, 1], or NaN if it means missing."""
-    match column.kind:
-        case "numeric" | "date":
-            marks = marks_of(column, missing)
+def _reader(column: Column, missing: tuple[str, ...]) -> Callable[[Any], float]:
+    """What turns a cell into a code or a position in [0, 1], or NaN if it means missing."""
+    if column.kind in ("numeric", "date"):
+        marks = marks_of(column, missing)
 
-            def place(text: str) -> float:
-                value = _value(column, text)
-                return math.nan if value in marks else column.position(value)
+        def place(cell: Any) -> float:
+            if isinstance(cell, str) and cell in missing:
+                return math.nan
+            value = _value(column, cell)
+            return math.nan if value in marks else column.position(value)
 
-            return place
-        case "categorical":
-            return _category(column)
-        case _:
-            known = (
-                column.truth() if column.kind == "boolean" else {v: i for i, v in enumerate(column.levels)}
-            )
-            top = max(known.values())
-            folded = column.kind == "boolean" and not column.values
+        return place
+    of_text = {"categorical": _category, "label": _label_reader}.get(column.kind, _level)(column)
 
-            def read(text: str) -> float:
-                key = text.lower() if folded else text
-                if key not in known:
-                    raise _RefusedError(f"unknown value {text!r}; the column has {_some(tuple(known))}")
-                return known[key] / top
+    def read(cell: Any) -> float:
+        text = text_in(column, cell)
+        return math.nan if text in missing else of_text(text)
 
-            return read
+    return read
+
+
+def _level(column: Column) -> Callable[[str], float]:
+    known = column.truth() if column.kind == "boolean" else {v: i for i, v in enumerate(column.levels)}
+    top = max(known.values())
+    folded = column.kind == "boolean" and not column.values
+
+    def read(text: str) -> float:
+        key = text.lower() if folded else text
+        if key not in known:
+            raise RefusedError(f"unknown value {text!r}; the column has {_some(tuple(known))}")
+        return known[key] / top
+
+    return read
 
 
 def _label_reader(column: Column) -> Callable[[str], float]:
@@ -231,32 +202,41 @@ def _label_reader(column: Column) -> Callable[[str], float]:
 
     def read(text: str) -> float:
         if text not in known:
-            raise _RefusedError(f"unknown label {text!r}; the classes are {_some(column.classes)}")
+            raise RefusedError(f"unknown label {text!r}; the classes are {_some(column.classes)}")
         return known[text]
 
     return read
 
 
 def marks_of(column: Column, missing: tuple[str, ...]) -> frozenset[float]:
-    """The numbers (or days) that mean missing, so that -999 is one in text, as -999.0 and as a number."""
+    """The numbers (or days) that mean missing, so that -999 is one in text, as -999.0 and as a number.
+
+    A mark that single precision keeps differently is one in that form too, in a column of whatever type.
+    """
     marks = set()
     for text in missing:
-        with contextlib.suppress(_RefusedError):
-            marks.add(_value(column, text))
-    return frozenset(marks)
+        with contextlib.suppress(RefusedError), np.errstate(over="ignore"):
+            value = _value(column, text)
+            marks |= {value, float(np.float32(value))}
+    return frozenset(mark for mark in marks if math.isfinite(mark))
 
 
-def _value(column: Column, text: str) -> float:
-    """The number, or the day, that a cell's whole text is."""
+def _value(column: Column, cell: Any) -> float:
+    """The number, or the day, that a whole cell is."""
     if column.kind == "date":
-        return _day(column, text)
+        day = day_in(cell)
+        return day if day is not None else _day(column, text_in(column, cell))
     try:
-        value = plain_number(text)
+        value = plain_number(cell) if isinstance(cell, str) else number_in(cell)
     except ValueError:
-        raise _RefusedError(f"{text!r} is not a number") from None
+        raise RefusedError(f"{_shown(cell)} is not a number") from None
     if not math.isfinite(value):
-        raise _RefusedError(f"{text!r} is not a finite number")
+        raise RefusedError(f"{_shown(cell)} is not a finite number")
     return value
+
+
+def _shown(cell: Any) -> str:
+    return show(cell) if not isinstance(cell, str) else repr(cell)
 
 
 def _day(column: Column, text: str) -> int:
@@ -265,7 +245,7 @@ def _day(column: Column, text: str) -> int:
             return datetime.datetime.strptime(text, column.format).date().toordinal()
         return iso_day(text)
     except ValueError:
-        raise _RefusedError(f"{text!r} is not a date written like {column.format or '2024-05-31'}") from None
+        raise RefusedError(f"{text!r} is not a date written like {column.format or '2024-05-31'}") from None
 
 
 def _category(column: Column) -> Callable[[str], float]:
@@ -283,7 +263,7 @@ def _category(column: Column) -> Callable[[str], float]:
         if code is None:
             code = rest
         if code is None:
-            raise _RefusedError(
+            raise RefusedError(
                 f"unknown category {text!r}; the column has {_some(column.categories)} "
                 '(other = "NAME" in the domain would take in the rest)'
             )

@@ -28,7 +28,7 @@ def encode_labels(y: Any, classes: Sequence[str]) -> NDArray[np.int64]:
     if hasattr(y, "detach"):
         y = y.detach().cpu().numpy()
     try:
-        labels = np.asarray(y)
+        labels = _objects(y) if isinstance(y, list | tuple) else np.asarray(y)
     except ValueError:
         raise UserError("labels must be a list of one per record (got uneven rows)") from None
     if labels.ndim != 1:
@@ -41,6 +41,15 @@ def encode_labels(y: Any, classes: Sequence[str]) -> NDArray[np.int64]:
     distinct, inverse = np.unique(labels, return_inverse=True)
     codes = np.array([code(label) for label in distinct.tolist()], dtype=np.int64)
     return codes[inverse]
+
+
+def _objects(y: Sequence[Any]) -> NDArray[Any]:
+    """A list's labels as they are: NumPy would give all of them the type of the oddest one."""
+    if any(isinstance(label, list | tuple | np.ndarray) for label in y):
+        return np.asarray(y)
+    labels = np.empty(len(y), dtype=object)
+    labels[:] = [label.item() if hasattr(label, "item") else label for label in y]
+    return labels
 
 
 def _coder(classes: Sequence[str]) -> Callable[[Any], int]:

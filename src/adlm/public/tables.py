@@ -28,7 +28,8 @@ from adlm.public.columns import FEATURE_KINDS, Column
 from adlm.public.domain import NEIGHBOURS, Domain
 
 _SETTINGS = (
-    "neighbours", "header", "comment", "decimal", "missing", "crosses", "bounds_learnt_from_data", "columns",
+    "neighbours", "header", "delimiter", "quote", "newlines_in_values", "bad_rows", "comment", "decimal",
+    "missing", "crosses", "bounds_learnt_from_data", "columns",
 )  # fmt: skip
 
 
@@ -41,7 +42,14 @@ class TableDomain:
     columns : the columns; in a file without a header row, in the order of the file.
     neighbours : `replace-one` or `add-remove`, of persons if there is a person column, else of records.
     header : whether the file has a header row.
-    comment : lines that start with this are skipped.
+    delimiter, quote : what stands between the cells of a CSV file, and around a cell that holds it. Found
+        out from the header row if they are not declared; a comma and a double quote without one. An empty
+        quote says that quotes are plain text.
+    newlines_in_values : whether a quoted cell of a CSV file may go over several lines. Only for files that
+        were written by a program that doubles quotes: there, a quote that is left open takes rows in.
+    bad_rows : what a row with the wrong number of cells or a misplaced quote is: an `error`, or a record of
+        which all is `missing`. Then every column must declare what missing means, the label too.
+    comment : lines above the header row that start with this are passed over.
     decimal : what stands before decimals in a CSV file: a point or a comma.
     missing : texts that mean that a cell is missing.
     crosses : pairs of columns whose combinations are features of their own.
@@ -56,6 +64,10 @@ class TableDomain:
     crosses: tuple[tuple[str, str], ...] = ()
     bounds_learnt_from_data: bool = False
     decimal: str = "."
+    delimiter: str | None = None
+    quote: str | None = None
+    newlines_in_values: bool = False
+    bad_rows: str = "error"
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
@@ -74,6 +86,7 @@ class TableDomain:
             raise UserError(f"neighbours must be one of {', '.join(NEIGHBOURS)} (got {self.neighbours!r})")
         if self.decimal not in (".", ","):
             raise UserError(f"decimal must be a point or a comma (got {self.decimal!r})")
+        self._check_dialect()
         usable = {column.name for column in self.features}
         for pair in self.crosses:
             if len(pair) != 2 or pair[0] == pair[1] or not set(pair) <= usable:
@@ -89,6 +102,25 @@ class TableDomain:
                     f"column {column.name!r}: {both!r} is one of its values and means missing; "
                     "take it out of one of the two"
                 )
+
+    def _check_dialect(self) -> None:
+        """Refuse what cannot be told apart in a CSV file, and bad rows that would mean nothing."""
+        if self.delimiter is not None and not _mark(self.delimiter):
+            raise UserError(f"delimiter must be one plain character (got {self.delimiter!r})")
+        if self.quote and not _mark(self.quote):
+            raise UserError(f"quote must be one plain character, or empty for none (got {self.quote!r})")
+        if self.delimiter is not None and self.delimiter == self.quote:
+            raise UserError(f"delimiter and quote must differ (got {self.delimiter!r} for both)")
+        if self.bad_rows not in ("error", "missing"):
+            raise UserError(f'bad_rows must be "error" or "missing" (got {self.bad_rows!r})')
+        if self.bad_rows == "missing":
+            if self.person is not None:
+                raise UserError('bad_rows = "missing" does not go with persons: a bad row names nobody')
+            for column in (*self.features, self.label):
+                if column.missing is None:
+                    raise UserError(
+                        f'bad_rows = "missing" needs missing in every column; column {column.name!r} has none'
+                    )
 
     @property
     def features(self) -> tuple[Column, ...]:
@@ -119,6 +151,13 @@ class TableDomain:
     def to_dict(self) -> dict[str, Any]:
         """JSON values; columns are a list, because their order matters."""
         out: dict[str, Any] = {"neighbours": self.neighbours, "header": self.header}
+        for key in ("delimiter", "quote"):
+            if getattr(self, key) is not None:
+                out[key] = getattr(self, key)
+        if self.newlines_in_values:
+            out["newlines_in_values"] = True
+        if self.bad_rows != "error":
+            out["bad_rows"] = self.bad_rows
         if self.comment:
             out["comment"] = self.comment
         if self.decimal != ".":
@@ -139,14 +178,15 @@ class TableDomain:
         for key in raw:
             if key not in _SETTINGS:
                 raise UserError(f"a table's domain has no setting {key!r}; it has {', '.join(_SETTINGS)}")
-        for key in ("header", "bounds_learnt_from_data"):
+        for key in ("header", "newlines_in_values", "bounds_learnt_from_data"):
             if not isinstance(raw.get(key, True), bool):
                 raise UserError(f"{key} must be true or false (got {raw[key]!r})")
         for key in ("missing", "crosses"):
             if not isinstance(raw.get(key, []), list | tuple):
                 raise UserError(f"{key} must be a list (got {raw[key]!r})")
-        if not isinstance(raw.get("comment", ""), str):
-            raise UserError(f"comment must be a text in quotes (got {raw['comment']!r})")
+        for key in ("comment", "delimiter", "quote"):
+            if not isinstance(raw.get(key, ""), str):
+                raise UserError(f"{key} must be a text in quotes (got {raw[key]!r})")
         given = {key: value for key, value in raw.items() if key != "columns"}
         if "missing" in given:
             given["missing"] = tuple(str(text) for text in given["missing"])
@@ -185,6 +225,11 @@ class TableDomain:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise UserError(f"cannot read the domain file {path} ({reason})") from None
+
+
+def _mark(text: str) -> bool:
+    """Whether a text is one character that can stand between or around cells."""
+    return len(text) == 1 and text.isascii() and (text.isprintable() or text == "\t") and not text.isalnum()
 
 
 def _named_columns(raw: Any) -> list[tuple[str, Any]] | None:

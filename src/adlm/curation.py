@@ -86,6 +86,7 @@ def privatise(
         plan = choose(
             public_size(domain, len(codes), size), len(domain.classes), float(budget), float(slack),
             domain.neighbours, features,
+            rounds=second is None and allocation is None and relevance == "prior",
         )  # fmt: skip
     plan = adjusted(
         plan,
@@ -150,7 +151,7 @@ def design(plan: Plan, epsilon: Fraction, delta: Fraction, contributions: int = 
     )
     return Design(
         epsilon, delta, plan.k, plan.level, plan.scales, plan.constant, plan.share_sums, second,
-        contributions, pure,
+        contributions, pure, plan.rounds,
     )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ from adlm.estimator_input import (
 from adlm.privatise_table import Fourier, privatise_encoded
 from adlm.public.domain import Domain
 from adlm.public.encoding import column_names, encode_frame
+from adlm.public.features import TABLES
 from adlm.public.tables import TableDomain
 from adlm.release import Certificate, Release
 from adlm.search import Search as Search
@@ -214,7 +215,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         told = read_json(folder / "estimator.json", what="classifier")
         release, model = Release.load(folder / "release"), Model.load(folder / "model")
         spec = release.certificate.features["spec"]
-        table = spec.get("name") == "tabular"
+        table = spec.get("name") in TABLES
         domain = TableDomain.from_dict(spec["table"]) if table else release.certificate.domain
         made = cls(
             _number(told["epsilon"]), _number(told["delta"]), domain, None, told["size"],

@@ -29,6 +29,7 @@ from adlm.export_images import traceable
 from adlm.export_table import OPSET, OUTPUTS, as_inputs, input_names, trial_columns, with_columns
 from adlm.public.domain import Domain
 from adlm.public.encoding import encode_frame
+from adlm.public.features import TABLES
 from adlm.public.tables import TableDomain
 from adlm.verification import library, sign_onnx
 
@@ -97,7 +98,7 @@ class _Drawn(dict[str, list[Any]]):
 
 def _table(model: Model) -> TableDomain | None:
     spec = model.certificate.features.get("spec") or {}
-    return TableDomain.from_dict(spec["table"]) if spec.get("name") == "tabular" else None
+    return TableDomain.from_dict(spec["table"]) if spec.get("name") in TABLES else None
 
 
 def _trial(domain: Domain) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Literal
 
@@ -17,10 +18,12 @@ from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.curator.tables import read_batches
 from adlm.errors import UserError
+from adlm.public.features.scaled_table import is_ordered
 from adlm.public.features.tabular import TabularFeatures
-from adlm.public.table_rule import TablePlan, choose
+from adlm.public.table_rule import ASKED_WAVES, TablePlan, choose
 from adlm.public.tables import TableDomain
 from adlm.release import PEEKED, Release
+from adlm.table_rounds import TableRoundsPlan, plan_table, release_table, suits_rounds
 
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
 Fourier = int | Literal["auto"]
@@ -37,7 +40,7 @@ def privatise_table(
     source: Source | None = None,
     seed: int | None = None,
     size: int | None = None,
-    plan: TablePlan | None = None,
+    plan: TablePlan | TableRoundsPlan | None = None,
     allocation: str | None = None,
     relevance: str = "prior",
     fourier: Fourier = 0,
@@ -102,7 +105,7 @@ def privatise_encoded(
     source: Source | None = None,
     seed: int | None = None,
     size: int | None = None,
-    plan: TablePlan | None = None,
+    plan: TablePlan | TableRoundsPlan | None = None,
     look: str | None = None,
     fourier: Fourier = 0,
 ) -> Release:
@@ -111,8 +114,15 @@ def privatise_encoded(
     `look` at the class tables `once` or `twice`; None leaves it to the rule.
     """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
+    stamps = (PEEKED,) if table.bounds_learnt_from_data else ()
+    book = ledger or Ledger()
+    draw = source or (Source.system() if seed is None else Source.seeded_with(seed))
     if plan is None:
-        plan = choose(table, _public_size(passes, table, size), budget, slack, fourier)
+        plan = plan_release(table, _public_size(passes, table, size), budget, slack, fourier, look)
+    if isinstance(plan, TableRoundsPlan):
+        return release_table(
+            passes, table, plan, epsilon=budget, delta=slack, ledger=book, source=draw, stamps=stamps
+        )
     if look is not None:
         plan = plan.looking(twice=look == "twice")
     features = TabularFeatures(table, detail=plan.detail, fourier=plan.fourier)
@@ -129,11 +139,45 @@ def privatise_encoded(
         plan=plan,
         epsilon=budget,
         delta=slack,
-        ledger=ledger or Ledger(),
-        source=source or (Source.system() if seed is None else Source.seeded_with(seed)),
+        ledger=book,
+        source=draw,
         contributions=table.contributions,
-        stamps=(PEEKED,) if table.bounds_learnt_from_data else (),
+        stamps=stamps,
     )
+
+
+def plan_release(
+    table: TableDomain,
+    n: int,
+    epsilon: Fraction,
+    delta: Fraction,
+    fourier: Fourier = 0,
+    look: str | None = None,
+) -> TablePlan | TableRoundsPlan:
+    """Choose how to release a table: by gradient rounds, or as an additive model of noisy class tables.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
+    fourier : random Fourier features: a number, or 0 or `auto` for the rule's.
+    look : `once` or `twice` asks for class tables, with the same noise or with noise by relevance.
+    """
+    if look is None and suits_rounds(table, n, epsilon, delta):
+        return plan_table(table, n, epsilon, delta, waves_asked(table, fourier))
+    return choose(table, n, epsilon, delta, fourier)
+
+
+def waves_asked(table: TableDomain, fourier: Fourier) -> int:
+    """Check a number of random Fourier features; 0 leaves it to the rule."""
+    if fourier == "auto":
+        return 0
+    if not 0 <= fourier <= ASKED_WAVES:
+        raise UserError(f"fourier must be auto or a whole number from 0 to {ASKED_WAVES} (got {fourier!r})")
+    if fourier and not any(is_ordered(column) for column in table.features):
+        raise UserError("random Fourier features need a numeric, date or ordinal column; leave them out")
+    return int(fourier)
 
 
 def _public_size(passes: Callable[[], Iterable[Encoded]], table: TableDomain, size: int | None) -> int:

@@ -14,13 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.analyst.tables import train
+from adlm.analyst.fit import fit
 from adlm.certificate import parse_delta, parse_epsilon
 from adlm.curator.noise import Source
-from adlm.privatise_table import Fourier, privatise_encoded
+from adlm.privatise_table import Fourier, plan_release, privatise_encoded
 from adlm.public.features.tabular import TabularFeatures
-from adlm.public.table_rule import TablePlan, choose
+from adlm.public.table_rule import TablePlan
 from adlm.public.tables import TableDomain
+from adlm.table_rounds import TableRoundsPlan
 
 SPREAD = 2.0  # standard deviation of the made logits
 TESTS = 5000
@@ -39,7 +40,7 @@ class TableRehearsal:
 
     epsilon: float
     delta: float
-    plan: TablePlan
+    plan: TablePlan | TableRoundsPlan
     accuracy: float
     ceiling: float
 
@@ -55,7 +56,7 @@ def rehearse_table(
 ) -> TableRehearsal:
     """Rehearse a release of n records of a declared table."""
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
-    plan = choose(table, n, budget, slack, fourier)
+    plan = plan_release(table, n, budget, slack, fourier)
     rng = np.random.default_rng(seed)
     made = min(n, MOST)
     x = _records(table, made + TESTS, rng)
@@ -67,7 +68,7 @@ def rehearse_table(
         lambda: [(x[:made], y[:made])], table, epsilon=budget, delta=slack,
         source=Source.seeded_with(seed), size=n, plan=plan,
     )  # fmt: skip
-    guess = train(release).predict(x[made:])
+    guess = fit(release).predict(x[made:])
     best = logits[made:].argmax(1)
     return TableRehearsal(
         float(budget), float(slack), plan, float((guess == y[made:]).mean()), float((best == y[made:]).mean())

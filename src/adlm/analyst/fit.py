@@ -12,6 +12,7 @@ from adlm.analyst import discriminant, networks, tables
 from adlm.analyst.anatomy import perturb_bias
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.model import Model
+from adlm.analyst.rounds import DROWNED, drowned, estimated_accuracy, has_rounds, log_shares, rounds_head
 from adlm.analyst.training import History, Plan, train
 from adlm.errors import UserError
 from adlm.public.features import Features, declared
@@ -20,6 +21,7 @@ from adlm.sampling import class_laws
 
 DRAWS = 20_000
 LINEAR = "linear, in closed form"
+ROUNDS = "linear, by gradient rounds"
 
 
 def fit(
@@ -105,15 +107,28 @@ def network_of(release: Release) -> str:
 
 
 def _closed_form(release: Release, features: Features) -> Model:
-    moments = release.moments()
-    head = discriminant.fit(moments, features.prior)
+    head = closed_form(release, features)
     width, classes = features.width, len(release.certificate.domain.classes)
     linear = nn.Linear(width, classes)
+    told: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
+    if (found := estimated_accuracy(release)) is not None:
+        told |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
+    if drowned(release):
+        told["warning"] = DROWNED
+        head = discriminant.LinearHead(torch.zeros_like(head.weight), log_shares(release))
     with torch.no_grad():
         linear.weight.zero_()
         linear.weight[:, : head.weight.shape[1]] = head.weight.float()
         linear.bias.copy_(head.bias.float())
-    return Model(release.certificate, linear, {"kind": "linear"}, features, {"network": LINEAR, "epochs": 0})
+    return Model(release.certificate, linear, {"kind": "linear"}, features, told)
+
+
+def closed_form(release: Release, features: Features) -> discriminant.LinearHead:
+    """The linear classifier of a release: the head of its gradient rounds, or that of its moments."""
+    if has_rounds(release):
+        head = rounds_head(release)
+        return discriminant.LinearHead(torch.from_numpy(head.weight), torch.from_numpy(head.bias))
+    return discriminant.fit(release.moments(), features.prior)
 
 
 def _on_draws(
@@ -130,6 +145,8 @@ def _on_draws(
     k = moments.sums.shape[1]
     generator = torch.Generator().manual_seed(plan.seed)
     z, codes = class_laws(moments, features.prior).sample(draws, generator)
+    if has_rounds(release):  # the head knows better than the class means which draw is of which class
+        codes = closed_form(release, features).logits(z).argmax(1)
     wide = torch.zeros(draws, features.width)
     wide[:, :k] = z
     head, architecture = _network(network, (features.width,), len(moments.counts), plan.seed)

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 from adlm import additive
 from adlm.analyst.model import Model
+from adlm.analyst.rounds import has_rounds, rounds_head
 from adlm.errors import UserError
+from adlm.public.features.scaled_table import ScaledTable
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.tables import TableDomain
 from adlm.release import Release
@@ -98,7 +100,11 @@ def _slope(told: additive.Scores, curvature: float) -> float:
 def has_columns(release: Release) -> bool:
     """Whether the relevance of a table's columns can be told: of an additive release, or by private LRP."""
     spec = release.certificate.features.get("spec") or {}
-    return is_additive(release) or (spec.get("name") == "tabular" and "relevance" in release.tensors)
+    return (
+        is_additive(release)
+        or spec.get("name") == "scaled-table"
+        or (spec.get("name") == "tabular" and "relevance" in release.tensors)
+    )
 
 
 def relevance(release: Release) -> dict[str, float]:
@@ -112,6 +118,8 @@ def relevance(release: Release) -> dict[str, float]:
     """
     if not has_columns(release):
         raise UserError("relevance by column is for a table's release; this one is of something else")
+    if has_rounds(release):
+        return _of_rounds(release)
     if not is_additive(release):
         return _of_records(release)
     features = release.features()
@@ -127,6 +135,20 @@ def relevance(release: Release) -> dict[str, float]:
         name = WAVES if features.is_wave(start) else name
         spread[name] = float(np.hypot(spread.get(name, 0.0), np.sqrt(variance)))
     return _shares(spread)
+
+
+def _of_rounds(release: Release) -> dict[str, float]:
+    """Standard deviation of each column's part of the scores, by the released spread of its features."""
+    features = release.features()
+    assert isinstance(features, ScaledTable)
+    weight = rounds_head(release).weight
+    weight = weight - weight.mean(0)
+    spread: dict[str, float] = {}
+    for feature, variance in enumerate(features.variances()):
+        name = features.column_of(feature) or WAVES
+        part = float((weight[:, feature] ** 2).sum() * variance)
+        spread[name] = spread.get(name, 0.0) + part
+    return _shares({name: float(np.sqrt(part)) for name, part in spread.items()})
 
 
 def _of_records(release: Release) -> dict[str, float]:

@@ -68,5 +68,6 @@ def evaluate(
     output.result(
         figures | totals.to_dict() | {"stamps": list(loaded.stamps), "warning": WARNING},
         f"accuracy {figures['accuracy']:.4f} on {figures['n']} records (not private if the records are); "
-        f"{totals.sentence()}{stamped(loaded.stamps)}",
+        f"{totals.sentence()}{stamped(loaded.stamps)}"
+        + (f"; WARNING: {drowned}" if (drowned := loaded.training.get("warning")) else ""),
     )

@@ -98,4 +98,11 @@ def train(
 
 def _trouble(training: Mapping[str, Any]) -> str:
     """What went wrong in training, to be put into the sentence; nothing most of the time."""
-    return f"; TRAINING FAILED: {training['stopped']}" if training.get("stopped") else ""
+    if training.get("stopped"):
+        return f"; TRAINING FAILED: {training['stopped']}"
+    if training.get("warning"):
+        return f"; WARNING: {training['warning']}"
+    if training.get("estimated_accuracy") is not None:
+        found, sd = training["estimated_accuracy"], training["estimated_accuracy_sd"]
+        return f"; right for about {found:.3f} ± {2 * sd:.3f} of the private records (charged)"
+    return ""

@@ -42,7 +42,7 @@ class FeatureStore:
         if self._file is None and self._bytes > self._most:
             folder = cache_folder()
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = tempfile.TemporaryFile(dir=folder)
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  # it lives as long as the store
             kept, self._blocks = self._blocks, []
             for block in kept:
                 self._write(block)

@@ -28,9 +28,9 @@ from adlm.estimation.gradient_head import (
     RESIDUAL_UNIT,
     WEIGHT_UNIT,
     Descent,
-    GradientRounds,
     Head,
 )
+from adlm.public.rounds_rule import GradientRounds
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -97,6 +97,13 @@ class GradientClip:
         """
         return np.asarray(self.bound**2 // ((z * z).sum(1).astype(np.int64) + self.unit**2))
 
+    def scores(self, z: Reals, head: Head) -> Reals:
+        """Return (n, M) scores of features on the grid: exact, for every sum stays below 2^53 steps."""
+        scores = z @ head.integers[:, 1:].T
+        scores += self.unit * head.integers[:, 0]
+        scores *= 1 / (FEATURE_UNIT * WEIGHT_UNIT)  # a power of two
+        return np.asarray(scores)
+
     def residuals(self, z: Reals, codes: Integers, head: Head, allowed: Integers | None = None) -> Reals:
         """Return (n, M) bounded residuals p - y, whole numbers of steps of 1 / RESIDUAL_UNIT.
 
@@ -108,9 +115,7 @@ class GradientClip:
         allowed : what `allowed` gives for z, if it is known already.
         """
         allowed = self.allowed(z) if allowed is None else allowed
-        scores = z @ head.integers[:, 1:].T
-        scores += self.unit * head.integers[:, 0]
-        scores *= 1 / (FEATURE_UNIT * WEIGHT_UNIT)  # a power of two: exact
+        scores = self.scores(z, head)
         scores -= scores.max(1, keepdims=True)
         chance = np.rint(exact.exp(scores) * CHANCE_UNIT)
         chance /= chance.sum(1, keepdims=True)
@@ -168,7 +173,11 @@ class GradientPass:
 
 
 def run_rounds(
-    store: FeatureStore, plan: GradientRounds, offsets: Reals, scale: int, source: noise.Source
+    store: FeatureStore,
+    plan: GradientRounds,
+    offsets: Reals,
+    law: tuple[str, int],
+    source: noise.Source,
 ) -> Integers:
     """Release the noisy gradients of all rounds: (T, M, 1 + k).
 
@@ -178,7 +187,7 @@ def run_rounds(
     ----------
     store : (n, k) features on the grid, and (n,) classes.
     offsets : (M,) log class shares, from released counts.
-    scale : standard deviation of the noise, in grid steps.
+    law : `gaussian` or `radial` noise, and its scale in grid steps.
     """
     z, codes = store.arrays()
     over = GradientPass.over(z, codes, GradientClip(plan.clip_norm, plan.constant))
@@ -188,9 +197,21 @@ def run_rounds(
     with progress.bar(plan.rounds, "gradient rounds", "rounds") as advance:
         for gradient in released:
             total = over.sum(descent.head(), threads)
-            gradient[...] = total + noise.gaussian(total.shape, scale, source)
+            if law[0] == "gaussian":
+                gradient[...] = total + noise.gaussian(total.shape, law[1], source)
+            else:
+                row = total.reshape(1, -1)
+                gradient[...] = (row + noise.radial(1, row.shape[1], law[1], source)).reshape(total.shape)
             descent.update(gradient)
             advance(1)
     return released
 
 
+def count_correct(store: FeatureStore, head: Head, plan: GradientRounds) -> Integers:
+    """Count the records that a head gets right: (1,). One record changes it by at most one."""
+    z, codes = store.arrays()
+    clip, right = GradientClip(plan.clip_norm, plan.constant), 0
+    for start in range(0, len(codes), ROWS):
+        block = slice(start, start + ROWS)
+        right += int((clip.scores(z[block].astype(np.float64), head).argmax(1) == codes[block]).sum())
+    return np.array([right], dtype=np.int64)

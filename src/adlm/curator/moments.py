@@ -7,6 +7,7 @@ integers, charged, and released once with exact noise. Proofs: docs/proof-moment
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -20,14 +21,15 @@ from adlm.curator import noise
 from adlm.curator import second as stage
 from adlm.curator.clipping import EXACT_ROWS, Clip, Norm
 from adlm.curator.feature_store import FeatureStore
-from adlm.curator.gradient_rounds import GradientClip, feature_integers, run_rounds
+from adlm.curator.gradient_rounds import GradientClip, count_correct, feature_integers, run_rounds
 from adlm.curator.ledger import Ledger
 from adlm.curator.second import Batch, Batches, Cross, Second
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import GradientRounds, class_offsets
+from adlm.estimation.gradient_head import class_offsets, final_head
 from adlm.moments import Moments
 from adlm.public.domain import Domain
 from adlm.public.features import Features, described
+from adlm.public.rounds_rule import GradientRounds
 from adlm.release import SEEDED, Release
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
 ]  # fmt: skip
 PROOF = "docs/proof-moments.md"
 ROUNDS_PROOF = "docs/proof-gradients.md"
+CHECK_SHARE = Fraction(1, 50)  # of the budget, to count the records that the head gets right
 ACROSS = "products across the basis"
 
 
@@ -52,6 +55,15 @@ class Indicators:
     width: int
     blocks: int
     share: Fraction
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {"width": self.width, "blocks": self.blocks, "share": str(self.share)}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Indicators:
+        """Read what `to_dict` wrote."""
+        return cls(int(raw["width"]), int(raw["blocks"]), Fraction(raw["share"]))
 
     def clip(self) -> Clip:
         """The clip of a record's indicators."""
@@ -92,8 +104,8 @@ class Design:
     indicators: Indicators | None = None
 
     def __post_init__(self) -> None:
-        if self.rounds is not None and (not self.delta or self.second is not None):
-            raise UserError("gradient rounds come with delta above 0 and without second moments")
+        if self.rounds is not None and (self.mechanism == "laplace" or self.second is not None):
+            raise UserError("gradient rounds come with Gaussian or radial noise and without second moments")
 
     @property
     def mechanism(self) -> Mechanism:
@@ -141,6 +153,7 @@ class Scales:
     cross: int = 0
     gradients: int = 0
     indicators: int = 0
+    correct: int = 0
 
 
 def calibrate(design: Design, neighbours: str) -> tuple[Scales, tuple[Charge, ...]]:
@@ -153,6 +166,8 @@ def calibrate(design: Design, neighbours: str) -> tuple[Scales, tuple[Charge, ..
     request. Proved in docs/proof-moments.md (Theorems 1 to 3).
     """
     if not design.delta:
+        if design.rounds is not None:
+            return _calibrate_rounds(design, design.rounds, neighbours, design.epsilon / design.contributions)
         return _calibrate_pure(design, neighbours)
     mu = gaussian_mu(design.epsilon, design.delta) / design.contributions
     while True:  # once, unless rounding up in the charge costs more than rounding down in mu left
@@ -234,34 +249,37 @@ def _calibrate_gaussian(design: Design, neighbours: str, mu: Fraction) -> tuple[
 
 
 def _calibrate_rounds(
-    design: Design, rounds: GradientRounds, neighbours: str, mu: Fraction
+    design: Design, rounds: GradientRounds, neighbours: str, loss: Fraction
 ) -> tuple[Scales, tuple[Charge, ...]]:
-    """Indicators, class sums and gradient rounds: mu squared adds up, so each gets its share of it."""
-    people, charges = design.contributions, []
-    first = design.indicators
-    counted = 0
+    """Indicators, class sums and gradient rounds, each with its share of the budget.
+
+    `loss` is mu, whose square adds up, for Gaussian noise, and epsilon, which adds up, for radial noise.
+    """
+    gaussian, charges, scales = design.mechanism == "gaussian", [], []
+
+    def add(what: str, moved: Fraction, share: Fraction, proof: str) -> None:
+        part = loss * root_down(share) if gaussian else loss * share
+        scales.append(math.ceil(moved / part))
+        charges.append(
+            Charge(what, design.mechanism, neighbours, moved * design.contributions, Fraction(scales[-1]),
+                   proof, design.delta)
+        )  # fmt: skip
+
+    left, clip, first = Fraction(1), design.clip(), design.indicators
     if first is not None:
         moved = first.clip().counts_sensitivity(neighbours)
-        counted = math.ceil(moved / (mu * root_down(first.share)))
-        charges.append(
-            Charge("counts of indicators", "gaussian", neighbours, moved * people, Fraction(counted),
-                   f"{ROUNDS_PROOF} Theorem 1", design.delta)
-        )  # fmt: skip
-    left = 1 - (first.share if first is not None else 0)
-    moved = design.clip().sums_sensitivity(neighbours)
-    scale = math.ceil(moved / (mu * root_down(left * design.share_sums)))
-    charges.append(
-        _charge("class sums and counts", "gaussian", neighbours, moved * people, scale, "Theorem 2",
-                design.delta)
-    )  # fmt: skip
+        add("counts of indicators", moved, first.share, f"{ROUNDS_PROOF} Theorem 1")
+        left -= first.share
+    moved = clip.sums_sensitivity(neighbours) if gaussian else clip.rows_sensitivity(neighbours)
+    theorem = "Theorem 2" if gaussian else "Theorem 1"
+    add("class sums and counts", moved, left * design.share_sums, f"{PROOF} {theorem}")
     one = GradientClip(rounds.clip_norm, rounds.constant).sensitivity(neighbours)
-    every = root_up(rounds.rounds * one**2)
-    noisy = math.ceil(every / (mu * root_down(left * (1 - design.share_sums))))
-    charges.append(
-        Charge(f"gradients of {rounds.rounds} rounds", "gaussian", neighbours, every * people,
-               Fraction(noisy), f"{ROUNDS_PROOF} Theorem 2", design.delta)
-    )  # fmt: skip
-    return Scales(scale, gradients=noisy, indicators=counted), tuple(charges)
+    every = root_up(rounds.rounds * one**2) if gaussian else rounds.rounds * one
+    what = f"gradients of {rounds.rounds} rounds"
+    add(what, every, left * (1 - design.share_sums - CHECK_SHARE), f"{ROUNDS_PROOF} Theorem 2")
+    add("records that the head gets right", Fraction(1), left * CHECK_SHARE, f"{ROUNDS_PROOF} Theorem 3")
+    sums, gradients, right = scales[-3:]
+    return Scales(sums, 0, 0, 0, gradients, scales[0] if first else 0, right), tuple(charges)
 
 
 def _charge(
@@ -352,8 +370,16 @@ def release_moments(
             tensors["step_cross"] = torch.tensor(outer[1].steps[0] * outer[2].steps[0], dtype=torch.float64)
     if design.rounds is not None and store is not None:
         offsets = class_offsets(table[:, 0])
-        gradients = run_rounds(store, design.rounds, offsets, scales.gradients, source)
-        tensors["gradients"] = torch.from_numpy(gradients)
+        mechanism = "gaussian" if design.delta else "radial"
+        gradients = run_rounds(store, design.rounds, offsets, (mechanism, scales.gradients), source)
+        head = final_head(gradients, design.rounds, offsets)
+        correct = count_correct(store, head, design.rounds)[None]
+        correct = correct + (
+            noise.gaussian((1, 1), scales.correct, source)
+            if design.delta
+            else noise.radial(1, 1, scales.correct, source)
+        )
+        tensors |= {"gradients": torch.from_numpy(gradients), "correct": torch.from_numpy(correct[0])}
     return Release.make(
         tensors | (extra or {}),
         kind="moments",
@@ -390,8 +416,11 @@ def facts(design: Design, scales: Scales, n: int | None, classes: int) -> dict[s
         "sd_second_diagonal": diagonal * scales.second_diagonal,
         "sd_cross": across * scales.cross,
         "rounds": None if design.rounds is None else design.rounds.to_dict(),
-        "sd_gradients": float(scales.gradients),
-        "sd_indicators": float(scales.indicators),
+        "sd_gradients": scales.gradients * _spread(design.mechanism, classes * (1 + design.k)),
+        "sd_correct": scales.correct * _spread(design.mechanism, 1),
+        "indicators": design.indicators and design.indicators.to_dict(),
+        "sd_indicators": scales.indicators
+        * (_spread(design.mechanism, design.indicators.width) if design.indicators else 0.0),
     }
 
 

@@ -25,6 +25,7 @@ from adlm.curator.persons import Persons
 from adlm.curator.text_files import UNREADABLE, explain, opened, short
 from adlm.errors import UserError
 from adlm.public.encoding import CellError, encode_column, encode_labels
+from adlm.public.features import TABLES
 from adlm.public.tables import TableDomain
 
 ROWS = 8192
@@ -274,6 +275,6 @@ def read_labelled(path: Path | str, spec: Mapping[str, Any]) -> Iterator[Encoded
 
 def table_of(spec: Mapping[str, Any]) -> TableDomain:
     """Return the declared table inside the description of a model's features."""
-    if spec.get("name") != "tabular":
+    if spec.get("name") not in TABLES:
         raise UserError("this model was not made from a table; it cannot read a CSV or Parquet file")
     return TableDomain.from_dict(spec["table"])

@@ -17,6 +17,7 @@ from scipy.special import ndtr
 from adlm.errors import UserError
 from adlm.public.features import Features, PriorStatistics
 from adlm.public.features.narrowed import narrow
+from adlm.public.rounds_rule import IMAGE_PATH, IMAGE_STEP, GradientRounds, plan_rounds
 
 # Fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public for that.
 PER_COORDINATE = 10  # pure: records of a class, times epsilon, that a coordinate needs
@@ -28,6 +29,9 @@ LOUD = 0.2  # with delta: energy of the noise on a class mean, next to a record'
 ACROSS = 500  # pure: epsilon n for each coordinate, from which products across the basis are worth it
 BROAD = 0.6  # least energy of a record around its class mean: real classes are broader than synthetic ones
 LOOSE = 1.1  # clip level of an energy, relative to what is expected
+ROUNDS_FROM = 350  # signal from which gradient rounds do better than moments alone
+ROUNDS_SUMS = Fraction(1, 10)  # share of class sums beside gradient rounds
+ROUNDS_COORDINATES, ROUNDS_FEWEST = 0.22, 150  # coordinates by variance for a unit of signal, and at least
 APART = 0.8  # energy around class means, up to which second moments are best taken around them
 
 
@@ -48,6 +52,7 @@ class Plan:
     share_sums, share_across : share of the budget for class sums; of the rest, for products across.
     scales : (k,) relative noise scales, or None for identical ones.
     reasons : one sentence for each choice.
+    rounds : gradient rounds after the class sums, or None.
     """
 
     k: int
@@ -63,6 +68,7 @@ class Plan:
     share_across: Fraction = Fraction(0)
     scales: tuple[float, ...] | None = None
     reasons: tuple[str, ...] = field(default=())
+    rounds: GradientRounds | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; the scales, which can be many, are left to the release's tensors."""
@@ -70,14 +76,34 @@ class Plan:
             "k": self.k, "noise": self.noise, "level": self.level, "constant": self.constant, "q": self.q,
             "basis": self.basis, "around": self.around, "second_level": self.second_level,
             "across": self.across and list(self.across),
-            "share_sums": str(self.share_sums if self.q else Fraction(1)),
+            "share_sums": str(self.share_sums if self.q or self.rounds else Fraction(1)),
+            "rounds": self.rounds and self.rounds.to_dict(),
             "share_across": str(self.share_across),
             "allocation": "identical" if self.scales is None else "adaptive", "reasons": list(self.reasons),
         }  # fmt: skip
 
 
-def choose(n: int, classes: int, epsilon: float, delta: float, neighbours: str, features: Features) -> Plan:
-    """Choose settings for n records of some classes under a budget."""
+def choose(
+    n: int,
+    classes: int,
+    epsilon: float,
+    delta: float,
+    neighbours: str,
+    features: Features,
+    *,
+    rounds: bool = True,
+) -> Plan:
+    """Choose settings for n records of some classes under a budget.
+
+    Parameters
+    ----------
+    n : number of records, public or guessed.
+    classes : number of classes.
+    epsilon, delta : the budget.
+    neighbours : `replace-one` or `add-remove`.
+    features : the public map of the records.
+    rounds : whether gradient rounds may be chosen.
+    """
     if n < 1 or classes < 2:
         raise UserError(f"a plan needs at least one record and two classes, got {n} and {classes}")
     if not (math.isfinite(epsilon) and epsilon > 0 and 0 <= delta < 1):
@@ -85,7 +111,11 @@ def choose(n: int, classes: int, epsilon: float, delta: float, neighbours: str, 
     # A record that is added or removed moves one class, one that is replaced may move two.
     factor = 2.0 if neighbours == "add-remove" else 1.0
     if delta:
-        plan = _gaussian(n, classes, factor * gaussian_mu(epsilon, delta), features)
+        mu = factor * gaussian_mu(epsilon, delta)
+        strength = n * mu / 2 * math.sqrt(1 - ROUNDS_SUMS)
+        if rounds and strength >= ROUNDS_FROM:
+            return _rounds(n, strength, features)
+        plan = _gaussian(n, classes, mu, features)
     else:
         plan = _pure(n, classes, factor * epsilon, features)
     if features.prior is None and plan.k < features.width:
@@ -133,6 +163,23 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> Plan:
     k = max(min(wide, math.floor(known / (PER_COORDINATE * classes))), min(width, FEWEST))
     why = f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, within {FEWEST} and {wide}"
     return Plan(k, "radial", 1.0, 0.1, reasons=(why, "no second moments: they are not worth their noise"))
+
+
+def _rounds(n: int, strength: float, features: Features) -> Plan:
+    """Gradient rounds: noise on a score depends on the path, not on k, unless coordinates fall off."""
+    k, why = features.width, f"k = {features.width}: all coordinates"
+    if features.by_variance:
+        k = min(k, max(ROUNDS_FEWEST, math.floor(ROUNDS_COORDINATES * strength)))
+        why = f"k = {k}: coordinates are ordered by variance, one for {1 / ROUNDS_COORDINATES:.1f} of signal"
+    rounds = plan_rounds(n, strength, path=IMAGE_PATH, longest_step=IMAGE_STEP)
+    reasons = (
+        why,
+        f"{rounds.rounds} gradient rounds: the signal n mu / sensitivity is {strength:.0f}, at least "
+        f"{ROUNDS_FROM}",
+        f"step {rounds.step:g}: the path is {IMAGE_PATH:g} of the signal",
+        "a tenth of the budget for class sums, which networks and checks need",
+    )
+    return Plan(k, "gaussian", 1.0, 0.2, share_sums=ROUNDS_SUMS, reasons=reasons, rounds=rounds)
 
 
 def _gaussian(n: int, classes: int, mu: float, features: Features) -> Plan:

@@ -43,6 +43,12 @@ class TablePlan:
     reasons: tuple[str, ...] = ()
     fourier: int = 0
 
+    @property
+    def summary(self) -> str:
+        """The mechanism in a few words."""
+        stages = 1 + (self.weights == "columns") + self.residuals
+        return f"additive, {stages} stage{'s' if stages > 1 else ''}, {self.detail} bins a column"
+
     def looking(self, *, twice: bool) -> TablePlan:
         """The same plan with its share for class tables spent on one look, or on two equal ones."""
         tables, again, *rest = self.shares
@@ -98,6 +104,9 @@ def choose(
     if gradient > 0.5:
         why = f"class tables alone: noise on column weights would be {gradient:.2f} of the signal, above 0.5"
         return TablePlan(detail, "none", False, one, (*reasons, why), waves)
+    if len(table.label.classes) > 2:
+        why = "no residual tables: with more than two classes their corrections of one offset add up"
+        return TablePlan(detail, "columns", False, two, (*reasons, why), waves)
     if residual > 0.12:
         why = f"no residual tables: their noise would be {residual:.2f} of a cell's records, above 0.12"
         return TablePlan(detail, "columns", False, two, (*reasons, why), waves)

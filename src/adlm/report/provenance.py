@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 
 from adlm.certificate import show
+from adlm.public.features import TABLES
 from adlm.release import Certificate
 from adlm.report.html import join, paragraph, table, tag
 from adlm.report.page import Section
@@ -59,7 +60,7 @@ def _signed(signature: Signature | None) -> list[tuple[str, object]]:
 def _records(certificate: Certificate) -> str:
     """Where the records come from, in the words of the command line: a table's file, or a name."""
     spec = certificate.features.get("spec")
-    of_table = isinstance(spec, Mapping) and spec.get("name") == "tabular"
+    of_table = isinstance(spec, Mapping) and spec.get("name") in TABLES
     return "TABLE.csv --domain DOMAIN.toml" if of_table else "--data NAME"
 
 

@@ -18,6 +18,7 @@ __all__ = [
     "Narrowed",
     "PriorStatistics",
     "RandomDirections",
+    "TABLES",
     "build",
     "checked",
     "declared",
@@ -28,6 +29,7 @@ __all__ = [
     "unit_norm",
 ]
 
+TABLES = ("tabular", "scaled-table")  # maps of a declared table, which stands in their description
 NARROWER = {"narrowed": Narrowed, "random-directions": RandomDirections}
 
 
@@ -42,6 +44,10 @@ def build(spec: Mapping[str, Any]) -> Features:
             from adlm.public.features.tabular import TabularFeatures
 
             return TabularFeatures.from_spec(spec)
+        case "scaled-table":
+            from adlm.public.features.scaled_table import ScaledTable
+
+            return ScaledTable.from_spec(spec)
         case "narrowed" | "random-directions" as name:
             return NARROWER[name](build(spec["of"]), int(spec["width"]))
         case "prior-projection":

@@ -125,6 +125,8 @@ class NaturalImages(Features):
     offset: Tensor
     apart = 0.42  # photographs are far less plain than procedural scenes; fixed on the same images as HEAT
 
+    by_variance = True
+
     def __init__(self, width: int | None = None, weights: str = SHIPPED) -> None:
         super().__init__()
         stored = read_weights(weights)

@@ -127,7 +127,7 @@ class TableIndicators:
             start += column.width
         self.inputs = start
         names = {column.name: indicator_names(column) for column in table.features}
-        found = [(name, entries) for name, entries in names.items()]
+        found = list(names.items())
         for left, right in table.crosses:
             pairs = tuple(f"{a}, {b}" for a in names[left] for b in names[right])
             found.append((f"{left} x {right}", pairs))
@@ -162,14 +162,14 @@ class ScaledTable(Features):
     fourier : random Fourier features of the ordered columns together; their weights come from a fixed seed.
     """
 
-    def __init__(self, table: TableDomain, frequencies: Sequence[float], *, fourier: int = 0) -> None:
+    def __init__(self, table: TableDomain, frequencies: npt.ArrayLike, *, fourier: int = 0) -> None:
         super().__init__()
         self.table, self.fourier = table, fourier
         self.indicators = TableIndicators(table)
         self.frequencies = np.asarray(frequencies, dtype=np.float64)
         if self.frequencies.shape != (self.indicators.width,) or not np.isfinite(self.frequencies).all():
             raise UserError(
-                f"the table has {self.indicators.width} indicators, got {len(self.frequencies)} frequencies"
+                f"the table has {self.indicators.width} indicators, got {self.frequencies.size} frequencies"
             )
         if fourier < 0:
             raise UserError(f"fourier must be at least 0, got {fourier}")
@@ -179,7 +179,6 @@ class ScaledTable(Features):
             raise UserError("random Fourier features need a numeric, date or ordinal column; leave them out")
         self._valued, columns = valued, len(table.features)
         self._mean, self._spread = self._moments()
-        by_name = {block.name: block for block in self.indicators.blocks}
         kept, weights = [], []
         for block in self.indicators.blocks:
             column = next((c for c in table.features if c.name == block.name), None)
@@ -220,7 +219,13 @@ class ScaledTable(Features):
             *(entries[i] for i in self._kept),
             *(f"random Fourier feature {i + 1}" for i in range(fourier)),
         )
-        del by_name
+
+    @classmethod
+    def width_of(cls, table: TableDomain, fourier: int) -> int:
+        """Number of features, which does not depend on the frequencies."""
+        indicators = TableIndicators(table)
+        even = [1 / len(block.entries) for block in indicators.blocks for _ in block.entries]
+        return cls(table, even, fourier=fourier if any(is_ordered(c) for c in table.features) else 0).width
 
     def _block_of(self, entry: int) -> str:
         return next(b.name for b in self.indicators.blocks if b.start <= entry < b.stop)
@@ -253,6 +258,12 @@ class ScaledTable(Features):
             return self._block_of(int(self._kept[feature - len(self._valued)]))
         return None
 
+    def variances(self) -> npt.NDArray[np.float64]:
+        """About how much each feature varies, by the released frequencies, before rows get unit length."""
+        entries = (self.frequencies * (1 - self.frequencies))[self._kept] * self._scale**2
+        values = np.full(len(self._valued), self._value_scale**2)
+        return np.concatenate([values, entries, np.full(self.fourier, self._fourier_scale**2 / 2)])
+
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, inputs) encoded records to (n, width) float32 on a grid of 2^-14, rows of norm 1."""
         x = x.flatten(1)
@@ -274,7 +285,9 @@ class ScaledTable(Features):
             parts.append(values * self._value_scale)
         if len(self._kept):
             centre = torch.from_numpy(self.frequencies[self._kept]).to(x)
-            parts.append((counted[:, torch.from_numpy(self._kept)] - centre) * torch.from_numpy(self._scale).to(x))
+            parts.append(
+                (counted[:, torch.from_numpy(self._kept)] - centre) * torch.from_numpy(self._scale).to(x)
+            )
         if self.fourier:
             assert values is not None
             angle = (values[:, self._ordered] * _VALUE) @ self._directions.to(x) * (1 / (_VALUE * _ANGLE))

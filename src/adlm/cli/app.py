@@ -67,6 +67,7 @@ COMMANDS = (
     ("experiment", "experiment", None, "The paper's figures, and ours.", "adlm experiment list"),
     ("bench", "bench", "bench", "Ratios of speed and memory.", "adlm bench --quick"),
     ("pretrain", "pretrain", "pretrain", "A relevance network from public classes.", "adlm pretrain"),
+    ("doctor", "doctor", "doctor", "What this machine has, and what is missing.", "adlm doctor"),
     ("cache", "cache", None, "Kept features of private records.", "adlm cache clear"),
 )  # fmt: skip
 

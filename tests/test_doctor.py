@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -55,7 +56,7 @@ def test_what_is_missing_is_told_for_its_extra_and_what_is_required_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines = ["numpy>=1", 'no-such-package>=2; extra == "export"', 'torch>=999; extra == "dev"']
-    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: lines)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
     done = runner.invoke(app, ["doctor", "--json"], catch_exceptions=False)
     assert done.exit_code == 0
     extras = json.loads(done.stdout)["extras"]

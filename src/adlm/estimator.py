@@ -89,10 +89,10 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     model_ : the trained model.
     classes_ : class labels.
 
-    Formal guarantees
-    -----------------
-    One fit costs what `certificate_` says. Several fits on the same records add up: a search that refits
-    spends at each refit. `search_on_release` searches on one release for nothing.
+    Notes
+    -----
+    Formal guarantees. One fit costs what `certificate_` says. Several fits on the same records add up: a
+    search that refits spends at each refit. `search_on_release` searches on one release for nothing.
     """
 
     _table: TableDomain | None
@@ -170,6 +170,21 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )  # fmt: skip
             self.model_ = fit_release(self.release_)
         return self
+
+    @property
+    def _repr_html_(self) -> Any:
+        diagram = super()._repr_html_  # scikit-learn's: none when its display is set to text
+        return lambda: diagram() + self._privacy_html()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        shown: dict[str, str] = super()._repr_mimebundle_(**kwargs)
+        return shown | (
+            {"text/html": shown["text/html"] + self._privacy_html()} if "text/html" in shown else {}
+        )
+
+    def _privacy_html(self) -> str:
+        """Say what a fit has cost, below scikit-learn's diagram; nothing before one."""
+        return str(self.certificate_._repr_html_()) if hasattr(self, "release_") else ""
 
     @property
     def certificate_(self) -> Certificate:

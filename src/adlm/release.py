@@ -27,6 +27,7 @@ from adlm.artefact import canonical, new_folder, read_json, sha256
 from adlm.certificate import Charge, Totals, compose
 from adlm.errors import UserError
 from adlm.moments import Moments
+from adlm.notebook import Part, box, charges_part, guarantee
 from adlm.privacy_header import check_entries, entries_of, privacy_header, to_entries
 from adlm.public.domain import Domain
 from adlm.public.features import Features, checked
@@ -87,6 +88,11 @@ class Certificate:
         """What is signed of a release."""
         digest = self.digest
         return Statement("release", digest, digest)
+
+    def _repr_html_(self) -> str:
+        facts = [("kind", self.kind), *guarantee(self.totals), ("digest", self.digest[:12])]
+        settings = Part("settings", ("setting", "value"), self.settings.items())
+        return box("Certificate", facts, [charges_part(self.charges), settings], self.stamps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, with a digest over all of them."""
@@ -166,6 +172,14 @@ class Release:
             kind, domain, features, settings, charges, stamps, describe(tensors), _software()
         )
         return cls(tensors, certificate)
+
+    def _repr_html_(self) -> str:
+        made = self.certificate
+        signer = "nobody" if self.signature is None else self.signature.signer[:12]
+        facts = [("kind", made.kind), *guarantee(made.totals), ("signed by", signer)]
+        rows = [(name, " x ".join(map(str, t.shape)), t.dtype) for name, t in self.tensors.items()]
+        tensors = Part(f"{len(rows)} tensors", ("name", "shape", "type"), rows)
+        return box("Release", facts, [charges_part(made.charges), tensors], made.stamps)
 
     def features(self, given: Features | None = None) -> Features:
         """Build the public features again, or take given ones, and check that they are the release's."""

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from adlm.analyst.networks import build as build_network
 from adlm.artefact import canonical, new_folder, read_json, sha256
 from adlm.errors import UserError
+from adlm.notebook import Part, box, charges_part, guarantee
 from adlm.privacy_header import privacy_header, to_entries
 from adlm.public.features import Features, checked
 from adlm.release import CERTIFICATE, TENSORS, Certificate, describe, read_tensors
@@ -68,6 +69,16 @@ class Model:
     def classes(self) -> tuple[str, ...]:
         """Names of the classes, in the order of the logits."""
         return self.certificate.domain.classes
+
+    def _repr_html_(self) -> str:
+        facts = [("network", self.training.get("network", self.architecture.get("kind", "?"))),
+                 ("classes", len(self.classes)), *guarantee(self.certificate.totals)]  # fmt: skip
+        parts = [
+            Part("training", ("setting", "value"), self.training.items()),
+            Part("classes", ("code", "name"), enumerate(self.classes)),
+            charges_part(self.certificate.charges),
+        ]
+        return box("Model", facts, parts, self.stamps)
 
     def logits(self, x: npt.ArrayLike, *, device: str = "cpu") -> Tensor:
         """Return (n, M) logits of raw records, in the units of the domain."""

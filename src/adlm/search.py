@@ -54,7 +54,8 @@ def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], s
 def train_on_release(release: Release, settings: Mapping[str, Any]) -> Model:
     """Train on a release by settings as `search_on_release` takes them; it costs nothing."""
     _check(release, settings)
-    return replace(_trainer(release)(release, **settings), release_signature=release.signature)
+    made: Model = _trainer(release)(release, **settings)
+    return replace(made, release_signature=release.signature)
 
 
 def _trainer(release: Release) -> Any:

@@ -278,7 +278,10 @@ def test_a_budget_is_kept_over_fits(tmp_path: Path) -> None:
     made.fit(frame, labels)
     with pytest.warns(PrivacyWarning, match="each fit"):
         made.fit(frame, labels)
-    with pytest.raises(UserError, match="the budget would be overspent"):
+    with (
+        pytest.warns(PrivacyWarning, match="for the time number 3"),
+        pytest.raises(UserError, match="the budget would be overspent"),
+    ):
         made.fit(frame, labels)
     again = AdLMClassifier(epsilon=2, domain=TableDomain.from_toml(TOML), ledger=tmp_path / "ledger")
     with pytest.raises(UserError, match="the budget would be overspent"):

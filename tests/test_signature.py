@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 from torch import nn
 
 from adlm import Model, Plan, Release, UserError, fit, privatise
@@ -69,6 +71,12 @@ def rewritten(path: Path, **changes: object) -> None:
     path.write_bytes(canonical(body | {"digest": sha256(canonical(body))}))
 
 
+def without_header(path: Path) -> None:
+    """Write tensors again without what the file says of its privacy, as anybody can."""
+    tensors = load_tensors(path.read_bytes())
+    path.write_bytes(save_tensors({name: tensors[name] for name in sorted(tensors)}))
+
+
 @pytest.mark.parametrize("name", ["R", "M", "m.onnx"])
 def test_what_was_signed_is_verified(name: str, made: Path, keys: Keys) -> None:
     found = verify(made / name, [keys[1]])
@@ -106,6 +114,9 @@ def test_a_certificate_with_its_digest_made_again_passes_unsigned_and_fails_sign
     with pytest.raises(UserError, match="is that of another artefact"):
         verify(copy / "R")
     (copy / "R" / FILE).unlink()
+    with pytest.raises(UserError, match=r"the header of .* was altered: epsilon"):
+        verify(copy / "R")
+    without_header(copy / "R" / TENSORS)
     assert (
         float(verify(copy / "R").certificate.totals.epsilon_proved) < 0.0002
     )  # arithmetic says nothing of origin
@@ -134,6 +145,9 @@ def test_a_model_cannot_carry_the_certificate_of_another_release(copy: Path, key
     with pytest.raises(UserError, match="is that of another artefact"):
         verify(copy / "M-open")
     (copy / "M-open" / FILE).unlink()
+    with pytest.raises(UserError, match=r"the header of .* was altered: epsilon"):
+        verify(copy / "M-open")
+    without_header(copy / "M-open" / "model.safetensors")
     assert not verify(copy / "M-open").trusted  # whole again, and nobody answers for it
     with pytest.raises(UserError, match="nothing binds the two together"):
         verify(copy / "M-open", [keys[1]])

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
@@ -24,8 +25,6 @@ from sklearn.base import BaseEstimator, ClassifierMixin, _clone_parametrized
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from adlm.analyst import tables
-from adlm.analyst.fit import fit as fit_release
 from adlm.analyst.model import Model
 from adlm.artefact import canonical, new_folder, read_json
 from adlm.certificate import parse_delta, parse_epsilon
@@ -37,7 +36,10 @@ from adlm.estimator_input import (
     array_table,
     bounded,
     check_lengths,
+    check_no_weights,
     coded,
+    column_labels,
+    declared,
     encode_array,
     labels_of,
     one_column,
@@ -51,6 +53,7 @@ from adlm.public.tables import TableDomain
 from adlm.release import Certificate, Release
 from adlm.search import Search as Search
 from adlm.search import search_on_release as search_on_release
+from adlm.search import train_on_release
 
 BATCH = 8192
 IMAGES = ("drawn", "garments", "natural")
@@ -62,7 +65,6 @@ class _Family:
 
     fits: int = 0
     clones: int = 0
-    warned: bool = False
 
 
 class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -82,6 +84,10 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     random_state : a whole number makes the noise repeatable: the certificate is then stamped
         `NOT PRIVATE: seeded`. None is the only setting that protects anybody.
     fourier : random Fourier features of a table's numeric columns together: a number, or `auto`.
+    release : a release that was made already, or its folder. Then `fit` reads no record and spends nothing:
+        it trains on the release. `from_release` makes such an estimator.
+    training : settings of training, which are free to tune: `stages` and `hold_back` for a table, `network`,
+        `plan` and `draws` otherwise.
 
     Attributes
     ----------
@@ -89,11 +95,17 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     certificate_ : what it cost, and the proof.
     model_ : the trained model.
     classes_ : class labels.
+    n_features_in_, feature_names_in_ : columns, and their names where there are any.
+    fits_ : how many fits this estimator and its clones have made in this process, this one included.
 
-    Formal guarantees
-    -----------------
-    One fit costs what `certificate_` says. Several fits on the same records add up: a search that refits
-    spends at each refit. `search_on_release` searches on one release for nothing.
+    Notes
+    -----
+    Formal guarantees. One fit costs what `certificate_` says. Several fits on the same records add up: a
+    search that refits spends at each refit, and each refit warns. With `release` nothing is spent, and
+    `search_on_release` searches on one release for nothing.
+
+    There are no sample weights: a weight of 3 lets one record move a sum three times as far as the noise was
+    made for. There is no `partial_fit`: each part would be a release of its own, and be charged.
     """
 
     _table: TableDomain | None
@@ -109,6 +121,8 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         random_state: int | None = None,
         fourier: Fourier = 0,
         budget: float | str | Fraction | None = None,
+        release: Release | str | Path | None = None,
+        training: Mapping[str, Any] | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -118,6 +132,34 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.fourier = fourier
         self.budget = budget
+        self.release = release
+        self.training = training
+
+    @classmethod
+    def from_release(cls, release: Release | str | Path, **training: Any) -> AdLMClassifier:
+        """Return an estimator that is trained on a release, and again at each `fit`, for nothing.
+
+        Parameters
+        ----------
+        release : the release, or its folder.
+        training : what is free to tune, as for the parameter of that name; `GridSearchCV` may search over it.
+            Scores on private records are statistics of them that nothing accounts for: search on public ones.
+        """
+        loaded = release if isinstance(release, Release) else Release.load(release)
+        totals = loaded.certificate.totals
+        made = cls(
+            float(totals.epsilon_proved), float(totals.delta), release=release, training=training or None
+        )
+        return made._fit_release(loaded, None)
+
+    def __getattr__(self, name: str) -> Any:
+        """Say why there is no `partial_fit`; scikit-learn finds out by asking for it."""
+        if name == "partial_fit":
+            raise AttributeError(
+                "AdLMClassifier has no partial_fit: each part would be a release of its own and be charged; "
+                "fit once on all records, or privatise a file of any size with adlm release"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __sklearn_clone__(self) -> Any:
         """Clone, and remember the family: its fits are counted together.
@@ -127,18 +169,26 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         family = self._relatives()
         family.clones += 1
-        if family.clones == 2:
+        if family.clones == 2 and self.release is None:
             self._warn_of_refits(stacklevel=5)
         made = _clone_parametrized(self)
         made._family = family
         return made
 
-    def fit(self, X: Any, y: Any) -> Self:
-        """Make a release of the records and train on it."""
+    def fit(self, X: Any, y: Any, **refused: Any) -> Self:
+        """Make a release of the records and train on it; with `release`, train on that alone.
+
+        Sample weights are refused, with the reason.
+        """
+        check_no_weights(refused)
         family = self._relatives()
         family.fits += 1
-        if family.fits == 2:
-            self._warn_of_refits(stacklevel=3)
+        self.fits_ = family.fits
+        if self.release is not None:
+            given = self.release if isinstance(self.release, Release) else Release.load(self.release)
+            return self._fit_release(given, y)
+        if family.fits >= 2:
+            self._warn_of_refits(stacklevel=3, fit=family.fits)
         learnt = steps_before()
         if learnt:
             warnings.warn(
@@ -160,7 +210,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 lambda: passes, table, epsilon=self.epsilon, delta=self.delta, ledger=ledger, seed=seed,
                 size=self.size, fourier=self.fourier,
             )  # fmt: skip
-            self.model_ = tables.train(self.release_)
+            self.model_ = train_on_release(self.release_, self.training or {})
         else:
             assert domain is not None
             if self.fourier:
@@ -169,8 +219,41 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 x, codes, domain=domain, epsilon=self.epsilon, delta=self.delta, ledger=ledger, seed=seed,
                 size=self.size,
             )  # fmt: skip
-            self.model_ = fit_release(self.release_)
+            self.model_ = train_on_release(self.release_, self.training or {})
         return self
+
+    def _fit_release(self, release: Release, y: Any) -> Self:
+        """Train on a release; labels, if there are any, say in which type classes are predicted."""
+        table, domain = declared(release)
+        model = train_on_release(release, self.training or {})
+        if y is None:
+            self.classes_ = np.array(domain.classes)
+        elif table is not None:
+            self.classes_, _ = labels_of(one_column(y), table)
+        else:
+            self.classes_, _ = coded(y, domain.encode_labels(y), domain.classes)
+        self.release_, self.model_ = release, model
+        self._table, self._shape = table, None if table is not None else domain.shape
+        self.n_features_in_ = domain.size if table is None else len(table.features)
+        names = [] if table is None else column_labels(table)
+        if names:
+            self.feature_names_in_ = np.array(names, dtype=object)
+        return self
+
+    @property
+    def _repr_html_(self) -> Any:
+        diagram = super()._repr_html_  # scikit-learn's: none when its display is set to text
+        return lambda: diagram() + self._privacy_html()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        shown: dict[str, str] = super()._repr_mimebundle_(**kwargs)
+        return shown | (
+            {"text/html": shown["text/html"] + self._privacy_html()} if "text/html" in shown else {}
+        )
+
+    def _privacy_html(self) -> str:
+        """Say what a fit has cost, below scikit-learn's diagram; nothing before one."""
+        return str(self.certificate_._repr_html_()) if hasattr(self, "release_") else ""
 
     @property
     def certificate_(self) -> Certificate:
@@ -214,16 +297,15 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         folder = Path(folder)
         told = read_json(folder / "estimator.json", what="classifier")
         release, model = Release.load(folder / "release"), Model.load(folder / "model")
-        spec = release.certificate.features["spec"]
-        table = spec.get("name") in TABLES
-        domain = TableDomain.from_dict(spec["table"]) if table else release.certificate.domain
+        table, images = declared(release)
+        domain = images if table is None else table
         made = cls(
             _number(told["epsilon"]), _number(told["delta"]), domain, None, told["size"],
             told["random_state"], told["fourier"],
         )  # fmt: skip
         made.release_, made.model_, made.classes_ = release, model, np.array(told["classes"])
-        made._table = domain if isinstance(domain, TableDomain) else None
-        made._shape = None if table else release.certificate.domain.shape
+        made._table = table
+        made._shape = None if table is not None else images.shape
         made.n_features_in_ = told["width"]
         if told["columns"]:
             made.feature_names_in_ = np.array(told["columns"], dtype=object)
@@ -242,14 +324,14 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self._family = _Family()
         return self._family
 
-    def _warn_of_refits(self, stacklevel: int) -> None:
-        """Warn once a family."""
-        if self._relatives().warned:
-            return
-        self._relatives().warned = True
+    def _warn_of_refits(self, stacklevel: int, fit: int | None = None) -> None:
+        """Warn of each refit by its number; where clones are made and fits cannot be seen, once."""
+        kept = "no ledger" if self.ledger is None else f"the ledger {self.ledger}"
+        count = "are fitted several times" if fit is None else f"are fitted, for the time number {fit}"
         warnings.warn(
-            "this estimator or its clones are fitted several times: each fit reads the records and spends "
-            f"epsilon {self.epsilon}; search on one release instead (adlm.estimator.search_on_release)",
+            f"this estimator or its clones {count}: each fit reads the records and spends epsilon "
+            f"{self.epsilon}, charged to {kept}; search on one release instead "
+            "(AdLMClassifier.from_release, adlm.estimator.search_on_release)",
             PrivacyWarning,
             stacklevel=stacklevel,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import MutableMapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from adlm.public.columns import Column
 from adlm.public.domain import Domain
 from adlm.public.encoding import column_names, encode_frame, encode_labels
 from adlm.public.tables import TableDomain
+from adlm.release import Release
 
 
 class PrivacyWarning(UserWarning):
@@ -49,6 +51,30 @@ def steps_before() -> list[str]:
             ]
         frame = frame.f_back
     return list(dict.fromkeys(names))
+
+
+def check_no_weights(given: MutableMapping[str, Any]) -> None:
+    """Refuse what `fit` does not take, sample weights with the reason; weights of None are none."""
+    if given.pop("sample_weight", None) is not None:
+        raise UserError(
+            "sample weights are refused: noise is made for records that count once each, and a weight lets "
+            "one record move a sum further; leave sample_weight out"
+        )
+    if given:
+        raise UserError(f"fit takes X and y (got {', '.join(sorted(given))} too); leave that out")
+
+
+def declared(release: Release) -> tuple[TableDomain | None, Domain]:
+    """The table that a release was made of, None for other records, and the domain of its records."""
+    spec = release.certificate.features.get("spec") or {}
+    table = TableDomain.from_dict(spec["table"]) if "table" in spec else None
+    return table, release.certificate.domain
+
+
+def column_labels(table: TableDomain) -> list[str]:
+    """Names of a table's columns; none where it was made of an array, whose columns have no names."""
+    names = [column.name for column in table.features]
+    return [] if names == [f"x{j}" for j in range(len(names))] else names
 
 
 def one_column(y: Any) -> Any:

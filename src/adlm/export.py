@@ -27,6 +27,7 @@ from adlm.artefact import write_file
 from adlm.errors import UserError
 from adlm.export_images import traceable
 from adlm.export_table import OPSET, OUTPUTS, as_inputs, input_names, trial_columns, with_columns
+from adlm.privacy_header import privacy_header
 from adlm.public.domain import Domain
 from adlm.public.encoding import encode_frame
 from adlm.public.features import TABLES
@@ -140,12 +141,11 @@ def _with_metadata(raw: bytes, model: Model, table: TableDomain | None) -> bytes
     onnx = library("onnx")
     graph = onnx.load_model_from_string(raw)
     certificate = model.certificate
-    told = {
+    told = privacy_header(certificate, model.stamps) | {
         "classes": list(certificate.domain.classes),
         "records": list(certificate.domain.features or ()),
         "inputs": input_names(table) if table is not None else None,
         "privacy": certificate.totals.to_dict(),
-        "stamps": list(model.stamps),
         "certificate": certificate.digest,
         "release": certificate.to_dict(),
         "features": certificate.features["spec"] if model.features is not None else None,

@@ -27,6 +27,8 @@ from adlm.artefact import canonical, new_folder, read_json, sha256
 from adlm.certificate import Charge, Totals, compose
 from adlm.errors import UserError
 from adlm.moments import Moments
+from adlm.notebook import Part, box, charges_part, guarantee
+from adlm.privacy_header import check_entries, entries_of, privacy_header, to_entries
 from adlm.public.domain import Domain
 from adlm.public.features import Features, checked
 from adlm.signature import Signature, Statement, sign
@@ -86,6 +88,11 @@ class Certificate:
         """What is signed of a release."""
         digest = self.digest
         return Statement("release", digest, digest)
+
+    def _repr_html_(self) -> str:
+        facts = [("kind", self.kind), *guarantee(self.totals), ("digest", self.digest[:12])]
+        settings = Part("settings", ("setting", "value"), self.settings.items())
+        return box("Certificate", facts, [charges_part(self.charges), settings], self.stamps)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values, with a digest over all of them."""
@@ -166,6 +173,14 @@ class Release:
         )
         return cls(tensors, certificate)
 
+    def _repr_html_(self) -> str:
+        made = self.certificate
+        signer = "nobody" if self.signature is None else self.signature.signer[:12]
+        facts = [("kind", made.kind), *guarantee(made.totals), ("signed by", signer)]
+        rows = [(name, " x ".join(map(str, t.shape)), t.dtype) for name, t in self.tensors.items()]
+        tensors = Part(f"{len(rows)} tensors", ("name", "shape", "type"), rows)
+        return box("Release", facts, [charges_part(made.charges), tensors], made.stamps)
+
     def features(self, given: Features | None = None) -> Features:
         """Build the public features again, or take given ones, and check that they are the release's."""
         return checked(self.certificate.features, given)
@@ -195,7 +210,8 @@ class Release:
         with new_folder(Path(folder), what="release") as temporary:
             if self.signature is not None:
                 (temporary / signature.FILE).write_bytes(canonical(self.signature.to_dict()))
-            (temporary / TENSORS).write_bytes(save_tensors(dict(self.tensors)))
+            entries = to_entries(_header(self.certificate, self.signature))
+            (temporary / TENSORS).write_bytes(save_tensors(dict(self.tensors), entries))
             (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
 
     @classmethod
@@ -210,7 +226,8 @@ class Release:
             raise UserError(f"{folder} is a model, not a release; give the release that it was trained on")
         certificate = Certificate.from_dict(read_json(folder / CERTIFICATE, what="certificate"))
         signed = Signature.read(folder / signature.FILE, certificate.statement(), f"the release {folder}")
-        return cls(read_tensors(folder / TENSORS, certificate.tensors), certificate, signed)
+        told = _header(certificate, signed)
+        return cls(read_tensors(folder / TENSORS, certificate.tensors, told), certificate, signed)
 
 
 def weaknesses(totals: Totals, n: object = None) -> tuple[str, ...]:
@@ -230,8 +247,15 @@ def weaknesses(totals: Totals, n: object = None) -> tuple[str, ...]:
     )
 
 
-def read_tensors(path: Path, described: Mapping[str, Mapping[str, Any]]) -> dict[str, Tensor]:
-    """Read a safetensors file and check every tensor against its description."""
+def read_tensors(
+    path: Path, described: Mapping[str, Mapping[str, Any]], told: Mapping[str, Any] | None = None
+) -> dict[str, Tensor]:
+    """Read a safetensors file and check every tensor against its description.
+
+    Parameters
+    ----------
+    told : what its header must say of privacy, if it says anything.
+    """
     try:
         raw = path.read_bytes()
         tensors = load_tensors(raw)
@@ -246,7 +270,10 @@ def read_tensors(path: Path, described: Mapping[str, Mapping[str, Any]]) -> dict
     for name, entry in describe(tensors).items():
         if entry != dict(described[name]):
             raise UserError(f"tensor {name!r} in {path} was altered: it does not match its certificate")
-    if save_tensors({name: tensors[name] for name in sorted(tensors)}) != raw:
+    entries = entries_of(raw)
+    if entries is not None:
+        check_entries(entries, told, str(path))
+    if save_tensors({name: tensors[name] for name in sorted(tensors)}, entries) != raw:
         raise UserError(f"the tensors {path} were altered outside their values")
     return tensors
 
@@ -261,6 +288,10 @@ def describe(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
         }
         for name, t in tensors.items()
     }
+
+
+def _header(certificate: Certificate, signed: Signature | None) -> dict[str, Any]:
+    return privacy_header(certificate, certificate.stamps, release_signature=signed)
 
 
 def _software() -> dict[str, str]:

@@ -41,15 +41,30 @@ def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], s
     tried = [dict(s) for s in settings]
     if not tried:
         raise UserError("there is nothing to search; give at least one set of settings")
-    train: Any = tables.train if tables.is_additive(release) else fit
-    known = list(inspect.signature(train).parameters)[1:]
-    for name in (name for given in tried for name in given):
-        if name not in known:
-            kind = "a table's release" if tables.is_additive(release) else "this release"
-            raise UserError(f"there is no setting {name!r} for {kind}; it has {', '.join(known)}")
-    models = [replace(train(release, **s), release_signature=release.signature) for s in tried]
+    for given in tried:  # all of them, before the first is trained
+        _check(release, given)
+    models = [train_on_release(release, given) for given in tried]
     scores = [float(score(model)) for model in models]
     order = sorted(range(len(models)), key=lambda i: -scores[i])
     return Search(
         tuple(models[i] for i in order), tuple(tried[i] for i in order), tuple(scores[i] for i in order)
     )
+
+
+def train_on_release(release: Release, settings: Mapping[str, Any]) -> Model:
+    """Train on a release by settings as `search_on_release` takes them; it costs nothing."""
+    _check(release, settings)
+    made: Model = _trainer(release)(release, **settings)
+    return replace(made, release_signature=release.signature)
+
+
+def _trainer(release: Release) -> Any:
+    return tables.train if tables.is_additive(release) else fit
+
+
+def _check(release: Release, settings: Mapping[str, Any]) -> None:
+    known = list(inspect.signature(_trainer(release)).parameters)[1:]
+    for name in settings:
+        if name not in known:
+            kind = "a table's release" if tables.is_additive(release) else "this release"
+            raise UserError(f"there is no setting {name!r} for {kind}; it has {', '.join(known)}")

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from adlm.analyst.model import DESCRIPTION, read_folder
 from adlm.artefact import sha256
 from adlm.errors import UserError
+from adlm.privacy_header import privacy_header
 from adlm.release import Certificate, Release
 from adlm.signature import Signature, Statement, require, sign
 
@@ -129,6 +130,10 @@ def _onnx(path: Path) -> Verified:
         raise UserError(f"{path} states other totals than its certificate: it was altered")
     if not set(certificate.stamps) <= set(known["stamps"]):
         raise UserError(f"{path} leaves out stamps of its certificate: it was altered")
+    stated = privacy_header(certificate, known["stamps"])
+    for key, value in stated.items():
+        if f"adlm.{key}" in told and told[f"adlm.{key}"] != json.dumps(value):
+            raise UserError(f"{path} states another {key} than its certificate: it was altered")
     of_release = told.get("adlm.release_signature")
     released = None
     if of_release is not None:

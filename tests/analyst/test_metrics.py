@@ -21,6 +21,7 @@ def test_measures_agree_with_scikit_learn(classes: int) -> None:
     assert found.balanced_accuracy == pytest.approx(metrics.balanced_accuracy_score(y, p.argmax(1)))
     assert found.log_loss == pytest.approx(metrics.log_loss(y, p))
     assert np.array(found.confusion).tolist() == metrics.confusion_matrix(y, p.argmax(1)).tolist()
+    assert found.recalls == pytest.approx(metrics.recall_score(y, p.argmax(1), average=None))
     auc = (
         metrics.roc_auc_score(y, p[:, 1]) if classes == 2 else metrics.roc_auc_score(y, p, multi_class="ovr")
     )
@@ -37,8 +38,11 @@ def test_a_calibrated_guess_has_no_calibration_error_and_a_boastful_one_has() ->
     assert measure(boastful, np.where(right, 0, 1)).calibration_error > 0.2
 
 
-def test_one_class_has_no_area() -> None:
-    assert measure([[0.9, 0.1]], [0]).auc is None
+def test_one_class_has_no_area_and_an_absent_one_no_recall() -> None:
+    found = measure([[0.9, 0.1]], [0])
+    assert found.auc is None
+    assert found.recalls == (1.0, None)
+    assert found.to_dict()["recalls"] == [1.0, None]
 
 
 def test_labels_that_do_not_fit_are_one_sentence() -> None:

@@ -22,6 +22,7 @@ class Measures:
     ----------
     accuracy : share of records whose most probable class is theirs.
     balanced_accuracy : mean over present classes of the share of their records that are found.
+    recalls : by class, the share of its records that are found; None for a class without records.
     auc : area under the ROC curve: of class 1 for two classes, else the mean of one class against the rest;
         None where only one class is present.
     calibration_error : mean gap between confidence and accuracy over 15 bins of confidence.
@@ -36,10 +37,14 @@ class Measures:
     calibration_error: float
     log_loss: float
     confusion: tuple[tuple[int, ...], ...]
+    recalls: tuple[float | None, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        return asdict(self) | {"confusion": [list(row) for row in self.confusion]}
+        return asdict(self) | {
+            "confusion": [list(row) for row in self.confusion],
+            "recalls": list(self.recalls),
+        }
 
 
 def measure(probabilities: npt.ArrayLike, codes: npt.ArrayLike) -> Measures:
@@ -60,6 +65,7 @@ def measure(probabilities: npt.ArrayLike, codes: npt.ArrayLike) -> Measures:
         calibration_error=_calibration_error(p.max(1), guess == y),
         log_loss=float(-np.log(np.maximum(p[np.arange(len(y)), y], 1e-12)).mean()),
         confusion=tuple(tuple(int(v) for v in row) for row in confusion),
+        recalls=tuple(float(row[i] / row.sum()) if row.sum() else None for i, row in enumerate(confusion)),
     )
 
 

@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from adlm.analyst.networks import build as build_network
 from adlm.artefact import canonical, new_folder, read_json, sha256
 from adlm.errors import UserError
+from adlm.notebook import Part, box, charges_part, guarantee
+from adlm.privacy_header import privacy_header, to_entries
 from adlm.public.features import Features, checked
 from adlm.release import CERTIFICATE, TENSORS, Certificate, describe, read_tensors
 from adlm.signature import FILE, OF_RELEASE, Signature, Statement, sign
@@ -68,6 +70,16 @@ class Model:
         """Names of the classes, in the order of the logits."""
         return self.certificate.domain.classes
 
+    def _repr_html_(self) -> str:
+        facts = [("network", self.training.get("network", self.architecture.get("kind", "?"))),
+                 ("classes", len(self.classes)), *guarantee(self.certificate.totals)]  # fmt: skip
+        parts = [
+            Part("training", ("setting", "value"), self.training.items()),
+            Part("classes", ("code", "name"), enumerate(self.classes)),
+            charges_part(self.certificate.charges),
+        ]
+        return box("Model", facts, parts, self.stamps)
+
     def logits(self, x: npt.ArrayLike, *, device: str = "cpu") -> Tensor:
         """Return (n, M) logits of raw records, in the units of the domain."""
         domain = self.certificate.domain
@@ -107,15 +119,18 @@ class Model:
             "certificate": digest,
             "weights": describe(weights),
         }
+        whole = body | {"digest": sha256(canonical(body))}
+        signed = None if key is None else sign(Statement("model", str(whole["digest"]), digest), key)
+        told = privacy_header(
+            self.certificate, self.stamps, release_signature=self.release_signature, signature=signed
+        )
         with new_folder(Path(folder), what="model") as temporary:
-            (temporary / WEIGHTS).write_bytes(save_tensors(weights))
-            whole = body | {"digest": sha256(canonical(body))}
+            (temporary / WEIGHTS).write_bytes(save_tensors(weights, to_entries(told)))
             (temporary / DESCRIPTION).write_bytes(canonical(whole))
             (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
             if self.release_signature is not None:
                 (temporary / OF_RELEASE).write_bytes(canonical(self.release_signature.to_dict()))
-            if key is not None:
-                signed = sign(Statement("model", str(whole["digest"]), digest), key)
+            if signed is not None:
                 (temporary / FILE).write_bytes(canonical(signed.to_dict()))
 
     @classmethod
@@ -176,13 +191,12 @@ def read_folder(folder: Path) -> Folder:
             f"certificate there is that of {certificate.digest[:12]}: one of the two was exchanged"
         )
     own = Statement("model", raw["digest"], certificate.digest)
-    return Folder(
-        certificate,
-        raw,
-        read_tensors(folder / WEIGHTS, raw["weights"]),
-        Signature.read(folder / OF_RELEASE, certificate.statement(), f"the release of {folder}"),
-        Signature.read(folder / FILE, own, f"the model {folder}"),
-    )
+    released = Signature.read(folder / OF_RELEASE, certificate.statement(), f"the release of {folder}")
+    signed = Signature.read(folder / FILE, own, f"the model {folder}")
+    stamps = stamps_of(certificate, raw["training"])
+    told = privacy_header(certificate, stamps, release_signature=released, signature=signed)
+    weights = read_tensors(folder / WEIGHTS, raw["weights"], told)
+    return Folder(certificate, raw, weights, released, signed)
 
 
 def stamps_of(certificate: Certificate, training: Mapping[str, Any]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -19,6 +19,7 @@ from adlm.audit.controls import SINGLE, Control, half_sensitivity
 from adlm.audit.finding import COMMAND_ALPHA, MOST_TESTS, Finding
 from adlm.audit.input_controls import INPUTS
 from adlm.audit.membership import EPOCHS, summary
+from adlm.audit.others import audit_other, find_mechanism
 from adlm.audit.reading import product_reading
 from adlm.audit.reading_controls import READING
 from adlm.audit.separability import product_separability
@@ -29,6 +30,7 @@ from adlm.audit.support import exact_laplace, support
 from adlm.audit.two_worlds import two_worlds, whole_releases
 from adlm.audit.worst_case import report, worst_neighbours
 from adlm.curator.noise import Source
+from adlm.errors import UserError
 from adlm.public.domain import NEIGHBOURS
 
 
@@ -155,6 +157,20 @@ def run(
         raise AssertionError("more tests than the stated false-alarm rate allows for")
     membership = summary(depth.shadows, source) if depth.shadows and release is None else None
     return Audit(tuple(findings), membership, time.monotonic() - start)
+
+
+def run_others(names: Sequence[str], runs: int) -> Audit:
+    """Audit mechanisms of other people, by name or as `FILE.py:NAME`."""
+    start = time.monotonic()
+    if len(names) > MOST_TESTS:
+        raise UserError(f"one command audits at most {MOST_TESTS} subjects, got {len(names)}")
+    mechanisms = [find_mechanism(name) for name in names]  # all of them, before the first is run
+    findings: list[Finding] = []
+    with progress.bar(len(mechanisms), "audit") as advance:
+        for mechanism in mechanisms:
+            findings.append(audit_other(mechanism, runs))
+            advance(1)
+    return Audit(tuple(findings), None, time.monotonic() - start)
 
 
 def _product(depth: Depth, source: Source, rng: np.random.Generator) -> list[Step]:

@@ -63,10 +63,12 @@ COMMANDS = (
     ("predict", "predict", "predict", "Predict classes of a file.", "adlm predict M new.csv --out p.csv"),
     ("export", "export", "export", "Write a model as ONNX.", "adlm export M --out model.onnx"),
     ("report", "report", "report", "One HTML file that explains it all.", "adlm report M --out report.html"),
+    ("card", "card", "card", "A model card, as hubs show it.", "adlm card M --out README.md"),
     ("audit", "audit", "audit", "Attack every mechanism.", "adlm audit"),
     ("experiment", "experiment", None, "The paper's figures, and ours.", "adlm experiment list"),
     ("bench", "bench", "bench", "Ratios of speed and memory.", "adlm bench --quick"),
     ("pretrain", "pretrain", "pretrain", "A relevance network from public classes.", "adlm pretrain"),
+    ("doctor", "doctor", "doctor", "What this machine has, and what is missing.", "adlm doctor"),
     ("cache", "cache", None, "Kept features of private records.", "adlm cache clear"),
 )  # fmt: skip
 

@@ -18,6 +18,14 @@ def audit(
     release: Annotated[
         Path | None, typer.Option(help="Check this release folder instead of the product.", metavar="DIR")
     ] = None,
+    subject: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Attack a mechanism of somebody else's instead: numpy-laplace, opendp-laplace, opacus-step, "
+            "or FILE.py:NAME for a plug-in of your own; may be repeated.",
+            metavar="NAME",
+        ),
+    ] = None,
     controls: Annotated[
         bool, typer.Option("--controls", help="Attack mechanisms that are wrong on purpose too.")
     ] = False,
@@ -44,7 +52,7 @@ def audit(
     """
     from adlm.audit.finding import HEADINGS
     from adlm.audit.picture import draw
-    from adlm.audit.runner import LONG, Depth, run
+    from adlm.audit.runner import LONG, Depth, run, run_others
     from adlm.errors import UserError
 
     if picture is not None and picture.suffix not in (".png", ".svg"):
@@ -53,25 +61,32 @@ def audit(
     depth = LONG if long else Depth()
     if runs is not None:
         depth = replace(depth, runs=runs)
-    found = run(depth, with_controls=controls, release=release)
+    if subject:
+        if release is not None or controls:
+            raise UserError("--subject goes without --release and --controls; run them one after the other")
+        found = run_others(subject, depth.runs)
+    else:
+        found = run(depth, with_controls=controls, release=release)
     output.table(HEADINGS, [finding.row() for finding in found.findings if not finding.control])
     if controls:
         output.say("\nControls, wrong on purpose: each must be violated")
         output.table(HEADINGS, [finding.row() for finding in found.findings if finding.control])
+    for finding in found.findings if subject else ():
+        output.say(f"{finding.mechanism}: {finding.note}")
     if found.membership is not None:
         output.say(_membership(found.membership))
     if picture is not None:
         draw(found, picture)
         output.say(f"picture: {picture}")
-    output.result(found.to_dict(), _sentence(found))
+    output.result(found.to_dict(), _sentence(found, "claimed" if subject else "proved"))
     if not found.sound:
         raise typer.Exit(1)
 
 
-def _sentence(found: Audit) -> str:
+def _sentence(found: Audit, against: str) -> str:
     own = [f for f in found.findings if not f.control]
     wrong = [f for f in found.findings if f.control]
-    text = f"{sum(f.as_it_should_be for f in own)} of {len(own)} attacks stay below what is proved"
+    text = f"{sum(f.as_it_should_be for f in own)} of {len(own)} attacks stay below what is {against}"
     if wrong:
         text += f"; {sum(f.as_it_should_be for f in wrong)} of {len(wrong)} controls caught"
     return f"{text}; {'sound' if found.sound else 'NOT SOUND'} ({found.seconds:.0f} s)"

@@ -28,12 +28,14 @@ def evaluate(
     """Measure a model on labelled records.
 
     On private records this is a statistic without privacy: do not publish it, and do not choose by it. With
-    --json: {"accuracy", "balanced_accuracy", "auc", "calibration_error", "log_loss", "confusion", "n",
-    "classes", "stamps", "warning"} and the certificate's totals; accuracies are fractions.
+    --json: {"accuracy", "balanced_accuracy", "recalls", "auc", "calibration_error", "log_loss", "confusion",
+    "n", "classes", "small_classes", "stamps", "warning"} and the certificate's totals; accuracies and recalls
+    are fractions, recalls are by class.
     """
     from adlm.analyst.metrics import measure
     from adlm.analyst.model import Model
     from adlm.artefact import canonical, write_file
+    from adlm.class_sizes import SmallClass
     from adlm.errors import UserError
     from adlm.prediction import measure_file
 
@@ -52,7 +54,13 @@ def evaluate(
         assert file is not None
         found = measure_file(loaded, file, device=pick_device(device))
     figures = found.to_dict()
-    figures |= {"classes": list(domain.classes), "of": data or str(file), "split": split if data else None}
+    small = loaded.training.get("small_classes", [])
+    figures |= {
+        "classes": list(domain.classes),
+        "small_classes": small,
+        "of": data or str(file),
+        "split": split if data else None,
+    }
     if save is not None:
         write_file(save, canonical(figures), what="evaluation")
     totals = loaded.certificate.totals
@@ -61,13 +69,19 @@ def evaluate(
     output.table(["measure", "value"], rows)
     if len(domain.classes) <= SHOWN_CLASSES:
         counts = [
-            [name, *map(str, row)] for name, row in zip(domain.classes, figures["confusion"], strict=True)
+            [name, "none" if recall is None else f"{recall:.4f}", *map(str, row)]
+            for name, recall, row in zip(
+                domain.classes, figures["recalls"], figures["confusion"], strict=True
+            )
         ]
-        output.table(["true class", *(f"as {name}" for name in domain.classes)], counts)
+        output.table(["true class", "recall", *(f"as {name}" for name in domain.classes)], counts)
+    for one in small:
+        typer.echo(f"adlm: warning: {SmallClass(one['class'], one['count'], one['sd']).sentence()}", err=True)
     output.say(f"{WARNING}: do not publish them, and do not choose between models by them")
     output.result(
         figures | totals.to_dict() | {"stamps": list(loaded.stamps), "warning": WARNING},
-        f"accuracy {figures['accuracy']:.4f} on {figures['n']} records (not private if the records are); "
+        f"accuracy {figures['accuracy']:.4f}, balanced {figures['balanced_accuracy']:.4f} on "
+        f"{figures['n']} records (not private if the records are); "
         f"{totals.sentence()}{stamped(loaded.stamps)}"
         + (f"; WARNING: {drowned}" if (drowned := loaded.training.get("warning")) else ""),
     )

@@ -136,6 +136,7 @@ def release(
     "signed_by"}.
     """
     from adlm.artefact import require_room
+    from adlm.class_sizes import small_classes
     from adlm.curator.noise import Source
     from adlm.errors import StoppedError, UserError
 
@@ -182,6 +183,8 @@ def release(
     except KeyboardInterrupt:
         raise StoppedError(_stopped(book, place, out)) from None
     certificate = made.certificate
+    for small in small_classes(made):
+        _caution(small.sentence())
     figures = {
         "out": str(out), "kind": kind, "n": certificate.settings.get("n"), "stamps": list(certificate.stamps),
         "ledger": str(place), "charges": len(book.charges),

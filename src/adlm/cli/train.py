@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -57,11 +58,12 @@ def train(
     A moment release gives a linear classifier in closed form, or, with --network, a network stacked on the
     public features and trained on labelled vectors drawn from the released moments. A record release trains
     a network on noisy records. With --json: {"out", "network", "epochs", "first_loss", "loss",
-    "stopped", "stamps"} and the certificate's totals.
+    "stopped", "stamps", and "small_classes" if there are any} and the certificate's totals.
     """
     from adlm.analyst.fit import fit, network_of
     from adlm.analyst.networks import batch_size as batch_size_of
     from adlm.analyst.training import Plan
+    from adlm.class_sizes import small_classes
     from adlm.errors import UserError
     from adlm.release import Release
 
@@ -86,6 +88,11 @@ def train(
     model = fit(
         made, network, plan, draws=draws, device=pick_device(device), checkpoints=checkpoint, resume=resume
     )
+    small = small_classes(made)
+    if small:  # goes along with the model, which has no counts
+        model = replace(model, training={**model.training, "small_classes": [s.to_dict() for s in small]})
+        for one in small:
+            typer.echo(f"adlm: warning: {one.sentence()}", err=True)
     model.save(out, key=key)
     checkpoint.unlink(missing_ok=True)
     totals = made.certificate.totals

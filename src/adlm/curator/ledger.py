@@ -27,6 +27,7 @@ from platformdirs import user_data_dir
 from adlm.artefact import sha256
 from adlm.certificate import Charge, Totals, compose, left_over, show
 from adlm.errors import UserError
+from adlm.notebook import box, charges_part, guarantee
 
 SCHEMA = 1
 _START = b'{"adlm ledger":'
@@ -78,6 +79,14 @@ class Ledger:
         """What was spent so far, or None when nothing was."""
         charges = self.charges
         return compose(charges) if charges else None
+
+    def _repr_html_(self) -> str:
+        charges, one = self.charges, len({c.neighbours for c in self.charges}) == 1
+        spent = guarantee(compose(charges)) if one else [("charges", len(charges))]
+        left = self.left()
+        budget = "none" if self.budget is None else show(self.budget.epsilon)
+        facts = [*spent, ("budget", budget), ("left, pure", "no limit" if left is None else show(left))]
+        return box(f"Ledger {self.path or 'in memory'}", facts, [charges_part(charges)])
 
     def left(self, delta: Fraction = Fraction(0), neighbours: str | None = None) -> Fraction | None:
         """Return the largest epsilon that one more release of this delta can have, or None without a budget.

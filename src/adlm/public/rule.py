@@ -70,6 +70,16 @@ class Plan:
     reasons: tuple[str, ...] = field(default=())
     rounds: GradientRounds | None = None
 
+    def _repr_html_(self) -> str:
+        from adlm.notebook import Part, box
+
+        told = self.to_dict()
+        facts = [("coordinates", self.k), ("noise", self.noise), ("second moments of", self.q or "none")]
+        settings = Part("settings", ("setting", "value"), [kv for kv in told.items() if kv[0] != "reasons"])
+        return box(
+            "Plan of a moment release", facts, [Part("why", ("",), [(r,) for r in self.reasons]), settings]
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; the scales, which can be many, are left to the release's tensors."""
         return {

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from adlm.class_sizes import SmallClass
 from adlm.report import drawing
-from adlm.report.html import Markup, figure, join, paragraph, table
+from adlm.report.html import Markup, figure, join, paragraph, table, tag
 from adlm.report.page import Section
 from adlm.report.subject import Trained
 
@@ -28,6 +29,8 @@ def accuracy(models: Sequence[Trained], classes: Sequence[str]) -> Section | Non
                   "not themselves private, and a model must not be chosen by them."),
     ]  # fmt: skip
     for model in models:
+        parts += _small(model)
+        parts += _recalls(model, classes)
         parts += _confusion(model, classes)
     return Section("accuracy", "Accuracy and confusion", join(parts))
 
@@ -41,6 +44,25 @@ def _measures(model: Trained) -> tuple[str, ...]:
     split = f", {found['split']}" if found.get("split") else ""
     n = f" ({found['n']} records)" if found.get("n") else ""
     return (*numbers, f"{found.get('of', '')}{split}{n}")
+
+
+def _small(model: Trained) -> list[Markup]:
+    """Warn of classes that are smaller than the noise on their counts."""
+    found = model.training.get("small_classes", [])
+    said = [SmallClass(str(s["class"]), float(s["count"]), float(s["sd"])).sentence() for s in found]
+    return [tag("p", f"{words}.", class_="bad") for words in said]
+
+
+def _recalls(model: Trained, classes: Sequence[str]) -> list[Markup]:
+    """Show for each class how many of its records are found: accuracy alone hides small ones."""
+    found = (model.evaluation or {}).get("recalls")
+    if not isinstance(found, list) or len(found) != len(classes) or len(classes) > MOST_CLASSES:
+        return []
+    rows = [
+        (name, "no records" if recall is None else f"{float(recall):.1%}")
+        for name, recall in zip(classes, found, strict=True)
+    ]
+    return [paragraph(f"Found of each class by {model.name}:"), table(("class", "recall"), rows)]
 
 
 def _confusion(model: Trained, classes: Sequence[str]) -> list[Markup]:

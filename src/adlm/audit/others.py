@@ -1,0 +1,166 @@
+"""Other people's mechanisms under audit: a function from records to output, and what is claimed of it.
+
+A plug-in is a `Mechanism`. It is run many times on two neighbouring data sets; whoever tells the worlds apart
+more often than the claim allows has refuted it. Nothing is assumed of the noise. Three attacks share the
+level of one test: the output along the direction in which the two worlds differ most, learnt on runs of
+its own; the low byte of the output, learnt likewise; and a score of the plug-in's own, if it has one.
+
+>>> import numpy as np
+>>> rng = np.random.default_rng()
+>>> noisy_sum = Mechanism(
+...     name="a sum with too little noise", run=lambda records: records.sum() + rng.laplace(0, 0.5),
+...     data=np.array([1.0, 0.0]), neighbour=np.array([1.0, 1.0]), epsilon=1, relation="replace-one",
+... )
+>>> audit_other(noisy_sum, 20_000).verdict
+'VIOLATED'
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from adlm.audit.finding import ALPHA, Finding
+from adlm.audit.statistics import two_worlds_bound
+from adlm.audit.support import low_byte
+from adlm.audit.two_worlds import curve
+from adlm.certificate import parse_delta, parse_epsilon
+from adlm.errors import UserError
+from adlm.public.domain import NEIGHBOURS
+
+Reals = npt.NDArray[np.float64]
+SHIPPED = {  # name on the command line, function of `adlm.audit.other_libraries`
+    "numpy-laplace": "numpy_laplace",
+    "opendp-laplace": "opendp_laplace",
+    "opacus-step": "opacus_step",
+}
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """A mechanism that somebody else wrote, and what they claim of it.
+
+    Attributes
+    ----------
+    name : of the mechanism, with the version of its library.
+    run : from records to a number or a vector of numbers, with fresh noise at each call.
+    data, neighbour : two data sets that differ as `relation` says; a worst case, as far as one is known.
+    epsilon, delta : the claim, as a number or an exact text such as "1/3".
+    relation : `replace-one` or `add-remove`.
+    many : the same as `run`, many times at once: from records and a number of runs to (runs, width) outputs.
+    score : the attacker's own score: from (runs, width) outputs to (runs,) numbers, larger for `data`.
+    slow : how many times fewer runs to make than were asked for.
+    not_tried : what this audit leaves out, to be printed with what it finds.
+    """
+
+    name: str
+    run: Callable[[Any], Any]
+    data: Any
+    neighbour: Any
+    epsilon: object
+    relation: str
+    delta: object = 0
+    many: Callable[[Any, int], Any] | None = None
+    score: Callable[[Reals], Reals] | None = None
+    slow: int = 1
+    not_tried: str = "other neighbours, other settings, other inputs"
+
+    def __post_init__(self) -> None:
+        parse_epsilon(self.epsilon)
+        parse_delta(self.delta)
+        if self.relation not in NEIGHBOURS:
+            raise UserError(f"relation must be one of {', '.join(NEIGHBOURS)}, got {self.relation!r}")
+
+    def outputs(self, records: Any, runs: int) -> Reals:
+        """Return (runs, width) outputs."""
+        made = self.many(records, runs) if self.many is not None else [self.run(records) for _ in range(runs)]
+        found = np.asarray(made, dtype=np.float64).reshape(runs, -1)
+        if not np.isfinite(found).all():
+            raise UserError(
+                f"{self.name} gave an output that is not a finite number; the audit needs numbers"
+            )
+        return found
+
+
+def audit_other(mechanism: Mechanism, runs: int = 100_000, alpha: float = ALPHA) -> Finding:
+    """Tell two neighbouring data sets apart by a mechanism's output alone.
+
+    Parameters
+    ----------
+    runs : of each world; half as many more are made to learn the attacks on, and count for nothing else.
+    alpha : chance that the lower bound is above the true epsilon. The attacks share it.
+    """
+    runs = max(100, runs // mechanism.slow)
+    worlds = (mechanism.data, mechanism.neighbour)
+    learnt = [mechanism.outputs(records, max(50, runs // 2)) for records in worlds]
+    tested = [mechanism.outputs(records, runs) for records in worlds]
+    attacks: dict[str, tuple[Reals, Reals]] = {}
+    direction = learnt[0].mean(0) - learnt[1].mean(0)
+    attacks["output"] = (tested[0] @ direction, tested[1] @ direction)
+    byte = [np.bincount(low_byte(seen[:, 0]), minlength=256) + 1.0 for seen in learnt]
+    ratio = np.log(byte[0] / byte[1])
+    attacks["low byte"] = (ratio[low_byte(tested[0][:, 0])], ratio[low_byte(tested[1][:, 0])])
+    if mechanism.score is not None:
+        attacks["own score"] = (mechanism.score(tested[0]), mechanism.score(tested[1]))
+    delta, level = parse_delta(mechanism.delta), alpha / len(attacks)
+    bounds = {
+        name: two_worlds_bound(*scores, alpha=level, delta=float(delta)).value
+        for name, scores in attacks.items()
+    }
+    best = max(bounds, key=lambda name: bounds[name])
+    claim: Fraction = parse_epsilon(mechanism.epsilon)
+    told = ", ".join(f"{name} {value:.3f}" for name, value in bounds.items())
+    return Finding(
+        rung="two worlds, plug-in", mechanism=mechanism.name, neighbours=mechanism.relation, claimed=claim,
+        proved=claim, lower=bounds[best], confidence=1 - alpha, runs=runs, delta=float(delta),
+        note=f"lower bounds by attack: {told}; not tried: {mechanism.not_tried}", curve=curve(attacks[best]),
+    )  # fmt: skip
+
+
+def find_mechanism(name: str) -> Mechanism:
+    """Return a shipped mechanism by name, or a user's own: `file.py:NAME` or `module:NAME`.
+
+    NAME is a `Mechanism`, or a function without arguments that returns one. The file is run.
+    """
+    if name in SHIPPED:
+        found: Any = getattr(importlib.import_module("adlm.audit.other_libraries"), SHIPPED[name])
+    else:
+        place, colon, attribute = name.rpartition(":")
+        if not colon:
+            raise UserError(
+                f"there is no subject {name!r}; it is one of {', '.join(SHIPPED)}, or FILE.py:NAME for one "
+                "of your own"
+            )
+        found = getattr(_module(place), attribute, None)
+        if found is None:
+            raise UserError(f"{place} has no {attribute!r}; give the name of a Mechanism in it")
+    made = found() if not isinstance(found, Mechanism) and callable(found) else found
+    if not isinstance(made, Mechanism):
+        raise UserError(f"{name} must be a Mechanism of adlm.audit.others (got {type(made).__name__})")
+    return made
+
+
+def _module(place: str) -> Any:
+    try:
+        if not place.endswith(".py"):
+            return importlib.import_module(place)
+        if not Path(place).is_file():
+            raise UserError(f"there is no file {place}; give the plug-in as FILE.py:NAME")
+        spec = importlib.util.spec_from_file_location("adlm_audit_plugin", place)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    except UserError:
+        raise
+    except Exception as error:  # anything may be in somebody's file
+        raise UserError(f"the plug-in {place} cannot be loaded: {type(error).__name__}: {error}") from None
+    return module

@@ -1,0 +1,266 @@
+"""A model card in the form of the Hugging Face hub: a YAML head, then what a reader must know, in Markdown.
+
+It holds what the model's folder holds and nothing of the records, but for an evaluation that somebody put
+beside the model: figures measured on private records are not private, and the card says so.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from adlm.certificate import show
+from adlm.errors import UserError
+from adlm.privacy_header import unit_of
+from adlm.release import Certificate
+from adlm.report.attacker import best_guess, odds_factor
+from adlm.report.sections import MEANINGS, RELATIONS
+from adlm.report.subject import Subject, Trained
+from adlm.signature import Signature
+
+HEAD = "---\nlibrary_name: adlm\n"
+MOST_ROWS = 60  # of a table in the card
+MEASURES = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "auc": "AUC",
+    "log_loss": "log loss",
+}
+MARKUP = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", ">": "&gt;", "`": "'", "*": "\\*", "_": "\\_",
+                        "[": "\\[", "]": "\\]", "\n": " ", "\r": " "})  # fmt: skip
+
+
+def model_card(subject: Subject, *, licence: str | None = None) -> str:
+    """Return the card of a folder that holds one model.
+
+    Parameters
+    ----------
+    subject : what `adlm.report.subject.find` found in the folder.
+    licence : of the model, as the hub names it, such as `mit`; nothing is said of it when not given.
+    """
+    if len(subject.models) != 1:
+        raise UserError(f"a card is of one model, and {subject.folder} holds {len(subject.models)}; give one")
+    model, certificate = subject.models[0], subject.certificate
+    name = subject.folder.resolve().name
+    parts = [
+        _head(name, model, certificate, licence),
+        f"# {plain(name)}\n",
+        _warnings(subject),
+        _use(model, certificate),
+        _domain(certificate),
+        _guarantee(certificate),
+        _accuracy(model, certificate.domain.classes),
+        _limits(certificate),
+        _check(name, certificate, subject.signature),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def plain(value: object) -> str:
+    """Write a value as plain text of Markdown: nothing in an artefact can add markup."""
+    return str(value).translate(MARKUP)
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Make a Markdown table."""
+    lines = [f"| {' | '.join(headings)} |", f"|{' --- |' * len(headings)}"]
+    lines += [f"| {' | '.join(plain(cell) for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _task(certificate: Certificate) -> str:
+    return "image-classification" if len(certificate.domain.shape) > 1 else "tabular-classification"
+
+
+def _head(name: str, model: Trained, certificate: Certificate, licence: str | None) -> str:
+    """Write the YAML head; JSON texts are YAML too, so nothing has to be escaped by hand."""
+    totals = certificate.totals.to_dict()
+    lines = [HEAD.rstrip("\n"), f"pipeline_tag: {_task(certificate)}"]
+    lines += [f"license: {json.dumps(licence)}"] if licence else []
+    lines += ["tags:", *(f"- {tag}" for tag in ("differential-privacy", "adaptive-laplace-mechanism"))]
+    privacy = {key: totals[key] for key in ("epsilon_claimed", "epsilon_proved", "delta")}
+    privacy |= {"relation": totals["neighbours"], "unit": unit_of(certificate),
+                "stamps": list(model.stamps), "release_digest": certificate.digest}  # fmt: skip
+    lines += ["privacy:", *(f"  {key}: {_yaml(value)}" for key, value in privacy.items())]
+    found = model.evaluation
+    if found is not None:
+        kinds = [key for key in ("accuracy", "balanced_accuracy") if isinstance(found.get(key), int | float)]
+        of = json.dumps(_measured_on(found))
+        lines += ["model-index:", f"- name: {json.dumps(name)}", "  results:"]
+        lines += [f"  - task: {{type: {_task(certificate)}}}", f"    dataset: {{name: {of}, type: {of}}}"]
+        lines += [
+            "    metrics:",
+            *(f"    - {{type: {key}, value: {_yaml(float(found[key]))}}}" for key in kinds),
+        ]
+    return "\n".join([*lines, "---", ""])
+
+
+def _yaml(value: object) -> str:
+    """Write a value as JSON that YAML reads as the same: 1e-05 would be a text there, 1.0e-05 is a number."""
+    text = json.dumps(value)
+    return text.replace("e", ".0e", 1) if isinstance(value, float) and "." not in text else text
+
+
+def _warnings(subject: Subject) -> str:
+    other = "this warning was put on the release, or on the model, when it was made."
+    lines = [f"> **{plain(stamp)}**: {MEANINGS.get(stamp, other)}" for stamp in subject.stamps]
+    totals = subject.certificate.totals
+    if math.isinf(totals.epsilon_proved):
+        lines.append(f"> **No epsilon is proved**: {plain('; '.join(totals.unproved))}.")
+    return "\n>\n".join(lines) + "\n" if lines else ""
+
+
+def _use(model: Trained, certificate: Certificate) -> str:
+    made = plain(model.training.get("network", "a model"))
+    return (
+        "## Intended use\n\n"
+        f"Classifies one record into {len(certificate.domain.classes)} classes ({made}). It was trained on a "
+        "differentially private release of the records, and on nothing else of them; the weights may be "
+        "published under the guarantee below.\n\n"
+        "Not for: decisions about a person without somebody who answers for them; records outside the domain "
+        "below, which are clipped to it; guessing who was among the records.\n"
+    )
+
+
+def _domain(certificate: Certificate) -> str:
+    domain, n = certificate.domain, certificate.settings.get("n")
+    many = f"{n:,}, which is public" if isinstance(n, int) else "protected"
+    lines = [
+        "## Data domain\n",
+        "What is declared of the records; nothing here was learnt from them unless a warning says so.\n",
+        table(
+            ("", ""),
+            [
+                ("shape of a record", " x ".join(map(str, domain.shape))),
+                ("classes", _few(domain.classes)),
+                ("number of records", many),
+            ],
+        ),
+    ]
+    spec = certificate.features.get("spec")
+    declared = spec.get("table") if isinstance(spec, Mapping) else None
+    columns = declared.get("columns", []) if isinstance(declared, Mapping) else []
+    if columns:
+        shown = [(c["name"], c["kind"], _values(c)) for c in columns[:MOST_ROWS]]
+        left = len(columns) - len(shown)
+        lines += [table(("column", "kind", "values"), shown), f"and {left} more columns\n" if left else ""]
+    return "\n".join(lines)
+
+
+def _values(column: Mapping[str, Any]) -> str:
+    if column.get("lower") is not None:
+        return f"{column['lower']} to {column['upper']}"
+    listed = column.get("classes") or column.get("values")
+    return _few(listed) if isinstance(listed, Sequence) and not isinstance(listed, str) else ""
+
+
+def _few(names: Sequence[object], most: int = 12) -> str:
+    rest = f", and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + rest
+
+
+def _guarantee(certificate: Certificate) -> str:
+    totals = certificate.totals
+    rows = [
+        (c.what, c.mechanism, show(c.claimed), show(c.epsilon_proved), f"{float(c.delta):g}",
+         f"not proved: {c.unproved}" if c.unproved else c.proof)
+        for c in certificate.charges
+    ]  # fmt: skip
+    lines = [
+        "## Guarantee\n",
+        table(
+            ("epsilon proved", "epsilon claimed", "delta", "relation", "unit"),
+            [
+                (show(totals.epsilon_proved), show(totals.epsilon_claimed), f"{float(totals.delta):g}",
+                 totals.neighbours, unit_of(certificate)),
+            ],
+        ),
+        f"By {totals.neighbours}, {RELATIONS[totals.neighbours]}. {_meaning(certificate)}\n",
+        table(("released", "noise", "claimed", "proved", "delta", "proof"), rows),
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _meaning(certificate: Certificate) -> str:
+    totals = certificate.totals
+    if math.isinf(totals.epsilon_proved):
+        return "No epsilon is proved, so nothing here should be read as protection."
+    epsilon, delta = float(totals.epsilon_proved), float(totals.delta)
+    factor = odds_factor(epsilon, delta)
+    grown = f"{factor:.3g}-fold" if factor < 1e6 else "more than a millionfold"
+    meant = (
+        f"Somebody who knows every record but one can raise their odds about that one at most {grown}, and "
+        f"guess between two equally likely values of it right at most {best_guess(epsilon, delta):.1%} of "
+        "the time. Training costs nothing further, however long it went on."
+    )
+    return meant if certificate.private else f"Without the warnings above it would mean: {meant}"
+
+
+def _accuracy(model: Trained, classes: Sequence[str]) -> str:
+    found = model.evaluation
+    if found is None:
+        return "## Accuracy\n\nNot measured.\n"
+    rows = [
+        (words, f"{found[key]:.4f}")
+        for key, words in MEASURES.items()
+        if isinstance(found.get(key), int | float)
+    ]
+    recalls = found.get("recalls")
+    parts = [
+        "## Accuracy\n",
+        f"Measured on {plain(_measured_on(found))}, {found.get('n', 'some')} records. If those records are "
+        "private, these figures are not: no epsilon covers them.\n",
+        table(("measure", "value"), rows),
+    ]
+    if isinstance(recalls, list) and len(recalls) == len(classes) <= MOST_ROWS:
+        shown = [
+            (c, "none there" if r is None else f"{r:.4f}") for c, r in zip(classes, recalls, strict=True)
+        ]
+        parts.append(table(("class", "recall"), shown))
+    return "\n".join(parts)
+
+
+def _measured_on(found: Mapping[str, Any]) -> str:
+    """Name what a model was measured on; of a file its name alone, not where it lies."""
+    of = str(found.get("of") or "records")
+    return f"{of}, {found['split']}" if found.get("split") else Path(of).name
+
+
+def _limits(certificate: Certificate) -> str:
+    unit = unit_of(certificate)
+    people = (
+        "The guarantee is for one record. Who has several among them is protected less: epsilon grows with "
+        "their number."
+        if unit == "record"
+        else f"The guarantee is for one {unit}, which was declared and charged."
+    )
+    return (
+        "## Limits\n\n"
+        f"- {people}\n"
+        "- Other releases of the same records add up with this one; the ledger of whoever keeps them knows.\n"
+        "- What is true of everybody can be learnt from the model, and then held against anybody.\n"
+        "- A file cannot show that noise was drawn, or that the records were what was declared of them. That "
+        "is the word of whoever signs.\n"
+        "- Small classes are learnt worst: noise is the same for all of them.\n"
+    )
+
+
+def _check(name: str, certificate: Certificate, signature: Signature | None) -> str:
+    signed = (
+        f"The release is signed by the key {signature.signer}; compare that with its owner over another "
+        "channel, and give their public key to `--trust`."
+        if signature is not None
+        else "The release is not signed: the arithmetic can be checked, where it comes from cannot."
+    )
+    return (
+        "## Check it yourself\n\n"
+        f"```sh\npip install adlm\nadlm verify {name if name.isidentifier() else 'FOLDER'}\n```\n\n"
+        f"{signed}\n\n"
+        f"Digest of the release: `{certificate.digest}`. The header of `model.safetensors` carries epsilon, "
+        "delta, relation, unit, digest and signatures.\n\n"
+        "Loading runs no code from these files: weights are safetensors, everything else is JSON. There is "
+        "no pickle.\n"
+    )

@@ -1,0 +1,204 @@
+"""The model card and what a file says of its privacy by itself: epsilon can be read off each of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors import safe_open
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from tests.report.artefacts import CLASSES, EVALUATION, model, moments, noisy_records
+from typer.testing import CliRunner
+
+from adlm import Model, Release, UserError, progress
+from adlm.artefact import canonical
+from adlm.cli.app import app
+from adlm.export import export_onnx
+from adlm.privacy_header import privacy_header, unit_of
+from adlm.privatise_table import privatise_table
+from adlm.public.tables import TableDomain
+from adlm.release import SEEDED
+from adlm.report.card import model_card
+from adlm.report.subject import find
+from adlm.verification import verify
+
+TOML = """
+[columns.age]
+kind = "numeric"
+lower = 0
+upper = 100
+[columns.id]
+kind = "person"
+records = {records}
+[columns.ill]
+kind = "label"
+classes = ["no", "yes"]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A signed model of a signed release that was seeded."""
+    key = Ed25519PrivateKey.generate()
+    release = moments(seeded=True, delta=Fraction(1, 10**5)).signed(key)
+    made = model(release)
+    signed = Model(
+        made.certificate, made.head, made.architecture, made.features, made.training, release.signature
+    )
+    release.save(tmp_path / "R")
+    signed.save(tmp_path / "M", key=key)
+    export_onnx(signed, tmp_path / "m.onnx", key=key)
+    return tmp_path
+
+
+def head_of(text: str) -> dict[str, Any]:
+    _, head, _ = text.split("---\n", 2)
+    found = yaml.safe_load(head)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_head_is_yaml_that_a_hub_reads(folder: Path) -> None:
+    (folder / "M" / "evaluation.json").write_bytes(canonical(EVALUATION))
+    head = head_of(model_card(find(folder / "M"), licence="mit"))
+    assert head["library_name"] == "adlm"
+    assert head["pipeline_tag"] == "image-classification"
+    assert head["license"] == "mit"
+    totals = Release.load(folder / "R").certificate.totals
+    assert head["privacy"]["epsilon_proved"] == float(totals.epsilon_proved)
+    assert head["privacy"]["delta"] == 1e-5
+    assert head["privacy"]["relation"] == "replace-one"
+    assert head["privacy"]["unit"] == "record"
+    assert head["privacy"]["stamps"] == [SEEDED]
+    (result,) = head["model-index"][0]["results"]
+    assert {m["type"]: m["value"] for m in result["metrics"]} == {
+        "accuracy": 0.875,
+        "balanced_accuracy": 0.86,
+    }
+
+
+def test_the_card_says_claimed_and_proved_stamps_and_who_signed(folder: Path) -> None:
+    subject = find(folder / "M")
+    text = model_card(subject)
+    assert subject.signature is not None
+    for words in ("## Intended use", "## Data domain", "## Guarantee", "## Limits", "Not measured.", SEEDED,
+                  subject.certificate.digest, subject.signature.signer, "no pickle",
+                  "epsilon claimed"):  # fmt: skip
+        assert words in text
+    assert "<script>" not in text
+    assert len(CLASSES) == 3
+
+
+def test_a_card_without_a_proof_says_so(tmp_path: Path) -> None:
+    model(noisy_records()).save(tmp_path / "M")
+    text = model_card(find(tmp_path / "M"))
+    assert "**No epsilon is proved**" in text
+    assert "nothing here should be read as protection" in text
+    assert head_of(text)["privacy"]["epsilon_proved"] is None
+    assert "The release is not signed" in text
+
+
+def test_the_command_writes_a_card_and_leaves_other_files_alone(folder: Path) -> None:
+    progress.enable(False)
+    runner = CliRunner()
+    done = runner.invoke(app, ["card", str(folder / "M"), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["measured"] is False
+    assert (folder / "M" / "README.md").read_text().startswith("---\nlibrary_name: adlm\n")
+    assert verify(folder / "M").kind == "model"  # a card in the folder is no alteration of the model
+    kept = folder / "notes.md"
+    kept.write_text("mine")
+    with pytest.raises(UserError, match="is no card of adlm's"):
+        runner.invoke(app, ["card", str(folder / "M"), "--out", str(kept)], catch_exceptions=False)
+    assert kept.read_text() == "mine"
+    of_a_file = {key: value for key, value in EVALUATION.items() if key != "split"} | {"of": "/home/x/h.csv"}
+    (folder / "e.json").write_bytes(canonical(of_a_file))
+    words = ["card", str(folder / "M"), "--evaluation", str(folder / "e.json")]
+    done = runner.invoke(app, words, catch_exceptions=False)
+    assert "no epsilon covers them" in done.stderr
+    text = (folder / "M" / "README.md").read_text()
+    assert "h.csv" in text
+    assert "/home/x" not in text
+    with pytest.raises(UserError, match="holds 0"):
+        runner.invoke(app, ["card", str(folder / "R")], catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("records", "unit"), [(1, "person, of at most 1 record"), (2, "person, of at most 2 records")]
+)
+def test_a_table_of_persons_has_a_person_as_its_unit(records: int, unit: str, tmp_path: Path) -> None:
+    rows = [f"{i % 90},p{i},{'yes' if i % 3 else 'no'}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,id,ill", *rows]) + "\n")
+    table = TableDomain.from_toml(TOML.format(records=records))
+    made = privatise_table(tmp_path / "t.csv", table, epsilon=1, size=60)
+    assert unit_of(made.certificate) == unit
+    made.save(tmp_path / "R")
+    assert header(tmp_path / "R" / "release.safetensors")["unit"] == unit
+
+
+def header(path: Path) -> dict[str, Any]:
+    with safe_open(path, framework="numpy") as file:
+        found = json.loads(file.metadata()["adlm"])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_epsilon_can_be_read_off_every_file(folder: Path) -> None:
+    certificate = Release.load(folder / "R").certificate
+    expected = privacy_header(certificate, certificate.stamps)
+    assert {"epsilon", "delta", "relation", "unit", "release_digest", "stamps"} <= set(expected)
+    of_release, of_model = (
+        header(folder / "R" / "release.safetensors"),
+        header(folder / "M" / "model.safetensors"),
+    )
+    assert expected.items() <= of_release.items()
+    assert expected.items() <= of_model.items()
+    assert of_release["release_signature"] == of_model["release_signature"]
+    assert of_model["signature"]["statement"]["kind"] == "model"
+    entries = {e.key: e.value for e in onnx.load(folder / "m.onnx").metadata_props}
+    assert expected == {key: json.loads(entries[f"adlm.{key}"]) for key in expected}
+    assert {"adlm.signature", "adlm.release_signature"} <= set(entries)
+
+
+@pytest.mark.parametrize("place", ["R/release.safetensors", "M/model.safetensors"])
+@pytest.mark.parametrize("change", [{"epsilon": 0.1}, {"stamps": []}, {"more": 1}, None])
+def test_a_header_that_says_something_else_is_refused(
+    place: str, change: dict[str, Any] | None, folder: Path
+) -> None:
+    path = folder / place
+    told = header(path) | (change or {})
+    entries = {"adlm": json.dumps(told, sort_keys=True)} if change else {"other": "x"}
+    tensors = load_tensors(path.read_bytes())
+    path.write_bytes(save_tensors({name: tensors[name] for name in sorted(tensors)}, entries))
+    with pytest.raises(UserError, match=r"the header of .* was altered"):
+        verify(path.parent)
+
+
+def test_an_onnx_file_that_states_another_unit_is_refused(folder: Path) -> None:
+    unsigned = Model.load(folder / "M")
+    export_onnx(unsigned, folder / "u.onnx")
+    assert verify(folder / "u.onnx").kind == "onnx"
+    for key, value in (("unit", "nobody"), ("epsilon", 0.001), ("release_digest", "0")):
+        graph = onnx.load(folder / "u.onnx")
+        for entry in graph.metadata_props:
+            if entry.key == f"adlm.{key}":
+                entry.value = json.dumps(value)
+        onnx.save(graph, folder / "v.onnx")
+        with pytest.raises(UserError, match=f"states another {key}"):
+            verify(folder / "v.onnx")
+
+
+def test_files_without_a_header_are_still_read(folder: Path) -> None:
+    shutil.copytree(folder / "R", folder / "old")
+    path = folder / "old" / "release.safetensors"
+    tensors = load_tensors(path.read_bytes())
+    path.write_bytes(save_tensors({name: tensors[name] for name in sorted(tensors)}))
+    assert verify(folder / "old").kind == "release"

@@ -1,0 +1,108 @@
+"""A built wheel works by itself: in a clean environment, without a checkout and without network."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from email import message_from_bytes
+from pathlib import Path
+
+import pytest
+
+from adlm import __version__
+
+ROOT = Path(__file__).parent.parent
+NEEDED = ("pyproject.toml", "README.md", "LICENSE", "src")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from a copy, so that nothing is left in the checkout."""
+    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheels")
+    for name in NEEDED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(
+                ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            )
+        else:
+            shutil.copy(ROOT / name, copy / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index",
+               "--disable-pip-version-check", "--wheel-dir", str(out), str(copy)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (made,) = out.glob("adlm-*.whl")
+    return made
+
+
+@pytest.fixture(scope="module")
+def place(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment of its own with the wheel in it; what it depends on is borrowed from this one."""
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder / "env", with_pip=False, symlinks=True)
+    command = [sys.executable, "-m", "pip", "--python", str(folder / "env" / "bin" / "python"), "install",
+               "--no-deps", "--no-index", "--disable-pip-version-check", str(wheel)]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    # Last, so that pip sees the clean environment alone.
+    (site,) = (folder / "env" / "lib").glob("python*/site-packages")
+    borrowed = [path for path in sys.path if path.endswith("site-packages")]
+    # A path in a .pth file is searched, and .pth files below it are not read: no editable adlm gets in.
+    (site / "borrowed.pth").write_text("\n".join(borrowed) + "\n")
+    return folder
+
+
+def run(place: Path, *words: str) -> str:
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "ADLM", "COV"))}
+    env |= {
+        "ADLM_LEDGERS": str(place / "ledgers"),
+        "ADLM_CACHE": str(place / "cache"),
+        "OMP_NUM_THREADS": "1",
+    }
+    done = subprocess.run(
+        [str(place / "env" / "bin" / words[0]), *words[1:]],
+        cwd=place, env=env, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheel_runs_without_the_checkout(place: Path) -> None:
+    where = run(place, "python", "-c", "import adlm; print(adlm.__file__)").strip()
+    assert Path(where).is_relative_to(place / "env")
+    assert run(place, "adlm", "--version").strip() == f"adlm {__version__}"
+    assert json.loads(run(place, "adlm", "doctor", "--json"))["well"]
+
+
+def test_the_wheel_makes_a_release_and_a_model(place: Path) -> None:
+    made = json.loads(run(place, "adlm", "release", "--data", "digits", "--limit", "150", "--k", "8",
+                          "--epsilon", "2", "--out", "R", "--json"))  # fmt: skip
+    assert made["epsilon_proved"] == 2.0
+    assert json.loads(run(place, "adlm", "verify", "R", "--json"))["whole"]
+    run(place, "adlm", "train", "R", "--out", "M", "--quiet")
+    assert (place / "M" / "model.safetensors").is_file()
+
+
+def test_the_wheel_holds_what_the_source_holds_and_declares_its_extras(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (place,) = (name for name in names if name.endswith("/METADATA"))
+        told = message_from_bytes(archive.read(place))
+    package = ROOT / "src"
+    kept = {".py", ".typed", ".safetensors", ".toml", ".html", ".css"}
+    source = {
+        str(path.relative_to(package))
+        for path in (package / "adlm").rglob("*")
+        if path.suffix in kept or path.name == "py.typed"
+    }
+    assert source <= names
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert set(told.get_all("Provides-Extra") or ()) == set(declared["optional-dependencies"])
+    assert {"export", "baseline"} <= set(declared["optional-dependencies"])
+    versions = [f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)]
+    assert set(versions) <= set(told.get_all("Classifier") or ())

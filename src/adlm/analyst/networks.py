@@ -120,6 +120,7 @@ def build(name: str, shape: Shape, classes: int) -> nn.Module:
     if name not in NETWORKS:
         raise UserError(f"network must be one of {', '.join(NETWORKS)} (got {name!r}).")
     built = NETWORKS[name](tuple(shape), classes)
+    built.to(memory_format=torch.channels_last)  # maps innermost: convolutions, pooling and LRN are faster so
     object.__setattr__(built, _BUILT_AS, name)  # a plain attribute: no part of the network's state
     return built
 

@@ -72,16 +72,22 @@ def settings_for(
     mode: str,
 ) -> Settings:
     """Line 9: Delta_h0 = 2 sum over h0 of d, and |h_(k)| for line 17, from the network's own sizes."""
-    sizes = anatomy(network, domain.shape)
+    sizes, classes = anatomy(network, domain.shape), len(domain.classes)
+    if sizes.outputs != classes:
+        raise UserError(
+            f"the network answers with {sizes.outputs} numbers and the domain has {classes} classes; give it "
+            f"an output layer of {classes}"
+        )
     rule = delta_h0 if isinstance(delta_h0, str) else "given"
-    counts = {"counted": sizes.counted, "per-patch": sizes.per_patch, "given": delta_h0}
-    if rule not in counts or isinstance(counts[rule], str):
+    if rule not in ("counted", "per-patch") and isinstance(delta_h0, str):
         raise UserError(f"delta_h0 must be counted, per-patch or a number (got {delta_h0!r}).")
+    if rule != "given":
+        delta_h0 = sizes.counted if rule == "counted" else sizes.per_patch
     return Settings(
         epsilon2=budgets.epsilon2,
         epsilon3=budgets.epsilon3,
         batch_size=L,
-        delta_h0=Fraction(counts[rule]),
+        delta_h0=Fraction(delta_h0),
         delta_h0_rule=rule,
         hidden=sizes.hidden,
         allocation="identical" if budgets.epsilon1 is None else allocation,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from adlm.errors import UserError
 
+TOGETHER = 100  # fewer records than these are answered with the averages that training kept
 _BLOCK = 1 << 18  # numbers worked on at a time: what several steps in a row share stays in a core's cache
 
 
@@ -92,37 +95,103 @@ class LocalResponseNorm(nn.Module):
         return f"q={self.q}, l={self.l}, alpha={self.alpha}, beta={self.beta}"
 
 
-class MinMax(nn.Module):
-    """The paper's normalisation of dense layers: (h - chi) / (phi - chi), per neuron over the batch.
+class BatchStatistics(nn.Module):
+    """A layer that looks at the whole batch while training and keeps moving averages of what it saw.
 
-    While training, chi and phi are the least and largest value of each neuron in the batch, and moving
-    averages of them are kept; in evaluation the averages serve, so that the answer for a record is its own.
-    Outside them the result is clipped to [0, 1].
+    In evaluation the averages serve, so that the answer for a record is its own. They are averages over what
+    training saw. Where that was noisy records, clean ones fall into a narrow band of them and all look
+    alike; `by_batch` lets such a layer take the statistics of the records that are asked about together.
 
-    Batch statistics couple records. On a release that is harmless; a network that meets private records
-    must be in evaluation mode, as relevance propagation sees to.
+    Batch statistics couple records. On a release that is harmless; a network that meets private records must
+    be in evaluation mode and outside of `by_batch`, as relevance propagation sees to.
     """
 
     lrp_pass_through = True
-    low: Tensor
-    high: Tensor
     seen: Tensor
 
-    def __init__(self, width: int, momentum: float = 0.1, floor: float = 1e-6) -> None:
+    def __init__(self, momentum: float) -> None:
         super().__init__()
-        self.momentum, self.floor = momentum, floor
+        self.momentum, self.by_batch = momentum, False
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def _of_batch(self) -> bool:
+        return self.training or self.by_batch
+
+    @torch.no_grad()
+    def _keep(self, *pairs: tuple[Tensor, Tensor]) -> None:
+        """Move averages towards what a batch of training has."""
+        if self.training:
+            step = 1.0 if self.seen == 0 else self.momentum
+            for average, found in pairs:
+                average.lerp_(found.detach(), step)
+            self.seen += 1
+
+
+class MinMax(BatchStatistics):
+    """The paper's normalisation of dense layers: (h - chi) / (phi - chi), per neuron over the batch.
+
+    chi and phi are the least and largest value of each neuron in the batch, or moving averages of them.
+    Outside them the result is clipped to [0, 1].
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, width: int, momentum: float = 0.1, floor: float = 1e-6) -> None:
+        super().__init__(momentum)
+        self.floor = floor
         self.register_buffer("low", torch.zeros(width))
         self.register_buffer("high", torch.ones(width))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def forward(self, h: Tensor) -> Tensor:
         """Normalise (n, width)."""
         low, high = self.low, self.high
-        if self.training:
+        if self._of_batch():
             low, high = h.amin(0), h.amax(0)
-            with torch.no_grad():
-                step = 1.0 if self.seen == 0 else self.momentum
-                self.low.lerp_(low.detach(), step)
-                self.high.lerp_(high.detach(), step)
-                self.seen += 1
+            self._keep((self.low, low), (self.high, high))
         return ((h - low) / (high - low).clamp_min(self.floor)).clamp(0, 1)
+
+
+class Standardise(BatchStatistics):
+    """Batch normalisation with a learnt scale and shift, as the authors' code has it in the dense layer."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int, momentum: float = 0.1, floor: float = 1e-3) -> None:
+        super().__init__(momentum)
+        self.floor = floor
+        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Normalise (n, width)."""
+        mean, variance = self.mean, self.variance
+        if self._of_batch():
+            mean, variance = h.mean(0), h.var(0, correction=0)
+            self._keep((self.mean, mean), (self.variance, variance))
+        return (h - mean) * (self.scale * (variance + self.floor).rsqrt()) + self.shift
+
+
+@contextmanager
+def by_batch(network: nn.Module, wanted: bool = True) -> Iterator[None]:
+    """Let a network answer with the statistics of the records asked about together, within the block.
+
+    Torch's own batch normalisation does too. It takes `TOGETHER` records or more for them to mean anything.
+    """
+    layers = list(network.modules()) if wanted else []
+    own = [layer for layer in layers if isinstance(layer, BatchStatistics)]
+    others = [layer for layer in layers if isinstance(layer, _BatchNorm)]
+    kept = [(layer.running_mean, layer.running_var) for layer in others]
+    for mine in own:
+        mine.by_batch = True
+    for layer in others:
+        layer.running_mean = layer.running_var = None
+    try:
+        yield
+    finally:
+        for mine in own:
+            mine.by_batch = False
+        for layer, (mean, variance) in zip(others, kept, strict=True):
+            layer.running_mean, layer.running_var = mean, variance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import torch
@@ -10,14 +11,15 @@ from torch import nn
 from adlm.analyst import discriminant, networks, tables
 from adlm.analyst.anatomy import perturb_bias
 from adlm.analyst.examples import Examples, from_records
-from adlm.analyst.model import Model
-from adlm.analyst.training import History, Plan, train
+from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
+from adlm.analyst.training import History, Plan, default_plan, train
 from adlm.errors import UserError
 from adlm.public.features import Features
 from adlm.release import Release
 from adlm.sampling import class_laws
 
 DRAWS = 20_000
+LITTLE_NOISE = 0.05  # in ranges of a feature
 LINEAR = "linear, in closed form"
 
 
@@ -39,8 +41,8 @@ def fit(
     network : None for the linear classifier of a moment release in closed form, or for the network that a
         record release was made for; else a network by name, or any module that takes the features (moment
         release) or scaled records (record release).
-    plan : how to train a network; 12 epochs of noisy records in batches of the network's |L|, or 30 of drawn
-        examples, when not given.
+    plan : how to train a network; `default_plan` of as many examples when not given, which is what
+        `adlm train` takes.
     features : the features of a moment release, when they are a backbone of your own.
     draws : how many labelled vectors to draw from released moments for a network.
     """
@@ -52,14 +54,20 @@ def fit(
         taken = release.features(features)
         if network is None:
             return _closed_form(release, taken)
-        plan = plan or Plan(epochs=30, batch_size=500)
+        plan = plan or default_plan(draws)
         return _on_draws(release, taken, network, plan, draws, device, checkpoints, resume)
     if network is None:
         network = network_of(release)
-    size = networks.batch_size(network if isinstance(network, str) else None)
-    return _on_records(
-        release, network, plan or Plan(epochs=12, batch_size=size), device, checkpoints, resume
-    )
+    plan = plan or default_plan(len(release.tensors["x"]))
+    return _on_records(release, network, plan, device, checkpoints, resume)
+
+
+def noise_scale(release: Release) -> float:
+    """Scale of the noise on a feature of a record release, in ranges of the feature, at budget ratio one."""
+    settings = release.certificate.settings
+    parts = (Fraction(str(settings[key])) for key in ("delta_h0", "batch_size", "epsilon2"))
+    delta_h0, batch_size, epsilon2 = parts
+    return float(delta_h0 / batch_size / epsilon2)
 
 
 def network_of(release: Release) -> str:
@@ -125,7 +133,10 @@ def _on_records(
         body, from_records(release), plan, device=device, checkpoints=checkpoints, resume=resume,
         identity=str(release.certificate.to_dict()["digest"]),
     )  # fmt: skip
-    return Model(release.certificate, body, architecture, None, _told(architecture, plan, history))
+    # Averages over noisy records do not fit clean ones; where there is hardly any noise they do.
+    statistics = TOGETHER_STATISTICS if noise_scale(release) > LITTLE_NOISE else AVERAGES
+    told = _told(architecture, plan, history) | {"statistics": statistics}
+    return Model(release.certificate, body, architecture, None, told)
 
 
 def _network(

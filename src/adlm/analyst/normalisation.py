@@ -174,6 +174,12 @@ class Standardise(BatchStatistics):
         return (h - mean) * (self.scale * (variance + self.floor).rsqrt()) + self.shift
 
 
+def even_parts(n: int, most: int) -> list[slice]:
+    """0..n in parts of nearly one size, none above `most`, so that no part is too small for statistics."""
+    parts = max(1, -(-n // most))
+    return [slice(n * i // parts, n * (i + 1) // parts) for i in range(parts)]
+
+
 @contextmanager
 def by_batch(network: nn.Module, wanted: bool = True) -> Iterator[None]:
     """Let a network answer with the statistics of the records asked about together, within the block.

@@ -18,6 +18,7 @@ from torch import nn
 from adlm.analyst.anatomy import perturb_bias
 from adlm.analyst.examples import from_records
 from adlm.analyst.training import History, Plan, train
+from adlm.analyst.unsupervised import Unsupervised
 from adlm.certificate import parse_epsilon
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
@@ -33,7 +34,7 @@ __all__ = ["Budgets", "Explained", "adaptive_laplace_mechanism", "learn", "make_
 
 def make_release(
     D: npt.ArrayLike,
-    y: npt.ArrayLike,
+    y: npt.ArrayLike | None,
     domain: Domain,
     network: nn.Module,
     budgets: Budgets,
@@ -55,7 +56,8 @@ def make_release(
 
     Parameters
     ----------
-    D, y : (n, *shape) private records in the units of ``domain``, and their labels.
+    D, y : (n, *shape) private records in the units of ``domain``, and their labels; no labels when the
+        budgets have no epsilon3.
     network : the network to be trained; only its sizes are read.
     explained : the relevance network; None with ILM budgets.
     delta_h0 : `counted`, `per-patch`, or a number.
@@ -120,6 +122,8 @@ def learn(
     """Lines 15 and 20-30, the analyst's: train any network on the release, for as long as one likes."""
     # Line 15: the hidden layers stand on the private layer; line 14's bias is its input 0
     perturb_bias(network, release.certificate.domain.shape, float(release.tensors["bias"]))
+    if isinstance(network, Unsupervised):  # what learns records before labels does so on released ones
+        network.learn_records(release.tensors["x"], seed=plan.seed)
     # Lines 21-29: random batches of noisy records; the loss is the polynomial of the noisy coefficients
     identity = str(release.certificate.to_dict()["digest"])
     return train(

@@ -85,7 +85,7 @@ def test_the_paper_network_for_cifar10_has_the_sizes_of_the_text() -> None:
 @pytest.mark.parametrize("name", sorted(NETWORKS))
 def test_every_network_gives_class_scores_and_can_be_explained(name: str) -> None:
     torch.manual_seed(0)
-    shape = {"cnn1d": (30,), "paper-cifar10": (3, 8, 8)}.get(name, (12, 12))
+    shape = {"cnn1d": (30,), "paper-cifar10": (3, 8, 8), "authors-cifar10": (3, 26, 26)}.get(name, (12, 12))
     network = build(name, shape, 4)
     x = torch.rand(3, *shape)
     network(x)

@@ -6,13 +6,14 @@ from fractions import Fraction
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adlm.analyst import discriminant, networks, tables
 from adlm.analyst.anatomy import perturb_bias
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
 from adlm.analyst.training import History, Plan, default_plan, train
+from adlm.analyst.unsupervised import EPOCHS, Unsupervised
 from adlm.errors import UserError
 from adlm.public.features import Features
 from adlm.release import Release
@@ -60,6 +61,39 @@ def fit(
         network = network_of(release)
     plan = plan or default_plan(len(release.tensors["x"]))
     return _on_records(release, network, plan, device, checkpoints, resume)
+
+
+def learn_records(
+    release: Release, network: str | Unsupervised, *, seed: int = 0, epochs: int = EPOCHS
+) -> Unsupervised:
+    """Train a network that learns records alone on a record release, with labels or without.
+
+    Parameters
+    ----------
+    network : `auto-encoder`, `rbm`, `deep-belief`, or an `Unsupervised` of your own, trained in place.
+
+    The target is the released record: no label is asked for, so a release of budgets without epsilon3 is
+    enough. Nothing here costs privacy.
+    """
+    if release.certificate.kind != "records":
+        raise UserError(f"a release of kind {release.certificate.kind!r} holds no records to learn")
+    domain = release.certificate.domain
+    body = _network(network, domain.shape, len(domain.classes), seed)[0]
+    if not isinstance(body, Unsupervised):
+        raise UserError(
+            f"{networks.name_of(body)} learns labels, not records; choose auto-encoder, rbm or deep-belief"
+        )
+    perturb_bias(body, domain.shape, float(release.tensors["bias"]))  # line 14
+    body.learn_records(release.tensors["x"], seed=seed, epochs=epochs)
+    return body
+
+
+def _learn_records(network: nn.Module, x: Tensor, seed: int, checkpoints: Path | None, resume: bool) -> None:
+    """Let a network that learns records before labels do so, unless it goes on from a checkpoint."""
+    if isinstance(network, Unsupervised) and not (
+        resume and checkpoints is not None and checkpoints.exists()
+    ):
+        network.learn_records(x, seed=seed)
 
 
 def noise_scale(release: Release) -> float:
@@ -111,6 +145,7 @@ def _on_draws(
     wide = torch.zeros(draws, features.width)
     wide[:, :k] = z
     head, architecture = _network(network, (features.width,), len(moments.counts), plan.seed)
+    _learn_records(head, wide, plan.seed, checkpoints, resume)
     history = train(
         head, Examples(wide, codes), plan, device=device, checkpoints=checkpoints, resume=resume,
         identity=str(release.certificate.to_dict()["digest"]),
@@ -129,8 +164,10 @@ def _on_records(
     domain = release.certificate.domain
     body, architecture = _network(network, domain.shape, len(domain.classes), plan.seed)
     perturb_bias(body, domain.shape, float(release.tensors["bias"]))  # line 14
+    examples = from_records(release)
+    _learn_records(body, examples.x, plan.seed, checkpoints, resume)
     history = train(
-        body, from_records(release), plan, device=device, checkpoints=checkpoints, resume=resume,
+        body, examples, plan, device=device, checkpoints=checkpoints, resume=resume,
         identity=str(release.certificate.to_dict()["digest"]),
     )  # fmt: skip
     # Averages over noisy records do not fit clean ones; where there is hardly any noise they do.

@@ -8,7 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from adlm.analyst.heads import bounded_head
 from adlm.analyst.normalisation import LocalResponseNorm, MinMax, Standardise
+from adlm.analyst.sequences import Attention, Recurrent
+from adlm.analyst.unsupervised import AutoEncoder, Boltzmann, DeepBelief
 from adlm.errors import UserError
 
 Shape = tuple[int, ...]
@@ -44,8 +47,7 @@ def _width(layers: list[nn.Module], shape: Shape) -> int:
 def _dense_head(layers: list[nn.Module], shape: Shape, hidden: int, classes: int) -> nn.Sequential:
     """Flatten, a dense layer normalised to [0, 1], and the output layer h W^T (Eq. 23 has no bias there)."""
     width = _width([*layers, nn.Flatten()], shape)
-    dense = [nn.Flatten(), nn.Linear(width, hidden), nn.ReLU(), MinMax(hidden)]
-    return nn.Sequential(*layers, *dense, nn.Linear(hidden, classes, bias=False))
+    return nn.Sequential(*layers, nn.Flatten(), *bounded_head(width, hidden, classes))
 
 
 def paper_mnist(shape: Shape, classes: int) -> nn.Module:
@@ -59,21 +61,6 @@ def paper_cifar10(shape: Shape, classes: int) -> nn.Module:
     layers, maps = _as_maps(shape, 2)
     convolutions = [*_convolution(maps, 128, 3), *_convolution(128, 128, 5), *_convolution(128, 256, 5)]
     return _dense_head([*layers, *convolutions], shape, 30, classes)
-
-
-class Crop(nn.Module):
-    """The middle of each image, (n, maps, side, side)."""
-
-    lrp_pass_through = False
-
-    def __init__(self, side: int) -> None:
-        super().__init__()
-        self.side = side
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Cut (n, maps, height, width) to the middle."""
-        top, left = (max(0, size - self.side) // 2 for size in x.shape[-2:])
-        return x[..., top : top + self.side, left : left + self.side]
 
 
 def _as_published(network: nn.Sequential) -> nn.Sequential:
@@ -122,7 +109,7 @@ def authors_cifar10(shape: Shape, classes: int) -> nn.Module:
     layers, maps = _as_maps(shape, 2)
     body = [
         *layers,
-        Crop(20),
+        nn.ZeroPad2d(-max(0, (shape[-1] - 20) // 2)),  # less than nothing: the middle of the image
         *(nn.Conv2d(maps, 128, 3, stride=2, padding=1), nn.ReLU(), nn.BatchNorm2d(128)),
         *(nn.Conv2d(128, 128, 5, padding=2), nn.ReLU(), nn.BatchNorm2d(128)),
         *(nn.Conv2d(128, 256, 5, padding=2), nn.ReLU(), nn.BatchNorm2d(256)),
@@ -188,6 +175,11 @@ NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "residual-cnn": residual_cnn,
     "cnn1d": cnn1d,
     "mlp": mlp,
+    "recurrent": Recurrent,
+    "attention": Attention,
+    "auto-encoder": AutoEncoder,
+    "rbm": Boltzmann,
+    "deep-belief": DeepBelief,
 }
 BATCH_SIZE = 1800
 BATCH_SIZES = {"paper-mnist": 1800, "paper-cifar10": 7200, "authors-cifar10": 7200}

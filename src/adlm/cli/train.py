@@ -51,8 +51,8 @@ def train(
         ),
     ] = None,
     optimiser: Annotated[str, typer.Option(help="Any optimiser of torch.optim.")] = "Adam",
-    learning_rate: Annotated[float, typer.Option(help="eta_t at the start.")] = 1e-3,
-    schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "constant",
+    learning_rate: Annotated[float, typer.Option(help="eta_t at the start.")] = 3e-3,
+    schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "cosine",
     draws: Annotated[int, typer.Option(help="Examples to draw from a moment release for a network.")] = 20000,
     seed: Annotated[
         int, typer.Option(help="Order of batches; nothing to do with privacy.", min=0, max=2**32 - 1)

@@ -95,31 +95,35 @@ def _abadi(settings: dpsgd.Settings, **changes: Any) -> Callable[[str], dict[str
 
 
 def _paper(
-    abadi: dpsgd.Settings,
-    scale: dict[str, Any],
-    epsilons: tuple[str, ...],
-    seeds: int,
-    beside: dict[str, Any],
-) -> tuple[Group, ...]:
-    """Every reading of the paper's noise and the control without, pSGD on the same network, our release."""
-    psgd = {"n": scale["n"], "shown": [], "network": scale["network"], "ghost": False, **beside}
+    abadi: dpsgd.Settings, scale: dict[str, Any], epsilons: tuple[str, ...], tested: tuple[str, ...],
+    seeds: int, chunk: int, epochs: float | None = None,
+) -> tuple[Group, ...]:  # fmt: skip
+    """Every reading of the paper's noise and the control without, pSGD on the same network, our release.
 
-    def read(method: str, reading: str, at: tuple[str, ...] = epsilons) -> Group:
+    Methods that are tested against each other have three seeds or more at the epsilons ``tested``.
+    """
+    changes = {"n": scale["n"], "shown": [], "network": scale["network"], "ghost": False, "chunk": chunk}
+
+    def psgd(epsilon: str) -> dict[str, Any]:
+        return _dpsgd(abadi, **changes, epochs=_longer(epsilon, abadi.epochs) if epochs is None else epochs)
+
+    def read(method: str, reading: str, at: tuple[str, ...], seeds: int) -> Group:
         return Group(method, at, seeds, settings=scale | {"reading": reading})
 
+    others = tuple(epsilon for epsilon in epsilons if epsilon not in tested)
+    pair = (("adlm-shared", "shared"), ("ilm-shared", "shared"), ("ilm-shared-total", "shared"))
+    single = (
+        ("ilm-shared-own-labels", "shared-own-labels"), ("ilm-one-image", "one-image"),
+        ("adlm-own-once", "own-once"), ("ilm-own-once", "own-once"), ("ilm-own-redrawn", "own-redrawn"),
+    )  # fmt: skip
     return (
-        read("no-noise", "no-noise", ("0",)),
-        read("adlm-shared", "shared"),
-        read("ilm-shared", "shared"),
-        read("ilm-shared-total", "shared"),
-        read("ilm-shared-own-labels", "shared-own-labels"),
-        read("ilm-one-image", "one-image"),
-        read("adlm-own-once", "own-once"),
-        read("ilm-own-once", "own-once"),
-        read("ilm-own-redrawn", "own-redrawn"),
-        Group("psgd-abadi", epsilons, seeds, DELTA, _dpsgd(abadi, **psgd)),
-        Group("moments-pure", epsilons, seeds, settings={"n": scale["n"]}),
-        Group("moments", epsilons, seeds, DELTA, {"n": scale["n"]}),
+        read("no-noise", "no-noise", ("0",), seeds),
+        *(read(method, reading, tested, max(3, seeds)) for method, reading in pair),
+        *(read(method, reading, others, seeds) for method, reading in pair if others),
+        *(read(method, reading, epsilons, seeds) for method, reading in single),
+        Group("psgd-abadi", tested, max(3, seeds), DELTA, psgd),
+        Group("moments-pure", epsilons, max(3, seeds), settings={"n": scale["n"]}),
+        Group("moments", epsilons, max(3, seeds), DELTA, {"n": scale["n"]}),
     )
 
 
@@ -266,17 +270,20 @@ EXPERIMENTS = {
             "paper",
             _paper(
                 dpsgd.ABADI,
-                _MNIST | {"network": "authors-mnist-quarter", "steps": 800},
+                _MNIST | {"network": "authors-mnist-quarter", "steps": 400},
                 ("0.25", "0.5", "2", "8"),
-                2,
-                {"chunk": 600, "epochs": 2},
+                ("0.25", "0.5"),
+                1,
+                600,
+                1,
             ),
             _paper(
                 dpsgd.ABADI,
                 _MNIST | {"network": "authors-mnist", "steps": 4000},
                 ("0.25", "0.5", "2", "8"),
+                ("0.25", "0.5", "2", "8"),
                 3,
-                {"chunk": 600, "epochs": 10},
+                600,
             ),
             PAIRS,
             ("0.25", "0.5"),
@@ -288,17 +295,20 @@ EXPERIMENTS = {
             "paper",
             _paper(
                 dpsgd.ABADI_CIFAR,
-                _CIFAR | {"network": "authors-cifar10", "steps": 60, "n": 10_000},
+                _CIFAR | {"network": "authors-cifar10", "steps": 60},
                 ("2.5", "8"),
+                ("2.5",),
                 1,
-                {"chunk": 200, "epochs": 1},
+                200,
+                0.2,
             ),
             _paper(
                 dpsgd.ABADI_CIFAR,
                 _CIFAR | {"network": "authors-cifar10", "steps": 4000},
                 ("0.5", "2.5", "8"),
+                ("0.5", "2.5", "8"),
                 3,
-                {"chunk": 200, "epochs": 10},
+                200,
             ),
             PAIRS,
             ("2.5", "8"),

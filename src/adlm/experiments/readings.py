@@ -136,7 +136,7 @@ def certify(reading: str, perturbation: Perturbation, extra: tuple[Charge, ...],
     record is read (basic composition). Of the others nothing is proved, and every charge says why.
     """
     check(reading)
-    features, labels = perturbation.charges
+    features, labels = perturbation.charges  # a reading always has labels
     if reading == "own-redrawn":
         scale = features.scale / reads
         what = f"{features.what}, drawn anew {reads} times"

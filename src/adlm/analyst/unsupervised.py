@@ -182,7 +182,7 @@ class DeepBelief(Unsupervised):
         self.head = bounded_head(width, 25, classes)
 
     def _maps(self, x: Tensor) -> Tensor:
-        return x[:, None] if len(self.shape) == 2 else x
+        return x.unsqueeze(1) if len(self.shape) == 2 else x
 
     def _top(self, x: Tensor) -> Tensor:
         pooled: Tensor = self.second(self.first(self._maps(x)))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,9 +17,9 @@ from adlm.errors import UserError
 class Recurrent(nn.Module):
     """The rows of an image as a series."""
 
-    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM, **options: bool) -> None:
+    def __init__(self, kind: Any = nn.LSTM, **options: bool) -> None:
         super().__init__()
-        self.series = kind(8, 32, batch_first=True, **options)  # type: ignore[call-arg]
+        self.series = kind(8, 32, batch_first=True, **options)
         self.out = nn.Linear(64 if options.get("bidirectional") else 32, 10)
 
     def forward(self, x: Tensor) -> Tensor:

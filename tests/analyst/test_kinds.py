@@ -108,7 +108,8 @@ def test_the_target_of_an_auto_encoder_is_the_released_record() -> None:
     x = X[:50]
     network.learn_records(x, epochs=1)
     optimiser = torch.optim.Adam([*slow.encode.parameters(), *slow.decode.parameters()], lr=3e-3)
-    hidden = torch.sigmoid(x.flatten(1) @ slow.encode[1].weight.T + slow.encode[1].bias)
+    weight, bias = slow.encode[1].parameters()
+    hidden = torch.sigmoid(x.flatten(1) @ weight.T + bias)
     ((hidden @ slow.decode.weight.T + slow.decode.bias - x.flatten(1)) ** 2).mean().backward()  # type: ignore[no-untyped-call]
     optimiser.step()
     for a, b in zip(network.parameters(), slow.parameters(), strict=True):

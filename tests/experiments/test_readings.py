@@ -76,7 +76,7 @@ def test_shared_label_noise_is_m_times_its_product_with_the_output_weights() -> 
     torch.manual_seed(0)
     network, matrix = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)), torch.randn(3, 4)
     target = coefficients(CROSS_ENTROPY, Y, 3)
-    weight = network[-1].weight
+    weight = network[-1].get_parameter("weight")
 
     def gradient(value: Tensor) -> Tensor:
         (found,) = torch.autograd.grad(value, weight)

@@ -139,7 +139,7 @@ def _patch(met: _Met) -> int:
     if isinstance(layer, nn.RNNBase):
         return layer.input_size
     if isinstance(layer, nn.MultiheadAttention):
-        return layer.embed_dim
+        return int(layer.embed_dim)
     if isinstance(layer, _ConvTransposeNd):  # how many inputs meet in an output depends on the stride
         kept = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
         with torch.no_grad():

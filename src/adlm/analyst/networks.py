@@ -68,7 +68,7 @@ def _as_published(network: nn.Sequential) -> nn.Sequential:
     for layer in network:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.trunc_normal_(layer.weight, std=0.1, a=-0.2, b=0.2)
-            nn.init.constant_(layer.bias, 0.1)
+            nn.init.constant_(layer.get_parameter("bias"), 0.1)
     return network
 
 
@@ -191,7 +191,9 @@ def build(name: str, shape: Shape, classes: int) -> nn.Module:
     if name not in NETWORKS:
         raise UserError(f"network must be one of {', '.join(NETWORKS)} (got {name!r}).")
     built = NETWORKS[name](tuple(shape), classes)
-    built.to(memory_format=torch.channels_last)  # maps innermost: convolutions, pooling and LRN are faster so
+    for weight in built.parameters():
+        if weight.dim() == 4:  # maps innermost: convolutions, pooling and LRN are faster so
+            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
     object.__setattr__(built, _BUILT_AS, name)  # a plain attribute: no part of the network's state
     return built
 

@@ -130,7 +130,9 @@ class _ConvolutionalMachine(nn.Module):
         super().__init__()
         self.layer = nn.Conv2d(maps, units, patch, padding=patch // 2)
         nn.init.normal_(self.layer.weight, std=0.01)
-        nn.init.constant_(self.layer.bias, -1.0)  # units that are seldom on, as in Lee et al. 2009
+        nn.init.constant_(
+            self.layer.get_parameter("bias"), -1.0
+        )  # units that are seldom on, as in Lee et al. 2009
         self.visible = nn.Parameter(torch.zeros(maps, 1, 1))
         self.pool = nn.MaxPool2d(2, ceil_mode=True)
 
@@ -158,13 +160,13 @@ class _ConvolutionalMachine(nn.Module):
             places = len(v) * h.shape[2] * h.shape[3]
             step = (self._pairs(v, h) - self._pairs(v1, h1)) / places
             self.layer.weight.add_(speed.mul_(MOMENTUM).add_(step, alpha=rate))
-            self.layer.bias.add_((h - h1).mean((0, 2, 3)), alpha=rate)
+            self.layer.get_parameter("bias").add_((h - h1).mean((0, 2, 3)), alpha=rate)
             self.visible.add_((v - v1).mean((0, 2, 3))[:, None, None], alpha=rate)
 
     def _pairs(self, v: Tensor, h: Tensor) -> Tensor:
         """Sum over records and places of hidden times visible, (units, maps, patch, patch)."""
         padding = self.layer.padding[0]
-        found = F.conv2d(v.transpose(0, 1), h.transpose(0, 1), padding=padding)  # type: ignore[arg-type]
+        found = F.conv2d(v.transpose(0, 1), h.transpose(0, 1), padding=padding)
         return found.transpose(0, 1)
 
 

@@ -34,7 +34,7 @@ from adlm.audit.statistics import two_worlds_bound
 from adlm.certificate import parse_epsilon
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
-from adlm.curator.records import Perturbation, Settings, prepare
+from adlm.curator.records import SCALE, Perturbation, Settings, prepare
 from adlm.curator.relevance import PrivateRelevance, private_relevance
 from adlm.experiments import material, readings
 from adlm.experiments.cells import Cell, Outcome
@@ -131,7 +131,7 @@ def perform(cell: Cell) -> Outcome:
         return outcome | nothing
     charges = () if relevance is None else relevance.charges
     costs = readings.totals(s["reading"], perturbation, charges, reads).to_dict()
-    return outcome | costs | {"pixel_noise": float(np.median(perturbation.units)) * readings.SCALE}
+    return outcome | costs | {"pixel_noise": float(np.median(perturbation.units)) * SCALE}
 
 
 @torch.no_grad()
@@ -151,7 +151,7 @@ def _perturbation(
     sizes = sizes_of(s["sized"], domain.shape, len(domain.classes))
     settings = Settings(
         epsilon2=budgets.epsilon2,
-        epsilon3=budgets.epsilon3,
+        epsilon3=budgets.epsilon3 or Fraction(0),
         batch_size=s["batch"],
         delta_h0=Fraction(delta_h0_readings(sizes)[s["delta_h0"]]),
         delta_h0_rule="per-patch" if s["delta_h0"] == "per-patch" else "given",

@@ -123,8 +123,8 @@ def share_label_noise(network: nn.Sequential, matrix: Tensor | None) -> Callable
         raise UserError(
             f"shared label noise of shape {tuple(matrix.shape)} needs a linear output layer of it"
         )
-    handle = layer.weight.register_hook(lambda gradient: gradient - len(matrix) * matrix)
-    return handle.remove
+    handle = layer.weight.register_hook(lambda gradient: gradient - len(matrix) * matrix)  # type: ignore[no-untyped-call]
+    return lambda: handle.remove()
 
 
 def certify(reading: str, perturbation: Perturbation, extra: tuple[Charge, ...], reads: int) -> Certificate:

@@ -181,7 +181,15 @@ def steps_normalised(given: Given) -> Figures:
         network(x).square().mean().backward()
         optimiser.step()
 
-    return _best_of(step, given)
+    step()
+    taken = []
+    for _ in range(
+        given.get("times", 1)
+    ):  # of the core's own time: other work on the machine has no part in it
+        start = time.process_time()
+        step()
+        taken.append(time.process_time() - start)
+    return {"seconds": min(taken)}
 
 
 def pipeline_release(given: Given) -> Figures:

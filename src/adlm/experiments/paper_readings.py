@@ -121,7 +121,7 @@ def perform(cell: Cell) -> Outcome:
         network, examples, plan, device="cpu", checkpoints=kept, resume=True, identity=cell.key,
         after_epoch=after_epoch,
     )  # fmt: skip
-    if not history or ended.stopped:
+    if not history or history[-1][0] < s["steps"]:  # training ended before its last step
         history.append([s["steps"], accuracy(network, test, answers)])
     for file in (kept, kept.with_suffix(".json")):
         file.unlink(missing_ok=True)

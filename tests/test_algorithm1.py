@@ -282,3 +282,33 @@ def test_a_relevance_network_comes_back_from_its_folder_and_an_altered_one_does_
     file.write_bytes(file.read_bytes()[:-1] + b"!")
     with pytest.raises(UserError, match="not a sound relevance network"):
         RelevanceNetwork.load(tmp_path / "N", provenance="public")
+
+
+def test_ilm_and_the_literal_loss_are_reached_from_the_algorithm() -> None:
+    x, y = blobs(60)
+    given: dict[str, Any] = {"epsilon2": 2, "epsilon3": 2, "T": 3, "L": 20, "device": "cpu"}
+    _, ilm = adaptive_laplace_mechanism(
+        x, y, DOMAIN, build("mlp", (12,), 3), epsilon1=None, explained=None, mode="literal", **given
+    )
+    assert ilm.certificate.settings["method"] == "ilm"
+    assert ilm.certificate.settings["allocation"] == "identical"
+    assert ilm.certificate.totals.epsilon_claimed == 4
+    assert ilm.tensors["phi"].shape == (60, 3, 3)
+    with pytest.raises(UserError, match="epsilon1=None is ILM"):
+        adaptive_laplace_mechanism(
+            x, y, DOMAIN, build("mlp", (12,), 3), epsilon1=None, explained=explained(), **given
+        )
+
+
+@pytest.mark.parametrize("outputs", [2, 4, 12])
+def test_a_network_with_other_outputs_than_classes_is_refused_before_anything_is_charged(
+    outputs: int,
+) -> None:
+    x, y = blobs(30)
+    ledger = Ledger()
+    with pytest.raises(UserError, match=f"answers with {outputs} numbers and the domain has 3 classes"):
+        adaptive_laplace_mechanism(
+            x, y, DOMAIN, build("mlp", (12,), outputs), epsilon1=1, epsilon2=1, epsilon3=1, T=1, L=10,
+            explained=explained(), ledger=ledger, device="cpu",
+        )  # fmt: skip
+    assert ledger.charges == ()

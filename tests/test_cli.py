@@ -112,6 +112,7 @@ def test_a_network_is_trained_on_the_release_and_resumed(release: Path) -> None:
 )
 def test_training_that_failed_says_so(rate: str, said: str | None, epochs: str, release: Path) -> None:
     told = run("train", str(release), "--network", "mlp", "--draws", "300", "--epochs", epochs, "--quiet",
+               "--batch-size", "300", "--schedule", "constant",
                "--learning-rate", rate, "--out", f"rate-{rate}-{epochs}")  # fmt: skip
     assert ("TRAINING FAILED" in told) == (said is not None)
     assert said is None or said in told

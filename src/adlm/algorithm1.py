@@ -18,11 +18,13 @@ from torch import nn
 from adlm.analyst.anatomy import perturb_bias
 from adlm.analyst.examples import from_records
 from adlm.analyst.training import History, Plan, train
+from adlm.analyst.unsupervised import Unsupervised
 from adlm.certificate import parse_epsilon
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.curator.record_release import release_records, write_records
 from adlm.curator.relevance import private_relevance
+from adlm.errors import UserError
 from adlm.public.domain import Domain
 from adlm.record_plan import Budgets, Explained, check_first, settings_for
 from adlm.release import Release
@@ -32,7 +34,7 @@ __all__ = ["Budgets", "Explained", "adaptive_laplace_mechanism", "learn", "make_
 
 def make_release(
     D: npt.ArrayLike,
-    y: npt.ArrayLike,
+    y: npt.ArrayLike | None,
     domain: Domain,
     network: nn.Module,
     budgets: Budgets,
@@ -54,7 +56,8 @@ def make_release(
 
     Parameters
     ----------
-    D, y : (n, *shape) private records in the units of ``domain``, and their labels.
+    D, y : (n, *shape) private records in the units of ``domain``, and their labels; no labels when the
+        budgets have no epsilon3.
     network : the network to be trained; only its sizes are read.
     explained : the relevance network; None with ILM budgets.
     delta_h0 : `counted`, `per-patch`, or a number.
@@ -119,6 +122,8 @@ def learn(
     """Lines 15 and 20-30, the analyst's: train any network on the release, for as long as one likes."""
     # Line 15: the hidden layers stand on the private layer; line 14's bias is its input 0
     perturb_bias(network, release.certificate.domain.shape, float(release.tensors["bias"]))
+    if isinstance(network, Unsupervised):  # what learns records before labels does so on released ones
+        network.learn_records(release.tensors["x"], seed=plan.seed)
     # Lines 21-29: random batches of noisy records; the loss is the polynomial of the noisy coefficients
     identity = str(release.certificate.to_dict()["digest"])
     return train(
@@ -138,13 +143,16 @@ def adaptive_laplace_mechanism(
     domain: Domain,
     H: nn.Module,
     *,
-    epsilon1: object,
+    epsilon1: object | None,
     epsilon2: object,
     epsilon3: object,
     T: int,
     L: int,
-    explained: Explained,
+    explained: Explained | None,
     delta_h0: str | int | Fraction = "counted",
+    allocation: str = "linear",
+    loss: str = "cross-entropy",
+    mode: str = "economical",
     plan: Plan | None = None,
     ledger: Ledger | None = None,
     source: Source | None = None,
@@ -152,10 +160,25 @@ def adaptive_laplace_mechanism(
 ) -> tuple[nn.Module, Release]:
     """Algorithm 1: database D with labels y, hidden layers H, three budgets, T batches of size L.
 
+    Parameters
+    ----------
+    D, y : (n, *shape) private records in the units of ``domain``, and their labels.
+    H : the network to be trained, in place.
+    epsilon1, epsilon2, epsilon3 : budgets of relevances, features and labels. ``epsilon1=None`` is ILM
+        (Appendix C): identical noise, no relevances, and `explained` is None.
+    T, L : training steps and batch size.
+    explained : the relevance network and its provenance.
+    delta_h0 : `counted`, `per-patch` or a number.
+    mode : `literal` puts noise on all three orders of the loss, as lines 18-19 say; `economical` on the one
+        that depends on the label.
+
     Returns the trained network and the release with its certificate: claimed eps1 + eps2 + eps3, and what
     is proved.
     """
-    budgets = Budgets(*(parse_epsilon(e) for e in (epsilon1, epsilon2, epsilon3)))
+    first = None if epsilon1 is None else parse_epsilon(epsilon1, "epsilon1")
+    if first is None and explained is not None:
+        raise UserError("epsilon1=None is ILM, which asks no relevance network; leave explained at None")
+    budgets = Budgets(first, parse_epsilon(epsilon2, "epsilon2"), parse_epsilon(epsilon3, "epsilon3"))
     release = make_release(
         D,
         y,
@@ -165,6 +188,9 @@ def adaptive_laplace_mechanism(
         explained=explained,
         L=L,
         delta_h0=delta_h0,
+        allocation=allocation,
+        loss=loss,
+        mode=mode,
         ledger=ledger or Ledger(),
         source=source or Source.system(),
     )

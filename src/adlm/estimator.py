@@ -48,7 +48,6 @@ from adlm.estimator_input import (
 from adlm.privatise_table import Fourier, privatise_encoded
 from adlm.public.domain import Domain
 from adlm.public.encoding import column_names, encode_frame
-from adlm.public.features import TABLES
 from adlm.public.tables import TableDomain
 from adlm.release import Certificate, Release
 from adlm.search import Search as Search

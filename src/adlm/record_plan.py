@@ -26,11 +26,14 @@ METHODS = ("adlm", "ilm")
 
 @dataclass(frozen=True)
 class Budgets:
-    """eps1 for the relevances (None for ILM, which has none), eps2 for the features, eps3 for the labels."""
+    """eps1 for the relevances (None for ILM, which has none), eps2 for the features, eps3 for the labels.
+
+    Without eps3 no labels are released, and networks that learn records alone can still be trained.
+    """
 
     epsilon1: Fraction | None
     epsilon2: Fraction
-    epsilon3: Fraction
+    epsilon3: Fraction | None
 
     @classmethod
     def split(
@@ -72,16 +75,22 @@ def settings_for(
     mode: str,
 ) -> Settings:
     """Line 9: Delta_h0 = 2 sum over h0 of d, and |h_(k)| for line 17, from the network's own sizes."""
-    sizes = anatomy(network, domain.shape)
+    sizes, classes = anatomy(network, domain.shape), len(domain.classes)
+    if budgets.epsilon3 is not None and sizes.outputs != classes:
+        raise UserError(
+            f"the network answers with {sizes.outputs} numbers and the domain has {classes} classes; give it "
+            f"an output layer of {classes}"
+        )
     rule = delta_h0 if isinstance(delta_h0, str) else "given"
-    counts = {"counted": sizes.counted, "per-patch": sizes.per_patch, "given": delta_h0}
-    if rule not in counts or isinstance(counts[rule], str):
+    if rule not in ("counted", "per-patch") and isinstance(delta_h0, str):
         raise UserError(f"delta_h0 must be counted, per-patch or a number (got {delta_h0!r}).")
+    if rule != "given":
+        delta_h0 = sizes.counted if rule == "counted" else sizes.per_patch
     return Settings(
         epsilon2=budgets.epsilon2,
-        epsilon3=budgets.epsilon3,
+        epsilon3=budgets.epsilon3 or Fraction(0),
         batch_size=L,
-        delta_h0=Fraction(counts[rule]),
+        delta_h0=Fraction(delta_h0),
         delta_h0_rule=rule,
         hidden=sizes.hidden,
         allocation="identical" if budgets.epsilon1 is None else allocation,
@@ -93,7 +102,7 @@ def settings_for(
 
 def check_first(
     D: npt.ArrayLike,
-    y: npt.ArrayLike,
+    y: npt.ArrayLike | None,
     domain: Domain,
     settings: Settings,
     budgets: Budgets,
@@ -112,7 +121,9 @@ def check_first(
     # Reads every record, in blocks, and refuses a wrong shape or a value that is not finite.
     domain.outside(D)
     n = len(np.asarray(D))
-    if n == 0 or n != len(domain.encode_labels(y)):
+    if (y is None) == settings.labelled:
+        raise UserError("labels are given when, and only when, they have a budget: epsilon3.")
+    if n == 0 or (y is not None and n != len(domain.encode_labels(y))):
         raise UserError(f"there must be records, and one label for each (got {n} records).")
     planned: tuple[Charge, ...] = prepare(replace(settings, allocation="identical"), domain, None).charges
     if budgets.epsilon1 is not None:

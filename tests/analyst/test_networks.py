@@ -82,10 +82,19 @@ def test_the_paper_network_for_cifar10_has_the_sizes_of_the_text() -> None:
     assert anatomy(network, (3, 32, 32)).neurons == 128 * 32 * 32
 
 
-@pytest.mark.parametrize("name", sorted(NETWORKS))
+NOT_EXPLAINED = ("attention", "recurrent")  # relevance cannot be followed through them
+
+
+@pytest.mark.parametrize("name", NOT_EXPLAINED)
+def test_a_network_that_reads_place_by_place_says_that_it_cannot_be_explained(name: str) -> None:
+    with pytest.raises(UserError, match="relevance"):
+        relevance(build(name, (12, 12), 4), torch.rand(3, 12, 12))
+
+
+@pytest.mark.parametrize("name", sorted(set(NETWORKS) - set(NOT_EXPLAINED)))
 def test_every_network_gives_class_scores_and_can_be_explained(name: str) -> None:
     torch.manual_seed(0)
-    shape = {"cnn1d": (30,), "paper-cifar10": (3, 8, 8)}.get(name, (12, 12))
+    shape = {"cnn1d": (30,), "paper-cifar10": (3, 8, 8), "authors-cifar10": (3, 26, 26)}.get(name, (12, 12))
     network = build(name, shape, 4)
     x = torch.rand(3, *shape)
     network(x)

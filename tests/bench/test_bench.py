@@ -80,6 +80,23 @@ def test_epochs_are_measured_on_both_networks(monkeypatch: pytest.MonkeyPatch) -
     assert {(words["network"], words["batch"]) for words in given} == {("paper-mnist", 1800), ("tanh", 2048)}
 
 
+def test_the_papers_networks_are_timed_with_and_without_their_normalisation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seconds = {"ours": 3.0, "formula": 6.0, "none": 2.0}
+    monkeypatch.setattr(
+        comparisons, "measure", lambda subject, words: {"seconds": seconds[words["normalisation"]]}
+    )
+    found = comparisons.networks(Scale(quick=True, repeats=2))
+    assert [entry.value for entry in found] == [2.0, 1.5] * 2
+
+
+@pytest.mark.parametrize("kind", ["ours", "formula", "none"])
+def test_a_step_is_timed_by_each_kind_of_normalisation(kind: str) -> None:
+    given = {"network": "paper-mnist", "shape": [8, 8], "batch": 4, "normalisation": kind}
+    assert measure("steps-normalised", given)["seconds"] > 0
+
+
 def test_steps_that_are_not_made_are_added_and_nothing_else_is() -> None:
     # ten seconds, of which four for a quarter of the steps: six for the rest and sixteen for all steps
     assert to_the_end(10.0, 4.0, 0.25) == pytest.approx(22.0)

@@ -16,6 +16,7 @@ from adlm.experiments import material
 from adlm.experiments.catalogue import EXPERIMENTS, named
 from adlm.experiments.cells import Cell
 from adlm.experiments.conduct import conduct
+from adlm.experiments.readings import READINGS
 from adlm.experiments.registry import LABELS, METHODS, perform
 from adlm.experiments.statistics import compare
 from adlm.experiments.tabulate import page, table
@@ -83,7 +84,7 @@ def test_cells_take_other_epsilons_seeds_and_methods() -> None:
 
 
 def test_the_recommended_dp_sgd_trains_longer_where_the_budget_is_larger() -> None:
-    cells = named("paper-mnist").cells("quick", methods=["psgd-abadi"], seeds=1)
+    cells = named("paper-mnist").cells("full", methods=["psgd-abadi"], seeds=1)
     assert {c.epsilon: c.settings["epochs"] for c in cells} == {"0.25": 10, "0.5": 10, "2": 40, "8": 40}
     (small, large) = named("frontier-mnist").cells(
         "quick", methods=["psgd-abadi"], seeds=1, epsilons=["0.5", "8"]
@@ -93,9 +94,20 @@ def test_the_recommended_dp_sgd_trains_longer_where_the_budget_is_larger() -> No
 
 @pytest.mark.parametrize("name", ["paper-mnist", "paper-cifar10"])
 def test_the_methods_of_the_paper_have_seeds_enough_for_a_test_at_each_budget(name: str) -> None:
-    cells = named(name).cells("quick", methods=["adlm", "ilm", "psgd-abadi"])
-    places = {(c.method, c.epsilon) for c in cells}
+    cells = named(name).cells("quick", methods=["adlm-shared", "ilm-shared", "psgd-abadi"])
+    tested = {c.epsilon for c in cells if c.method == "psgd-abadi"}
+    places = {(c.method, c.epsilon) for c in cells if c.epsilon in tested}
+    assert len(places) == 3 * len(tested) > 0
     assert all(sum((c.method, c.epsilon) == place for c in cells) >= 3 for place in places)
+
+
+@pytest.mark.parametrize("name", ["paper-mnist", "paper-cifar10"])
+@pytest.mark.parametrize("preset", ["quick", "full"])
+def test_every_reading_of_the_paper_is_run_with_its_control(name: str, preset: str) -> None:
+    cells = named(name).cells(preset)
+    assert {c.settings["reading"] for c in cells if "reading" in c.settings} == set(READINGS)
+    read = {c.settings["network"] for c in cells if "network" in c.settings}
+    assert len(read) == 1  # the control and DP-SGD train the network that the readings train
 
 
 def test_a_paired_t_test_is_scipy_s_and_knows_the_size_of_the_effect() -> None:

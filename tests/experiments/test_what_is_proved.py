@@ -15,7 +15,7 @@ from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.curator.record_release import release_records
 from adlm.curator.records import Settings
-from adlm.experiments.what_is_proved import L, linear, own_networks, proved_table, settings, table
+from adlm.experiments.what_is_proved import L, linear, proved_table, settings, table
 from adlm.public.domain import Domain
 
 ROOT = Path(__file__).parent.parent.parent
@@ -75,4 +75,3 @@ def test_every_run_has_its_own_key_and_finds_its_line_in_the_table(tmp_path: Pat
 def test_the_page_shows_what_the_result_files_say() -> None:
     text = (ROOT / "docs" / "what-is-proved.md").read_text()
     assert table(ROOT / "results" / "what-is-proved.jsonl").split("\n\n")[1] in text
-    assert own_networks(ROOT / "results" / "paper-networks.jsonl") in text

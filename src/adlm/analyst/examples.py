@@ -49,5 +49,10 @@ def from_records(release: Release, floor: float | None = None) -> Examples:
         raise UserError(
             f"a release of kind {release.certificate.kind!r} holds no records; draw from its moments."
         )
+    if "phi" not in release.tensors:
+        raise UserError(
+            "this release holds no labels, so it trains no classifier; adlm.analyst.fit.learn_records trains "
+            "an auto-encoder, rbm or deep-belief on its records"
+        )
     polynomial = by_name(str(release.certificate.settings["loss"]))
     return Examples(release.tensors["x"], released(polynomial, release.tensors["phi"], floor))

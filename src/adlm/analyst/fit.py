@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from adlm.analyst import discriminant, networks, tables
 from adlm.analyst.anatomy import perturb_bias
 from adlm.analyst.examples import Examples, from_records
-from adlm.analyst.model import Model
+from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
 from adlm.analyst.rounds import DROWNED, drowned, estimated_accuracy, has_rounds, log_shares, rounds_head
-from adlm.analyst.training import History, Plan, train
+from adlm.analyst.training import History, Plan, default_plan, train
+from adlm.analyst.unsupervised import EPOCHS, Unsupervised
 from adlm.errors import UserError
 from adlm.public.features import Features, declared
 from adlm.release import Release
 from adlm.sampling import class_laws
 
 DRAWS = 20_000
+LITTLE_NOISE = 0.05  # in ranges of a feature
 LINEAR = "linear, in closed form"
 ROUNDS = "linear, by gradient rounds"
 
@@ -43,8 +46,8 @@ def fit(
     network : None for the linear classifier of a moment release in closed form, or for the network that a
         record release was made for; else a network by name, or any module that takes the features (moment
         release) or scaled records (record release).
-    plan : how to train a network; 12 epochs of noisy records in batches of the network's |L|, or 30 of drawn
-        examples, when not given.
+    plan : how to train a network; `default_plan` of as many examples when not given, which is what
+        `adlm train` takes.
     provenance : of a module: `public` when no private record had a part in its weights as it is given, else
         `private`. A certificate is about the release alone, so what a module brings along is stamped on
         the model unless it is `public`.
@@ -84,14 +87,53 @@ def _made(
         taken = release.features(features)
         if network is None:
             return _closed_form(release, taken)
-        plan = plan or Plan(epochs=30, batch_size=500)
+        plan = plan or default_plan(draws)
         return _on_draws(release, taken, network, plan, draws, device, checkpoints, resume)
     if network is None:
         network = network_of(release)
-    size = networks.batch_size(network if isinstance(network, str) else None)
-    return _on_records(
-        release, network, plan or Plan(epochs=12, batch_size=size), device, checkpoints, resume
-    )
+    plan = plan or default_plan(len(release.tensors["x"]))
+    return _on_records(release, network, plan, device, checkpoints, resume)
+
+
+def learn_records(
+    release: Release, network: str | Unsupervised, *, seed: int = 0, epochs: int = EPOCHS
+) -> Unsupervised:
+    """Train a network that learns records alone on a record release, with labels or without.
+
+    Parameters
+    ----------
+    network : `auto-encoder`, `rbm`, `deep-belief`, or an `Unsupervised` of your own, trained in place.
+
+    The target is the released record: no label is asked for, so a release of budgets without epsilon3 is
+    enough. Nothing here costs privacy.
+    """
+    if release.certificate.kind != "records":
+        raise UserError(f"a release of kind {release.certificate.kind!r} holds no records to learn")
+    domain = release.certificate.domain
+    body = _network(network, domain.shape, len(domain.classes), seed)[0]
+    if not isinstance(body, Unsupervised):
+        raise UserError(
+            f"{networks.name_of(body)} learns labels, not records; choose auto-encoder, rbm or deep-belief"
+        )
+    perturb_bias(body, domain.shape, float(release.tensors["bias"]))  # line 14
+    body.learn_records(release.tensors["x"], seed=seed, epochs=epochs)
+    return body
+
+
+def _learn_records(network: nn.Module, x: Tensor, seed: int, checkpoints: Path | None, resume: bool) -> None:
+    """Let a network that learns records before labels do so, unless it goes on from a checkpoint."""
+    if isinstance(network, Unsupervised) and not (
+        resume and checkpoints is not None and checkpoints.exists()
+    ):
+        network.learn_records(x, seed=seed)
+
+
+def noise_scale(release: Release) -> float:
+    """Scale of the noise on a feature of a record release, in ranges of the feature, at budget ratio one."""
+    settings = release.certificate.settings
+    parts = (Fraction(str(settings[key])) for key in ("delta_h0", "batch_size", "epsilon2"))
+    delta_h0, batch_size, epsilon2 = parts
+    return float(delta_h0 / batch_size / epsilon2)
 
 
 def network_of(release: Release) -> str:
@@ -150,6 +192,7 @@ def _on_draws(
     wide = torch.zeros(draws, features.width)
     wide[:, :k] = z
     head, architecture = _network(network, (features.width,), len(moments.counts), plan.seed)
+    _learn_records(head, wide, plan.seed, checkpoints, resume)
     history = train(
         head, Examples(wide, codes), plan, device=device, checkpoints=checkpoints, resume=resume,
         identity=str(release.certificate.to_dict()["digest"]),
@@ -168,11 +211,16 @@ def _on_records(
     domain = release.certificate.domain
     body, architecture = _network(network, domain.shape, len(domain.classes), plan.seed)
     perturb_bias(body, domain.shape, float(release.tensors["bias"]))  # line 14
+    examples = from_records(release)
+    _learn_records(body, examples.x, plan.seed, checkpoints, resume)
     history = train(
-        body, from_records(release), plan, device=device, checkpoints=checkpoints, resume=resume,
+        body, examples, plan, device=device, checkpoints=checkpoints, resume=resume,
         identity=str(release.certificate.to_dict()["digest"]),
     )  # fmt: skip
-    return Model(release.certificate, body, architecture, None, _told(architecture, plan, history))
+    # Averages over noisy records do not fit clean ones; where there is hardly any noise they do.
+    statistics = TOGETHER_STATISTICS if noise_scale(release) > LITTLE_NOISE else AVERAGES
+    told = _told(architecture, plan, history) | {"statistics": statistics}
+    return Model(release.certificate, body, architecture, None, told)
 
 
 def _network(

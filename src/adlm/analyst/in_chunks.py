@@ -17,7 +17,8 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BY_RECORD = (
     *CONVOLUTIONS, nn.Linear, nn.ReLU, nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.GELU, nn.ELU, nn.SiLU,
     nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
-    nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.GroupNorm, nn.LayerNorm, LocalResponseNorm,
+    nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Hardtanh, nn.GroupNorm, nn.LayerNorm,
+    LocalResponseNorm,
 )  # fmt: skip
 
 

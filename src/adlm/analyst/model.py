@@ -20,6 +20,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from adlm.analyst.networks import build as build_network
+from adlm.analyst.normalisation import TOGETHER, by_batch, even_parts
 from adlm.artefact import canonical, new_folder, read_json, sha256
 from adlm.errors import UserError
 from adlm.notebook import Part, box, charges_part, guarantee
@@ -35,6 +36,8 @@ START = {  # what is said of a network that came with weights of its own, by the
     "private": ("NOT PRIVATE: private records had a part in the network before training",),
 }
 BATCH = 512  # scaled records that a network takes at once
+
+AVERAGES, TOGETHER_STATISTICS = "averages of training", "of the records asked about together"
 
 
 @dataclass(frozen=True)
@@ -81,17 +84,24 @@ class Model:
         return box("Model", facts, parts, self.stamps)
 
     def logits(self, x: npt.ArrayLike, *, device: str = "cpu") -> Tensor:
-        """Return (n, M) logits of raw records, in the units of the domain."""
+        """Return (n, M) logits of raw records, in the units of the domain.
+
+        A network that was trained on noisy records is asked about `TOGETHER` records or more at a time with
+        the min-max and batch statistics of those records; `training["statistics"]` says so. Asked about
+        fewer it has the averages over noisy records, which fit clean ones badly.
+        """
         domain = self.certificate.domain
         records = np.asarray(x)
         head = self.head.to(device).eval()
         features = None if self.features is None else self.features.to(device).eval()
         parts, step = [], BATCH if features is None else features.batch
+        together = self.training.get("statistics") == TOGETHER_STATISTICS
         with torch.inference_mode():
-            for start in range(0, max(len(records), 1), step):
-                z = torch.from_numpy(domain.scale(records[start : start + step])).to(device)
+            for part in even_parts(len(records), step):
+                z = torch.from_numpy(domain.scale(records[part])).to(device)
                 z = z if features is None else features(z)
-                parts.append(head(z).float().cpu())
+                with by_batch(head, together and len(z) >= TOGETHER):
+                    parts.append(head(z).float().cpu())
         return torch.cat(parts)
 
     def probabilities(self, x: npt.ArrayLike, *, device: str = "cpu") -> npt.NDArray[np.float64]:

@@ -8,7 +8,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from adlm.analyst.normalisation import LocalResponseNorm, MinMax
+from adlm.analyst.heads import bounded_head
+from adlm.analyst.normalisation import LocalResponseNorm, MinMax, Standardise
+from adlm.analyst.sequences import Attention, Recurrent
+from adlm.analyst.unsupervised import AutoEncoder, Boltzmann, DeepBelief
 from adlm.errors import UserError
 
 Shape = tuple[int, ...]
@@ -35,12 +38,16 @@ def _convolution(maps: int, out: int, patch: int) -> list[nn.Module]:
     ]
 
 
+def _width(layers: list[nn.Module], shape: Shape) -> int:
+    """Numbers that layers which end flat make of a record."""
+    with torch.no_grad():
+        return int(nn.Sequential(*layers).eval()(torch.zeros(1, *shape)).shape[1])
+
+
 def _dense_head(layers: list[nn.Module], shape: Shape, hidden: int, classes: int) -> nn.Sequential:
     """Flatten, a dense layer normalised to [0, 1], and the output layer h W^T (Eq. 23 has no bias there)."""
-    with torch.no_grad():
-        width = nn.Sequential(*layers, nn.Flatten()).eval()(torch.zeros(1, *shape)).shape[1]
-    dense = [nn.Flatten(), nn.Linear(width, hidden), nn.ReLU(), MinMax(hidden)]
-    return nn.Sequential(*layers, *dense, nn.Linear(hidden, classes, bias=False))
+    width = _width([*layers, nn.Flatten()], shape)
+    return nn.Sequential(*layers, nn.Flatten(), *bounded_head(width, hidden, classes))
 
 
 def paper_mnist(shape: Shape, classes: int) -> nn.Module:
@@ -54,6 +61,62 @@ def paper_cifar10(shape: Shape, classes: int) -> nn.Module:
     layers, maps = _as_maps(shape, 2)
     convolutions = [*_convolution(maps, 128, 3), *_convolution(128, 128, 5), *_convolution(128, 256, 5)]
     return _dense_head([*layers, *convolutions], shape, 30, classes)
+
+
+def _as_published(network: nn.Sequential) -> nn.Sequential:
+    """Weights from a normal law of deviation 0.1 cut off at twice that, biases of 0.1."""
+    for layer in network:
+        if isinstance(layer, nn.Conv2d | nn.Linear):
+            nn.init.trunc_normal_(layer.weight, std=0.1, a=-0.2, b=0.2)
+            nn.init.constant_(layer.get_parameter("bias"), 0.1)
+    return network
+
+
+def _authors_mnist(shape: Shape, classes: int, first: int, second: int) -> nn.Module:
+    layers, maps = _as_maps(shape, 2)
+    # Pooling before ReLU is the same as after it, and four times less to do.
+    body = [
+        *layers,
+        nn.Hardtanh(-10, 10),
+        *(nn.Conv2d(maps, first, 5, padding=2), nn.MaxPool2d(2, ceil_mode=True), nn.ReLU()),
+        *(nn.Conv2d(first, second, 5, padding=2), nn.MaxPool2d(2, ceil_mode=True), nn.ReLU()),
+        nn.Flatten(),
+    ]
+    dense = [nn.Linear(_width(body, shape), 25), Standardise(25), nn.Hardtanh(0, 1), nn.Linear(25, classes)]
+    return _as_published(nn.Sequential(*body, *dense))
+
+
+def authors_mnist(shape: Shape, classes: int) -> nn.Module:
+    """The MNIST network as its authors published it: 32 and 64 maps and 25 neurons as in the text.
+
+    Inputs are clipped to [-10, 10], there is no LRN, the dense layer has batch normalisation and a clip to
+    [0, 1], and the output layer has a bias.
+    """
+    return _authors_mnist(shape, classes, 32, 64)
+
+
+def authors_mnist_quarter(shape: Shape, classes: int) -> nn.Module:
+    """The same with 8 and 16 maps: for trials."""
+    return _authors_mnist(shape, classes, 8, 16)
+
+
+def authors_cifar10(shape: Shape, classes: int) -> nn.Module:
+    """The CIFAR-10 network as its authors published it, less the connection that jumps a layer.
+
+    The middle 20 by 20 of an image, a first convolution of stride 2 (so Delta_h0 counts 2 times 10 by 10
+    places of 3 by 3 by 3 patches, 5,400), 128, 128 and 256 maps, a dense layer of 30.
+    """
+    layers, maps = _as_maps(shape, 2)
+    body = [
+        *layers,
+        nn.ZeroPad2d(-max(0, (shape[-1] - 20) // 2)),  # less than nothing: the middle of the image
+        *(nn.Conv2d(maps, 128, 3, stride=2, padding=1), nn.ReLU(), nn.BatchNorm2d(128)),
+        *(nn.Conv2d(128, 128, 5, padding=2), nn.ReLU(), nn.BatchNorm2d(128)),
+        *(nn.Conv2d(128, 256, 5, padding=2), nn.ReLU(), nn.BatchNorm2d(256)),
+        *(nn.AvgPool2d(2), nn.Flatten()),
+    ]
+    dense = [nn.Linear(_width(body, shape), 30), Standardise(30), nn.Hardtanh(-1, 1), nn.Linear(30, classes)]
+    return nn.Sequential(*body, *dense)
 
 
 def small_cnn(shape: Shape, classes: int) -> nn.Module:
@@ -105,13 +168,21 @@ def residual_cnn(shape: Shape, classes: int) -> nn.Module:
 NETWORKS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "paper-mnist": paper_mnist,
     "paper-cifar10": paper_cifar10,
+    "authors-mnist": authors_mnist,
+    "authors-mnist-quarter": authors_mnist_quarter,
+    "authors-cifar10": authors_cifar10,
     "small-cnn": small_cnn,
     "residual-cnn": residual_cnn,
     "cnn1d": cnn1d,
     "mlp": mlp,
+    "recurrent": Recurrent,
+    "attention": Attention,
+    "auto-encoder": AutoEncoder,
+    "rbm": Boltzmann,
+    "deep-belief": DeepBelief,
 }
 BATCH_SIZE = 1800
-BATCH_SIZES = {"paper-mnist": 1800, "paper-cifar10": 7200}
+BATCH_SIZES = {"paper-mnist": 1800, "paper-cifar10": 7200, "authors-cifar10": 7200}
 _BUILT_AS = "built_as"
 
 
@@ -120,6 +191,9 @@ def build(name: str, shape: Shape, classes: int) -> nn.Module:
     if name not in NETWORKS:
         raise UserError(f"network must be one of {', '.join(NETWORKS)} (got {name!r}).")
     built = NETWORKS[name](tuple(shape), classes)
+    for weight in built.parameters():
+        if weight.dim() == 4:  # maps innermost: convolutions, pooling and LRN are faster so
+            weight.data = weight.data.contiguous(memory_format=torch.channels_last)
     object.__setattr__(built, _BUILT_AS, name)  # a plain attribute: no part of the network's state
     return built
 

@@ -2,38 +2,65 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from adlm.errors import UserError
 
+TOGETHER = 100  # fewer records than these are answered with the averages that training kept
+_BLOCK = 1 << 18  # numbers worked on at a time: what several steps in a row share stays in a core's cache
+
 
 class _BoundedResponse(torch.autograd.Function):
-    """h / max(h, (q + alpha sum h_m^2)^beta) with its derivative by hand: a third of autograd's time."""
+    """min(1, h (q + alpha sum h_m^2)^-beta) of rows of maps, with its derivative by hand.
+
+    That is h / max(h, (q + alpha sum h_m^2)^beta). The sum over neighbouring maps is a product with a band
+    matrix, and rows pass in blocks, so that a step finds in the cache what the step before it left there.
+    """
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, band: Tensor, q: float, alpha: float, beta: float) -> Tensor:
-        inner = F.conv2d(h.square(), band).mul_(alpha).add_(q)
-        outer = _power(inner, beta)
-        ctx.save_for_backward(h, band, inner, outer)
-        ctx.alpha, ctx.beta = alpha, beta
-        return h / torch.maximum(h, outer)
+        offset = h.new_tensor([q])
+        bounded, inner, factor = torch.empty_like(h), torch.empty_like(h), torch.empty_like(h)
+        for rows in _blocks(h):
+            part, around, scale, result = (t[rows] for t in (h, inner, factor, bounded))
+            torch.addmm(offset, torch.mul(part, part, out=result), band, alpha=alpha, out=around)
+            _inverse_power(around, beta, scale)
+            torch.mul(part, scale, out=result).clamp_(max=1)
+        ctx.save_for_backward(h, band, inner, factor, bounded)
+        ctx.slope = -2 * alpha * beta
+        return bounded
 
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> tuple[Tensor, None, None, None, None]:
-        h, band, inner, outer = ctx.saved_tensors
-        # Where h wins the max the result is 1. A product, as a choice would take longer on noisy records.
-        direct = (upstream[0] / outer).mul_(h < outer)
-        around = F.conv2d(direct * h / inner, band)
-        return direct - 2 * ctx.alpha * ctx.beta * h * around, None, None, None, None
+        h, band, inner, factor, bounded = ctx.saved_tensors
+        found = torch.empty_like(h)
+        for rows in _blocks(h):
+            # Where h wins the max the result is 1, and does not move with it.
+            direct = torch.ops.aten.hardtanh_backward(upstream[0][rows], bounded[rows], -math.inf, 1.0)
+            around = (direct * bounded[rows]).div_(inner[rows]) @ band
+            torch.mul(direct, factor[rows], out=found[rows]).addcmul_(h[rows], around, value=ctx.slope)
+        return found, None, None, None, None
 
 
-def _power(t: Tensor, beta: float) -> Tensor:
-    """t^beta; three quarters are two square roots, which are much faster."""
-    return t.sqrt().mul_(t.sqrt().sqrt_()) if beta == 0.75 else t.pow(beta)
+def _blocks(h: Tensor) -> Iterator[slice]:
+    """Rows of (n, maps) in blocks that fit a cache; all at once where there is no such cache to fit."""
+    rows = max(1, _BLOCK // h.shape[1]) if h.device.type == "cpu" else max(1, len(h))
+    return (slice(start, start + rows) for start in range(0, len(h), rows))
+
+
+def _inverse_power(t: Tensor, beta: float, out: Tensor) -> Tensor:
+    """t^-beta; three quarters are two square roots, which are much faster."""
+    if beta != 0.75:
+        return torch.pow(t, -beta, out=out)
+    root = torch.rsqrt(t)
+    return torch.sqrt(root, out=out).mul_(root)
 
 
 class LocalResponseNorm(nn.Module):
@@ -54,50 +81,123 @@ class LocalResponseNorm(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """Normalise (n, maps, *places)."""
         place = torch.arange(h.shape[1], device=h.device)
-        band = ((place[:, None] - place).abs() <= self.l // 2).to(h)[:, :, None, None]
-        flat = h.flatten(2).unsqueeze(3)
+        band = ((place[:, None] - place).abs() <= self.l // 2).to(h)
+        last = h.movedim(1, -1)  # no copy where maps are the innermost axis in memory already
+        rows = last.reshape(-1, h.shape[1])
         if self.training:
-            bounded: Tensor = _BoundedResponse.apply(flat, band, self.q, self.alpha, self.beta)  # type: ignore[no-untyped-call]
+            bounded: Tensor = _BoundedResponse.apply(rows, band, self.q, self.alpha, self.beta)  # type: ignore[no-untyped-call]
         else:
-            inner = self.q + self.alpha * F.conv2d(flat.square(), band)
-            bounded = flat / torch.maximum(flat, inner.pow(self.beta))
-        return bounded.view_as(h)
+            outer = (self.q + self.alpha * (rows.square() @ band)).pow(self.beta)
+            bounded = rows / torch.maximum(rows, outer)
+        return bounded.view(last.shape).movedim(-1, 1)
 
     def extra_repr(self) -> str:
         return f"q={self.q}, l={self.l}, alpha={self.alpha}, beta={self.beta}"
 
 
-class MinMax(nn.Module):
-    """The paper's normalisation of dense layers: (h - chi) / (phi - chi), per neuron over the batch.
+class BatchStatistics(nn.Module):
+    """A layer that looks at the whole batch while training and keeps moving averages of what it saw.
 
-    While training, chi and phi are the least and largest value of each neuron in the batch, and moving
-    averages of them are kept; in evaluation the averages serve, so that the answer for a record is its own.
-    Outside them the result is clipped to [0, 1].
+    In evaluation the averages serve, so that the answer for a record is its own. They are averages over what
+    training saw. Where that was noisy records, clean ones fall into a narrow band of them and all look
+    alike; `by_batch` lets such a layer take the statistics of the records that are asked about together.
 
-    Batch statistics couple records. On a release that is harmless; a network that meets private records
-    must be in evaluation mode, as relevance propagation sees to.
+    Batch statistics couple records. On a release that is harmless; a network that meets private records must
+    be in evaluation mode and outside of `by_batch`, as relevance propagation sees to.
     """
 
     lrp_pass_through = True
-    low: Tensor
-    high: Tensor
     seen: Tensor
 
-    def __init__(self, width: int, momentum: float = 0.1, floor: float = 1e-6) -> None:
+    def __init__(self, momentum: float) -> None:
         super().__init__()
-        self.momentum, self.floor = momentum, floor
+        self.momentum, self.by_batch = momentum, False
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def _of_batch(self) -> bool:
+        return self.training or self.by_batch
+
+    @torch.no_grad()
+    def _keep(self, *pairs: tuple[Tensor, Tensor]) -> None:
+        """Move averages towards what a batch of training has."""
+        if self.training:
+            step = 1.0 if self.seen == 0 else self.momentum
+            for average, found in pairs:
+                average.lerp_(found.detach(), step)
+            self.seen += 1
+
+
+class MinMax(BatchStatistics):
+    """The paper's normalisation of dense layers: (h - chi) / (phi - chi), per neuron over the batch.
+
+    chi and phi are the least and largest value of each neuron in the batch, or moving averages of them.
+    Outside them the result is clipped to [0, 1].
+    """
+
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, width: int, momentum: float = 0.1, floor: float = 1e-6) -> None:
+        super().__init__(momentum)
+        self.floor = floor
         self.register_buffer("low", torch.zeros(width))
         self.register_buffer("high", torch.ones(width))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
 
     def forward(self, h: Tensor) -> Tensor:
         """Normalise (n, width)."""
         low, high = self.low, self.high
-        if self.training:
+        if self._of_batch():
             low, high = h.amin(0), h.amax(0)
-            with torch.no_grad():
-                step = 1.0 if self.seen == 0 else self.momentum
-                self.low.lerp_(low.detach(), step)
-                self.high.lerp_(high.detach(), step)
-                self.seen += 1
+            self._keep((self.low, low), (self.high, high))
         return ((h - low) / (high - low).clamp_min(self.floor)).clamp(0, 1)
+
+
+class Standardise(BatchStatistics):
+    """Batch normalisation with a learnt scale and shift, as the authors' code has it in the dense layer."""
+
+    mean: Tensor
+    variance: Tensor
+
+    def __init__(self, width: int, momentum: float = 0.1, floor: float = 1e-3) -> None:
+        super().__init__(momentum)
+        self.floor = floor
+        self.scale, self.shift = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Normalise (n, width)."""
+        mean, variance = self.mean, self.variance
+        if self._of_batch():
+            mean, variance = h.mean(0), h.var(0, correction=0)
+            self._keep((self.mean, mean), (self.variance, variance))
+        return (h - mean) * (self.scale * (variance + self.floor).rsqrt()) + self.shift
+
+
+def even_parts(n: int, most: int) -> list[slice]:
+    """0..n in parts of nearly one size, none above `most`, so that no part is too small for statistics."""
+    parts = max(1, -(-n // most))
+    return [slice(n * i // parts, n * (i + 1) // parts) for i in range(parts)]
+
+
+@contextmanager
+def by_batch(network: nn.Module, wanted: bool = True) -> Iterator[None]:
+    """Let a network answer with the statistics of the records asked about together, within the block.
+
+    Torch's own batch normalisation does too. It takes `TOGETHER` records or more for them to mean anything.
+    """
+    layers = list(network.modules()) if wanted else []
+    own = [layer for layer in layers if isinstance(layer, BatchStatistics)]
+    others = [layer for layer in layers if isinstance(layer, _BatchNorm)]
+    kept = [(layer.running_mean, layer.running_var) for layer in others]
+    for mine in own:
+        mine.by_batch = True
+    for layer in others:
+        layer.running_mean = layer.running_var = None
+    try:
+        yield
+    finally:
+        for mine in own:
+            mine.by_batch = False
+        for layer, (mean, variance) in zip(others, kept, strict=True):
+            layer.running_mean, layer.running_var = mean, variance

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from adlm import progress
 from adlm.analyst import checkpoint, in_chunks
 from adlm.analyst.examples import Examples, batch_loss
+from adlm.analyst.normalisation import TOGETHER, by_batch, even_parts
 from adlm.errors import UserError
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
@@ -26,6 +27,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda share: 0.5 * (1 + math.cos(math.pi * share)),
 }
 
+RATE = 3e-3  # at the start; the polynomial loss is flatter than the cross-entropy it stands for
+ENOUGH_STEPS = 2000  # that the networks here take to settle where there is no noise to speak of
 MOST_SEED = 2**32 - 1  # times 1,000,003 it still fits torch's 64 bits
 
 
@@ -73,6 +76,17 @@ class Plan:
         return (
             self.steps if self.steps is not None else cast(int, self.epochs) * math.ceil(n / self.batch_size)
         )
+
+
+def default_plan(n: int, seed: int = 0) -> Plan:
+    """How n examples are trained on when nothing else is asked: 12 epochs, or more for 2,000 steps.
+
+    |L| in the noise is what the release was made with; batches of training are smaller, at most 300, as it is
+    the number of steps that a network needs.
+    """
+    batch = max(20, min(300, n // 20))
+    epochs = max(12, math.ceil(ENOUGH_STEPS / math.ceil(n / batch)))
+    return Plan(epochs=epochs, batch_size=batch, learning_rate=RATE, schedule="cosine", seed=seed)
 
 
 @dataclass(frozen=True)
@@ -239,14 +253,25 @@ def _slope_one(weight: nn.Parameter) -> float:
 
 
 @torch.no_grad()
-def predict(network: nn.Module, x: Tensor, *, batch_size: int = 1000, device: str = "auto") -> Tensor:
-    """Class codes (n,) of inputs (n, *shape)."""
+def predict(
+    network: nn.Module, x: Tensor, *, batch_size: int = 1000, device: str = "auto", together: bool = False
+) -> Tensor:
+    """Class codes (n,) of inputs (n, *shape).
+
+    ``together`` normalises with the statistics of the inputs themselves, a batch at a time, instead of the
+    averages that training kept: what clean inputs ask for when training saw noisy ones.
+    """
     place = choose_device(device)
     network.to(place).eval()
-    parts = [network(x[i : i + batch_size].to(place)).argmax(1).cpu() for i in range(0, len(x), batch_size)]
+    parts = []
+    for part in even_parts(len(x), batch_size):
+        with by_batch(network, together and part.stop - part.start >= TOGETHER):
+            parts.append(network(x[part].to(place)).argmax(1).cpu())
     return torch.cat(parts)
 
 
-def accuracy(network: nn.Module, x: Tensor, labels: Tensor, *, device: str = "auto") -> float:
+def accuracy(
+    network: nn.Module, x: Tensor, labels: Tensor, *, device: str = "auto", together: bool = False
+) -> float:
     """Share of inputs whose class is found. On private records this is a statistic without privacy."""
-    return float((predict(network, x, device=device) == labels).double().mean())
+    return float((predict(network, x, device=device, together=together) == labels).double().mean())

@@ -9,15 +9,15 @@ import torch
 from torch import nn
 
 from adlm.analyst import networks
-from adlm.analyst.normalisation import MinMax
+from adlm.analyst.normalisation import BatchStatistics
 from adlm.errors import UserError
 
 Shape = tuple[int, ...]
-COUPLING = (MinMax, nn.modules.batchnorm._BatchNorm)
+COUPLING = (BatchStatistics, nn.modules.batchnorm._BatchNorm)
 
 
 def uncoupled(network: nn.Module) -> nn.Module:
-    """Return a copy without the min-max layers, which scale a record by the others of its batch.
+    """Return a copy without min-max and the like, which scale a record by the others of its batch.
 
     Formal guarantees
     -----------------
@@ -26,7 +26,7 @@ def uncoupled(network: nn.Module) -> nn.Module:
     """
     copied = copy.deepcopy(network)
     for name, module in list(copied.named_modules()):
-        if isinstance(module, MinMax):
+        if isinstance(module, BatchStatistics):
             parent = copied.get_submodule(name.rpartition(".")[0])
             setattr(parent, name.rpartition(".")[2], nn.Identity())
         elif isinstance(module, COUPLING):

@@ -177,6 +177,29 @@ def training(scale: Scale) -> list[Ratio]:
     return found
 
 
+def networks(scale: Scale) -> list[Ratio]:
+    """The paper's networks with local response normalisation, against its formula and against none."""
+    found = []
+    for name, called, shape, batch in (
+        ("paper-mnist", "the paper's MNIST network", [28, 28], 256),
+        ("paper-cifar10", "the paper's CIFAR-10 network", [3, 32, 32], 64),
+    ):
+        given = {"network": name, "shape": shape, "batch": batch, "times": 2 if scale.quick else 6}
+        kinds = ("ours", "formula", "none")
+        rounds = _measured(
+            {kind: ("steps-normalised", given | {"normalisation": kind}) for kind in kinds}, scale.repeats
+        )
+        seconds = {kind: [figures["seconds"] for figures in rounds[kind]] for kind in kinds}
+        detail = given | {"records_a_second": batch / min(seconds["ours"])}
+        found += [
+            ratio(f"step, {called}: LRN by its formula over ours, time", seconds["formula"], seconds["ours"],
+                  sense="at least", asked=1.3, detail=detail),
+            ratio(f"step, {called}: with LRN over without, time", seconds["ours"], seconds["none"],
+                  sense="at most", asked=2.0, detail=detail),
+        ]  # fmt: skip
+    return found
+
+
 def pipeline(scale: Scale) -> list[Ratio]:
     """Raw data to an evaluated model at epsilon 0.5, against DP-SGD to its own best accuracy.
 
@@ -298,6 +321,7 @@ COMPARISONS = {
     "noise": noise,
     "features": featurising,
     "training": training,
+    "networks": networks,
     "pipeline": pipeline,
     "growth": growth,
     "tables": tables,

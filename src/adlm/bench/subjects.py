@@ -141,6 +141,57 @@ def _best_of(epoch: Callable[[], object], given: Given) -> Figures:
     return {"seconds": (time.perf_counter() - start) / given.get("times", 1)}
 
 
+def steps_normalised(given: Given) -> Figures:
+    """Training steps of one of the paper's networks, on one core.
+
+    `normalisation` is `ours`, `formula` (the same layer as autograd makes it of its formula, maps outermost
+    in memory as torch has them) or `none`.
+    """
+    import torch
+    from torch import Tensor, nn
+
+    from adlm.analyst.networks import build
+    from adlm.analyst.normalisation import LocalResponseNorm
+
+    class Formula(nn.Module):
+        def __init__(self, layer: LocalResponseNorm) -> None:
+            super().__init__()
+            self.of = layer
+
+        def forward(self, h: Tensor) -> Tensor:
+            place = torch.arange(h.shape[1])
+            band = ((place[:, None] - place).abs() <= self.of.l // 2).to(h)[:, :, None, None]
+            outer = (self.of.q + self.of.alpha * nn.functional.conv2d(h.square(), band)).pow(self.of.beta)
+            return h / torch.maximum(h, outer)
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    shape, kind = tuple(given["shape"]), given["normalisation"]
+    network = build(given["network"], shape, 10).train()
+    for name, layer in list(network.named_children()):
+        if isinstance(layer, LocalResponseNorm) and kind != "ours":
+            setattr(network, name, Formula(layer) if kind == "formula" else nn.Identity())
+    if kind == "formula":
+        for weight in network.parameters():
+            weight.data = weight.data.contiguous()
+    optimiser, x = torch.optim.SGD(network.parameters(), lr=0.01), torch.rand(given["batch"], *shape)
+
+    def step() -> None:
+        optimiser.zero_grad()
+        network(x).square().mean().backward()
+        optimiser.step()
+
+    step()
+    taken = []
+    for _ in range(
+        given.get("times", 1)
+    ):  # of the core's own time: other work on the machine has no part in it
+        start = time.process_time()
+        step()
+        taken.append(time.process_time() - start)
+    return {"seconds": min(taken)}
+
+
 def pipeline_release(given: Given) -> Figures:
     """From a data set's files to an evaluated model, by a moment release."""
     from adlm.analyst.fit import fit
@@ -286,6 +337,7 @@ SUBJECTS: dict[str, Callable[[Given], Figures]] = {
     "epoch-release": epoch_release,
     "epoch-plain": epoch_plain,
     "epoch-opacus": epoch_opacus,
+    "steps-normalised": steps_normalised,
     "pipeline-release": pipeline_release,
     "pipeline-opacus": pipeline_opacus,
     "records": release_records_to_disk,

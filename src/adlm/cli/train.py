@@ -35,14 +35,24 @@ def train(
             "network that a record release was made for."
         ),
     ] = None,
-    epochs: Annotated[int, typer.Option(help="Passes over the examples; any number costs nothing.")] = 12,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            help="Passes over the examples; any number costs nothing. When not given: 12, or more for 2,000 "
+            "steps.",
+            min=1,
+        ),
+    ] = None,
     steps: Annotated[int | None, typer.Option(help="T batches, instead of epochs.", min=1)] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="|L|. When not given: 7200 for paper-cifar10, 1800 for every other.")
+        int | None,
+        typer.Option(
+            help="Batch of training; |L| in the noise is the release's. When not given: 300 or less."
+        ),
     ] = None,
     optimiser: Annotated[str, typer.Option(help="Any optimiser of torch.optim.")] = "Adam",
-    learning_rate: Annotated[float, typer.Option(help="eta_t at the start.")] = 1e-3,
-    schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "constant",
+    learning_rate: Annotated[float, typer.Option(help="eta_t at the start.")] = 3e-3,
+    schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "cosine",
     draws: Annotated[int, typer.Option(help="Examples to draw from a moment release for a network.")] = 20000,
     seed: Annotated[
         int, typer.Option(help="Order of batches; nothing to do with privacy.", min=0, max=2**32 - 1)
@@ -61,8 +71,7 @@ def train(
     "stopped", "stamps", and "small_classes" if there are any} and the certificate's totals.
     """
     from adlm.analyst.fit import fit, network_of
-    from adlm.analyst.networks import batch_size as batch_size_of
-    from adlm.analyst.training import Plan
+    from adlm.analyst.training import ENOUGH_STEPS, default_plan
     from adlm.class_sizes import small_classes
     from adlm.errors import UserError
     from adlm.release import Release
@@ -79,11 +88,14 @@ def train(
                 f"--{name.replace('_', '-')} is for networks, and {release} makes a model in closed form; "
                 "leave it out, or choose a --network"
             )
-    plan = Plan(
-        epochs=epochs if steps is None else None, steps=steps, optimiser=optimiser, schedule=schedule,
-        batch_size=batch_size_of(network) if batch_size is None else batch_size,
-        learning_rate=learning_rate, seed=seed,
+    examples = len(made.tensors["x"]) if made.certificate.kind == "records" else draws
+    usual = default_plan(max(examples, 1), seed)
+    plan = replace(
+        usual, epochs=None if steps is not None else usual.epochs if epochs is None else epochs, steps=steps,
+        batch_size=usual.batch_size if batch_size is None else batch_size,
+        optimiser=optimiser, schedule=schedule, learning_rate=learning_rate,
     )  # fmt: skip
+    few = "" if network is None else _few(plan.total(examples), ENOUGH_STEPS)
     checkpoint = out.parent / f"{out.name}.checkpoint"
     model = fit(
         made, network, plan, draws=draws, device=pick_device(device), checkpoints=checkpoint, resume=resume
@@ -98,9 +110,14 @@ def train(
     totals = made.certificate.totals
     output.result(
         {"out": str(out), "stamps": list(model.stamps)} | dict(model.training) | totals.to_dict(),
-        f"{out}: {model.training['network']}, trained on the release alone{_trouble(model.training)}; "
+        f"{out}: {model.training['network']}, trained on the release alone{_trouble(model.training)}{few}; "
         f"{totals.sentence()}{stamped(model.stamps)}",
     )
+
+
+def _few(steps: int, enough: int) -> str:
+    """Say that a network was given few steps, to be put into the sentence."""
+    return f"; {steps} steps are few, {enough:,} are usual: more cost nothing" if 4 * steps < enough else ""
 
 
 def _trouble(training: Mapping[str, Any]) -> str:

@@ -40,7 +40,7 @@ _THROUGH = (
 _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], Passage], ...] = (
     (_THROUGH, Passage.THROUGH),
     (AFFINE + BATCH_NORM + _POOLS, Passage.AFFINE),
-    ((nn.Flatten, nn.Unflatten), Passage.REARRANGED),
+    ((nn.Flatten, nn.Unflatten, nn.ZeroPad1d, nn.ZeroPad2d), Passage.REARRANGED),
 )
 _THROUGH_CALLS = (
     *(F.relu, torch.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.sigmoid, torch.sigmoid, F.tanh, torch.tanh),

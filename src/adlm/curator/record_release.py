@@ -27,7 +27,7 @@ from adlm.release import CERTIFICATE, SEEDED, TENSORS, Release
 
 def release_records(
     x: npt.ArrayLike,
-    labels: npt.ArrayLike,
+    labels: npt.ArrayLike | None,
     domain: Domain,
     settings: Settings,
     *,
@@ -38,6 +38,8 @@ def release_records(
     features: Mapping[str, Any] | None = None,
 ) -> Release:
     """The release of all records, in memory: the tensors ``x``, ``phi``, ``bias``, ``budget_ratios``.
+
+    There is no ``phi`` where settings give labels no budget; ``labels`` is None then.
 
     Parameters
     ----------
@@ -54,20 +56,20 @@ def release_records(
     perturbation, small = _begin(x, labels, domain, settings, relevance, ledger, source)
     n = len(np.asarray(x))
     shapes = _streamed_shapes(perturbation, n)
-    records, phi = (np.empty(shape, dtype=np.float32) for shape in shapes.values())
+    whole = {name: np.empty(shape, dtype=np.float32) for name, shape in shapes.items()}
     start = 0
-    for part, coefficients in perturbation.chunks(x, labels, source):
-        records[start : start + len(part)] = part
-        phi[start : start + len(part)] = coefficients
-        start += len(part)
-    tensors = small | {"x": torch.from_numpy(records), "phi": torch.from_numpy(phi)}
+    for parts in perturbation.chunks(x, labels, source):
+        for values, part in zip(whole.values(), parts, strict=True):
+            values[start : start + len(part)] = part
+        start += len(parts[0])
+    tensors = small | {name: torch.from_numpy(values) for name, values in whole.items()}
     return _release(tensors, perturbation, relevance, n, source, stamps, features)
 
 
 def write_records(
     folder: Path,
     x: npt.ArrayLike,
-    labels: npt.ArrayLike,
+    labels: npt.ArrayLike | None,
     domain: Domain,
     settings: Settings,
     *,
@@ -105,7 +107,7 @@ def write_records(
 
 def _begin(
     x: npt.ArrayLike,
-    labels: npt.ArrayLike,
+    labels: npt.ArrayLike | None,
     domain: Domain,
     settings: Settings,
     relevance: PrivateRelevance | None,
@@ -113,7 +115,10 @@ def _begin(
     source: Source,
 ) -> tuple[Perturbation, dict[str, Tensor]]:
     """Check, charge, and only then draw: the bias is the first noise of the release."""
-    n, m = len(np.asarray(x)), len(np.asarray(labels))
+    if (labels is None) == settings.labelled:
+        raise UserError("labels are given when, and only when, they have a budget: epsilon3 > 0.")
+    n = len(np.asarray(x))
+    m = n if labels is None else len(np.asarray(labels))
     if n != m or n == 0:
         raise UserError(f"there must be one label for each record, and a record (got {n} and {m} labels).")
     perturbation = prepare(settings, domain, relevance)
@@ -174,7 +179,8 @@ def _release(
 def _streamed_shapes(perturbation: Perturbation, n: int) -> dict[str, tuple[int, ...]]:
     classes = len(perturbation.domain.classes)
     phi = (n, 3, classes) if perturbation.settings.mode == "literal" else (n, classes)
-    return {"x": (n, *perturbation.domain.shape), "phi": phi}
+    x = {"x": (n, *perturbation.domain.shape)}
+    return x | {"phi": phi} if perturbation.settings.labelled else x
 
 
 def _write_header(

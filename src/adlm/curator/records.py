@@ -38,7 +38,8 @@ class Settings:
 
     Attributes
     ----------
-    epsilon2, epsilon3 : budgets that the paper gives to the features and to the labels.
+    epsilon2, epsilon3 : budgets that the paper gives to the features and to the labels; epsilon3 = 0 leaves
+        labels out of the release, for networks that learn records alone.
     batch_size : |L|.
     delta_h0 : sensitivity of the private layer, and `delta_h0_rule`, how it was found: `counted` (Lemma 3
         with the neurons of a network's first layer), `per-patch` (the authors' code), `given` (by the
@@ -72,10 +73,16 @@ class Settings:
             raise UserError(
                 f"batch_size and delta_h0 must be positive (got {self.batch_size} and {self.delta_h0})."
             )
-        if not (self.epsilon2 > 0 and self.epsilon3 > 0):
+        if not (self.epsilon2 > 0 and self.epsilon3 >= 0):
             raise UserError(
-                f"epsilon2 and epsilon3 must be positive (got {self.epsilon2} and {self.epsilon3})."
+                f"epsilon2 must be positive and epsilon3 not negative (got {self.epsilon2} and "
+                f"{self.epsilon3}); epsilon3 = 0 releases no labels."
             )
+
+    @property
+    def labelled(self) -> bool:
+        """Whether anything of the labels is released."""
+        return self.epsilon3 > 0
 
     @property
     def orders(self) -> tuple[int, ...]:
@@ -106,8 +113,8 @@ class Perturbation:
     bias_unit: float
 
     @property
-    def charges(self) -> tuple[Charge, Charge]:
-        """What the features and what the labels cost.
+    def charges(self) -> tuple[Charge, ...]:
+        """What the features and what the labels cost, if labels are released.
 
         Formal guarantees
         -----------------
@@ -119,7 +126,7 @@ class Perturbation:
         """
         s, moved = self.settings, sum(map(int, self.steps))
         label = s.loss.label_sensitivity(s.orders) * self.label_steps
-        if moved == 0 or label == 0:
+        if moved == 0 or (label == 0 and s.labelled):
             raise UserError(
                 f"the noise is so large that nothing of a record would be left (Delta_h0 = {s.delta_h0}, "
                 f"|L| = {s.batch_size}); raise epsilon or the batch size."
@@ -133,6 +140,8 @@ class Perturbation:
             proof="L1 distance of two records in grid steps, a grid for each feature; discrete Laplace noise",
             epsilon_claimed=s.epsilon2,
         )
+        if not s.labelled:
+            return (features,)
         labels = Charge(
             what=f"loss coefficients of order {', '.join(map(str, s.orders))} of every record",
             mechanism="laplace",
@@ -145,16 +154,22 @@ class Perturbation:
         return features, labels
 
     def chunks(
-        self, x: npt.ArrayLike, labels: npt.ArrayLike, source: Source
-    ) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
-        """Perturbed records (m, *shape) and coefficients (m, M) or (m, 3, M), in chunks (lines 12-19)."""
-        records, codes = np.asarray(x), np.asarray(labels)
+        self, x: npt.ArrayLike, labels: npt.ArrayLike | None, source: Source
+    ) -> Iterator[tuple[npt.NDArray[np.float32], ...]]:
+        """Perturbed records (m, *shape) and coefficients (m, M) or (m, 3, M), in chunks (lines 12-19).
+
+        Records alone where labels are not released.
+        """
+        records, codes = np.asarray(x), None if labels is None else np.asarray(labels)
         rows = max(1, CHUNK // self.domain.size)
         with progress.bar(len(records), "noise", "records") as advance:
             for start in range(0, len(records), rows):
                 part = self.domain.scale(records[start : start + rows])
-                y = self.domain.encode_labels(codes[start : start + rows])
-                yield self._records(part, source), self._coefficients(y, source)
+                if codes is None:
+                    yield (self._records(part, source),)
+                else:
+                    y = self.domain.encode_labels(codes[start : start + rows])
+                    yield self._records(part, source), self._coefficients(y, source)
                 advance(len(part))
 
     def bias(self, source: Source) -> float:
@@ -197,9 +212,8 @@ def prepare(settings: Settings, domain: Domain, relevance: PrivateRelevance | No
     values = None if relevance is None else relevance.values
     ratios = budget_ratios(settings.allocation, values, size=domain.size)
     whole = float(settings.delta_h0 / settings.batch_size / settings.epsilon2)  # b_j where beta_j = 1
-    label = float(
-        settings.loss.delta_f(len(domain.classes), settings.hidden) / settings.batch_size / settings.epsilon3
-    )
+    delta_f = settings.loss.delta_f(len(domain.classes), settings.hidden)
+    label = float(delta_f / settings.batch_size / (settings.epsilon3 or 1))
     units = np.divide(whole / SCALE, ratios, out=np.full_like(ratios, np.inf), where=ratios > 0)
     units[~np.isfinite(units)] = np.inf
     ratios = np.where(np.isfinite(units), ratios, 0.0)

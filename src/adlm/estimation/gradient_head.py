@@ -1,8 +1,8 @@
 """The linear head of a release with gradient rounds: a public function of the released gradients.
 
 The curator needs the head of round t to compute the gradients of that round; the analyst computes it anew
-from the file. Both use `Descent`. All of it is element-wise arithmetic in doubles on released integers, so it is
-the same to the last bit on every machine.
+from the file. Both use `Descent`. All of it is element-wise arithmetic in doubles on released integers, so
+it is the same to the last bit on every machine.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import Any
 
 from adlm import progress
 from adlm.artefact import canonical, write_file
-from adlm.experiments import figures, material, tabulate
-from adlm.experiments.catalogue import named
-from adlm.experiments.cells import run
+from adlm.experiments import figures, material, paper_page, paper_readings, tabulate
+from adlm.experiments.catalogue import Experiment, named
+from adlm.experiments.cells import CELLS, Cell, read, run
 from adlm.experiments.registry import FROM_PIXELS, current, perform
 from adlm.experiments.summary import summarise
 
@@ -35,21 +36,53 @@ def conduct(
     """
     experiment = named(name)
     cells = experiment.cells(preset, epsilons=epsilons, seeds=seeds, methods=methods)
-    folder = out / name
+    folder, kept = out / name, "-full" if experiment.kind == "paper" and preset == "full" else ""
+    jobs = jobs or os.cpu_count() or 1
+    if preset == "full":
+        _say_how_long(name, cells, folder, jobs)
     if any(cell.method not in FROM_PIXELS for cell in cells):
         progress.say(f"{name}: public features of {experiment.data}, taken once")
         for part in ("train", "test"):
             material.vectors(experiment.data, part)
-    done = run(cells, folder, perform, resume=resume, jobs=jobs or os.cpu_count() or 1, current=current)
+    done = run(cells, folder, perform, resume=resume, jobs=jobs, current=current)
     summary = summarise(
         experiment, done, preset=preset, command=_command(name, preset, epsilons, seeds, methods)
     )
-    write_file(folder / SUMMARY, canonical(summary), what="summary")
-    made = figures.draw(summary, folder, experiment.curves)
-    pictures = "\n".join(f"![{path.stem}]({path.name})" for path in made)
-    page = tabulate.page(summary) + f"\n{pictures}\n"
-    write_file(folder / PAGE, page.encode(), what="table")
+    write_file(folder / SUMMARY.replace(".", f"{kept}."), canonical(summary), what="summary")
+    figures.draw(summary, folder, experiment.curves, kept)
+    write_file(folder / PAGE, _page(experiment, folder, summary).encode(), what="table")
     return summary
+
+
+def _page(experiment: Experiment, folder: Path, summary: dict[str, Any]) -> str:
+    """The page of an experiment; for the paper's, both presets and what its noise amounts to."""
+    if experiment.kind != "paper":
+        return tabulate.page(summary) + f"\n{_pictures(folder, summary, experiment, '')}\n"
+    parts = []
+    for kept in ("", "-full"):
+        file = folder / SUMMARY.replace(".", f"{kept}.")
+        if file.exists():
+            found = json.loads(file.read_text(encoding="utf-8"))
+            parts.append(tabulate.page(found) + f"\n{_pictures(folder, found, experiment, kept)}\n")
+    return "\n".join([*parts, paper_page.extras(experiment.data)])
+
+
+def _pictures(folder: Path, summary: dict[str, Any], experiment: Experiment, kept: str) -> str:
+    """Links to the figures of a summary."""
+    made = figures.names(summary, folder, experiment.curves, kept)
+    return "\n".join(f"![{path.stem}]({path.name})" for path in made if path.exists())
+
+
+def _say_how_long(name: str, cells: Sequence[Cell], folder: Path, jobs: int) -> None:
+    """Say what is ahead, from the speed of a few steps of each network on this machine."""
+    there = {done.cell.key for done in read(folder / CELLS)}
+    missing = [cell for cell in cells if cell.key not in there]
+    hours = paper_readings.estimate(missing) / jobs / 3600
+    known = sum("reading" in cell.settings for cell in missing)
+    progress.say(
+        f"{name}: {len(missing)} cells to run on {jobs} processes; {known} of them train a network by a "
+        f"reading of the paper's noise and will take about {hours:.1f} hours in all"
+    )
 
 
 def _command(

@@ -19,6 +19,14 @@ _COLOURS = {
     "psgd-abadi": "#762a83",
     "adlm": "#c51b7d",
     "ilm": "#888888",
+    "adlm-shared": "#c51b7d",
+    "ilm-shared": "#f1b6da",
+    "ilm-shared-total": "#de77ae",
+    "ilm-shared-own-labels": "#fdae61",
+    "ilm-one-image": "#a6611a",
+    "adlm-own-once": "#444444",
+    "ilm-own-once": "#888888",
+    "ilm-own-redrawn": "#bbbbbb",
     "epochs-release": "#1f4e9c",
     "epochs-psgd": "#b35806",
     "adlm-moments": "#1f4e9c",
@@ -32,11 +40,20 @@ _COLOURS = {
     "adlm-moments-pure": "#1f4e9c",
     "ilm-moments-pure": "#888888",
 }
-_FLAT = {"ceiling": ("--", "#444444"), "prior": (":", "#444444")}
+_FLAT = {"no-noise": ("-.", "#444444"), "ceiling": ("--", "#444444"), "prior": (":", "#444444")}
 
 
-def draw(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = ()) -> list[Path]:
-    """Draw what suits the kind of experiment; return the files."""
+def names(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = (), kept: str = "") -> list[Path]:
+    """Where `draw` puts the figures of a summary."""
+    alone = {"epochs": "epochs", "search": "search", "allocation": "allocation"}.get(summary["kind"])
+    if alone:
+        return [folder / f"{alone}.svg"]
+    steps = [folder / f"steps-epsilon-{epsilon}{kept}.svg" for epsilon in curves]
+    return [folder / f"accuracy{kept}.svg", *steps]
+
+
+def draw(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = (), kept: str = "") -> list[Path]:
+    """Draw what suits the kind of experiment; return the files, whose names end in `kept`."""
     kind = summary["kind"]
     if kind == "epochs":
         return [save(_epochs(summary), folder / "epochs.svg")]
@@ -44,11 +61,11 @@ def draw(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = ()) -
         return [save(_search(summary), folder / "search.svg")]
     if kind == "allocation":
         return [save(_allocation(summary), folder / "allocation.svg")]
-    made = [save(_over_epsilon(summary), folder / "accuracy.svg")]
+    made = [save(_over_epsilon(summary), folder / f"accuracy{kept}.svg")]
     for epsilon in curves:
-        figure = _over_epochs(summary, float(epsilon))
+        figure = _over_steps(summary, float(epsilon))
         if figure is not None:
-            made.append(save(figure, folder / f"epochs-epsilon-{epsilon}.svg"))
+            made.append(save(figure, folder / f"steps-epsilon-{epsilon}{kept}.svg"))
     return made
 
 
@@ -148,20 +165,24 @@ def _published(axes: Any, figures: Sequence[Mapping[str, Any]], *, apart: bool) 
         )
 
 
-def _over_epochs(summary: Mapping[str, Any], epsilon: float) -> Any | None:
-    rows = [row for row in summary["rows"] if row["epsilon"] == epsilon]
-    if not any("history" in row for row in rows):
+def _over_steps(summary: Mapping[str, Any], epsilon: float) -> Any | None:
+    """Accuracy over training steps; what is not trained, or pays for each step, is a line at its end."""
+    rows = [row for row in summary["rows"] if row["epsilon"] == epsilon or row["method"] == "no-noise"]
+    rows = [
+        {key: value for key, value in row.items() if key != "history" or row["method"] != "psgd-abadi"}
+        for row in rows
+    ]
+    if not any("history" in row and row["epsilon"] == epsilon for row in rows):
         return None
-    figure, axes = new()
+    figure, axes = new(6.4, 5.4)
     for row in rows:
         colour = _COLOURS.get(row["method"])
         if "history" in row:
             x, y = [point[0] for point in row["history"]], [100 * point[1] for point in row["history"]]
             axes.plot(x, y, marker="o", ms=3, lw=1.4, color=colour, label=_at(row))
         else:
-            axes.axhline(100 * row["accuracy"], ls="--", lw=1, color=colour, label=f"{_at(row)}, closed form")
-    _log_axis(axes, [point[0] for row in rows for point in row.get("history", ())])
-    axes.set_xlabel("epochs")
+            axes.axhline(100 * row["accuracy"], ls="--", lw=1, color=colour, label=_at(row))
+    axes.set_xlabel("training steps")
     axes.set_ylabel("test accuracy, %")
     axes.set_title(f"{summary['title'].split(':')[0]}, epsilon {epsilon:g} as claimed", fontsize=9)
     figure.legend(fontsize=7, loc="outside lower center", ncols=1, frameon=False)
@@ -169,6 +190,8 @@ def _over_epochs(summary: Mapping[str, Any], epsilon: float) -> Any | None:
 
 
 def _at(row: Mapping[str, Any]) -> str:
+    if row["epsilon_claimed"] is None:
+        return str(row["label"])
     proved = "none proved" if row["epsilon_proved"] is None else f"proved {shown(row['epsilon_proved'])}"
     return f"{row['label']}: claimed {row['epsilon_claimed']:.3g}, {proved}"
 

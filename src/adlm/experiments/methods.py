@@ -20,7 +20,7 @@ from adlm.analyst.anatomy import perturb_bias
 from adlm.analyst.examples import from_records
 from adlm.analyst.fit import fit
 from adlm.analyst.networks import build
-from adlm.analyst.training import Plan, train
+from adlm.analyst.training import Plan, accuracy, train
 from adlm.baselines import dpsgd
 from adlm.baselines import networks as baseline_networks
 from adlm.curator.ledger import Ledger
@@ -87,16 +87,17 @@ def records(cell: Cell) -> Outcome:
     assert release is not None
     perturb_bias(network, declared.shape, float(release.tensors["bias"]))
     history: list[tuple[int, float]] = []
-    x, y = material.scaled(cell.data, "test"), material.split(cell.data, "test").y
+    x = material.scaled(cell.data, "test")
+    answers = torch.from_numpy(material.split(cell.data, "test").y)
 
     def after_epoch(epoch: int, trained: nn.Module) -> None:
         if epoch in s["shown"] or epoch == s["epochs"]:
-            history.append((epoch, dpsgd.accuracy(trained.eval(), x, y)))
+            history.append((epoch, accuracy(trained, x, answers, device="cpu", together=True)))
 
     plan = Plan(epochs=s["epochs"], batch_size=s["train_batch"], seed=cell.seed)
     ended = train(network, from_records(release), plan, device="cpu", after_epoch=after_epoch)
     if ended.stopped and (not history or history[-1][0] < s["epochs"]):  # before its last epoch
-        history.append((s["epochs"], dpsgd.accuracy(network, x, y)))
+        history.append((s["epochs"], accuracy(network, x, answers, device="cpu", together=True)))
     return release.certificate.totals.to_dict() | {
         "accuracy": history[-1][1],
         "history": history,

@@ -24,6 +24,7 @@ from typing import Any
 from adlm.artefact import write_file
 from adlm.bench.conduct import HEADINGS, cells
 from adlm.errors import UserError
+from adlm.experiments import kinds
 from adlm.experiments.catalogue import EXPERIMENTS
 from adlm.experiments.conduct import SUMMARY
 from adlm.experiments.tables import quoted
@@ -39,7 +40,9 @@ def rewritten(text: str, folder: Path) -> str:
     def block(match: re.Match[str]) -> str:
         path, methods = match["path"], match["methods"].split()
         head = " ".join([path, *methods])
-        if path.endswith(".jsonl"):
+        if path.endswith("kinds.jsonl"):
+            made = kinds.table(folder / path)
+        elif path.endswith(".jsonl"):
             made = quoted(folder / path, methods)
         elif path.endswith(".json"):
             made = _table(folder / path, methods)

@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from adlm.experiments import forever, material, methods
+from adlm.experiments import forever, material, methods, paper_readings
 from adlm.experiments.cells import Cell, Done, Outcome
 
 BESIDE = {"half-k": "half the k", "twice-k": "twice the k", "sums-only": "class sums only"}
-FROM_PIXELS = ("adlm", "ilm", "psgd-abadi", "psgd-tanh")
+READINGS = {
+    "no-noise": "no noise, the control",
+    "adlm-shared": "AdLM, the authors' reading: one noise image a batch, redrawn",
+    "ilm-shared": "ILM, the authors' reading; eps2, eps3 as AdLM has them",
+    "ilm-shared-total": "ILM, the authors' reading; total as AdLM has it",
+    "ilm-shared-own-labels": "ILM, one noise image a batch, redrawn; own label noise",
+    "ilm-one-image": "ILM, one noise image for all of training",
+    "adlm-own-once": "AdLM, own noise once: Algorithm 1",
+    "ilm-own-once": "ILM, own noise once: Algorithm 1",
+    "ilm-own-redrawn": "ILM, own noise, redrawn at each read",
+}
+FROM_PIXELS = ("adlm", "ilm", "psgd-abadi", "psgd-tanh", *READINGS)
 
 
 def perform(cell: Cell) -> Outcome:
@@ -46,6 +57,7 @@ METHODS: dict[str, Callable[[Cell], Outcome]] = {
     "ilm-moments-pure": methods.moments,
     "adlm-moments-pure": methods.moments,
     **{f"{name}{suffix}": methods.moments for name in BESIDE for suffix in ("-pure", "")},
+    **dict.fromkeys(READINGS, paper_readings.perform),
     "adlm": methods.records,
     "ilm": methods.records,
     "psgd-abadi": methods.psgd_network,
@@ -74,8 +86,9 @@ LABELS = {
         for name, told in BESIDE.items()
         for suffix, noise in (("-pure", "pure"), ("", "delta 1e-5"))
     },
-    "adlm": "AdLM records, as written",
-    "ilm": "ILM records, as written",
+    **READINGS,
+    "adlm": "AdLM record release, own noise, Delta_h0 per patch",
+    "ilm": "ILM record release, own noise, Delta_h0 per patch",
     "psgd-abadi": "pSGD (a), Abadi et al. settings",
     "psgd-tanh": "pSGD (b), tanh network, batches of 2,048",
     "psgd-linear": "pSGD (b), linear head on our features",

@@ -100,7 +100,7 @@ def _with_proved(row: Mapping[str, Any] | None) -> str:
     shown, proved = percent(row["accuracy"], row["sd"]), row["epsilon_proved"]
     if row["method"].startswith("plan") or (proved is not None and proved <= 1.001 * row["epsilon"]):
         return shown
-    return f"{shown} (proved {epsilon(proved)})"
+    return f"{shown} (none proved)" if proved is None else f"{shown} (proved {epsilon(proved)})"
 
 
 def _epochs(summary: Mapping[str, Any]) -> str:

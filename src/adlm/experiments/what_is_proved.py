@@ -31,7 +31,6 @@ from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.curator.records import Settings, prepare
 from adlm.experiments import figures
-from adlm.experiments.tabulate import epsilon as shown
 from adlm.public import datasets
 from adlm.public.domain import Domain
 from adlm.release import Release
@@ -148,7 +147,7 @@ def run(out: Path, only: str | None, threads: int) -> None:
             "epsilon_claimed": float(totals.epsilon_claimed),
             "epsilon_proved": float(totals.epsilon_proved),
             "charges": {c.what: float(c.epsilon_proved) for c in release.certificate.charges},
-            "accuracy": accuracy(network, x, labels, device="cpu"),
+            "accuracy": accuracy(network, x, labels, device="cpu", together=True),
             "accuracy_linear": accuracy(linear(release), x, labels, device="cpu"),
             "stopped": history.stopped,
             "losses": list(history.losses),
@@ -247,20 +246,6 @@ def picture(path: Path, out: Path) -> Path:
     axes.set_title("The paper's mechanism on MNIST: it learns where nothing is guaranteed", fontsize=9)
     axes.legend(fontsize=7, frameon=False)
     return figures.save(figure, out)
-
-
-def own_networks(path: Path) -> str:
-    """The table of the paper's own networks in Markdown, from what the commands printed."""
-    lines = ["| network | records | epochs | Delta_h0 | epsilon claimed | epsilon proved | accuracy |"]
-    lines.append("| --- | --- | --- | --- | --- | --- | --- |")
-    for row in map(json.loads, path.read_text().splitlines()):
-        release, training, test = row["release"], row["train"], row["evaluate"]
-        lines.append(
-            f"| {training['network']} | {release['n']:,} | {training['epochs']} | {row['delta_h0_rule']} "
-            f"| {test['epsilon_claimed']:g} | {shown(test['epsilon_proved'])} "
-            f"| {100 * test['accuracy']:.1f} % |"
-        )
-    return "\n".join(lines)
 
 
 def main() -> None:

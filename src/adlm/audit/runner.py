@@ -22,6 +22,7 @@ from adlm.audit.membership import EPOCHS, summary
 from adlm.audit.others import audit_other, find_mechanism
 from adlm.audit.reading import product_reading
 from adlm.audit.reading_controls import READING
+from adlm.audit.rounds_controls import ROUNDS
 from adlm.audit.separability import product_separability
 from adlm.audit.side_by_side import side_by_side
 from adlm.audit.subject import Subject
@@ -145,7 +146,7 @@ def run(
     else:
         steps.extend(_product(depth, source, np.random.default_rng(seed)))
     if with_controls:
-        controls: tuple[Control, ...] = (*SINGLE, *INPUTS, *READING)
+        controls: tuple[Control, ...] = (*SINGLE, *INPUTS, *READING, *ROUNDS)
         steps.extend(partial(_control, control, depth.runs, source) for control in controls)
         steps.append(lambda: half_sensitivity(source))
     findings: list[Finding] = []

@@ -24,9 +24,11 @@ from adlm.public.columns import Column
 from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.features.identity import Identity
 from adlm.public.features.tabular import TabularFeatures
+from adlm.public.rounds_rule import GradientRounds
 from adlm.public.rule import Plan
 from adlm.public.table_rule import TablePlan
 from adlm.public.tables import TableDomain
+from adlm.table_rounds import TableRoundsPlan, release_table
 
 DELTA = Fraction(1, 10**5)
 CROWD = 300  # seven times the noise on the number of records, or more
@@ -90,6 +92,37 @@ def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) 
 
     covers = (0, 1, 2, 3, 3, 4)
     return Subject(name, neighbours, run, covers, domain.size, focus=focus, tight=False, box=True)
+
+
+def of_table_rounds(name: str, delta: Fraction, neighbours: str, *, focus: int | None = None) -> Subject:
+    """Audit the release of a table by gradient rounds: indicators, class sums, gradients and a check."""
+    table = TableDomain(
+        (
+            Column("age", "numeric", 0, 1),
+            Column("town", "categorical", values=tuple("abc")),
+            Column("y", "label", classes=("no", "yes")),
+        ),
+        neighbours=neighbours,
+    )
+    rounds = GradientRounds(3, 0.25, 2.0, 10)
+    plan = TableRoundsPlan(rounds, 2, Fraction(1, 4), Fraction(1, 4))
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        x = table.domain.scale(data.values).astype(np.float32)
+        made = release_table(
+            lambda: [(x, data.codes)],
+            table,
+            plan,
+            epsilon=Fraction(4),
+            delta=delta,
+            ledger=ledger,
+            source=source,
+        )
+        return made.certificate.charges
+
+    covers = (0, 1, 2, 2, 2, 3)
+    width = table.domain.size
+    return Subject(name, neighbours, run, covers, width, focus=focus, tight=False, box=True)
 
 
 def of_product(name: str, delta: Fraction, neighbours: str, *, plan: Plan | None = None,
@@ -201,7 +234,11 @@ def designs() -> dict[str, tuple[Design, tuple[int | None, ...], int | None]]:
     radial = replace(pure, epsilon=Fraction(4), pure="radial")
     around = Second(3, "means", 0.5, around="means")
     across = Second(2, "means", 0.5, around="means", cross=Cross(0.5, 0.5, Fraction(1, 2)))
+    descent = GradientRounds(3, 0.25, 2.0, 10)
+    rounds = replace(gaussian, rounds=descent, share_sums=Fraction(1, 2))
     return {
+        "gradient rounds, Gaussian": (rounds, (0, 1, 1, 1, 2), 1),
+        "gradient rounds, radial": (replace(radial, rounds=descent), (0, 1, 1, 1, 2), 1),
         "one class sum, Laplace": (replace(pure, k=1, constant=0.0), (0,), None),
         "one class sum, Gaussian": (replace(gaussian, k=1, constant=0.0), (0,), None),
         "class sums, Laplace": (pure, (0,), None),
@@ -258,6 +295,11 @@ def subjects() -> tuple[Subject, ...]:
         of_table(f"table, {stage}, {noise}", delta, relation, focus=focus)
         for stage, focus in (("class tables", 0), ("all stages", None))
         for noise, delta in (("Laplace", Fraction(0)), ("Gaussian", DELTA))
+        for relation in NEIGHBOURS
+    )
+    made.extend(
+        of_table_rounds(f"table, gradient rounds, {noise}", delta, relation)
+        for noise, delta in (("radial", Fraction(0)), ("Gaussian", DELTA))
         for relation in NEIGHBOURS
     )
     made.extend(

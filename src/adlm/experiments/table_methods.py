@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adlm.analyst import tables as additive_models
+from adlm.analyst.fit import fit
 from adlm.analyst.metrics import Measures, measure
 from adlm.errors import UserError
 from adlm.experiments.table_split import Split
@@ -39,7 +39,7 @@ def ours(split: Split, epsilon: str, delta: str, releases: int, fourier: Fourier
         release = privatise_encoded(
             lambda: batches, split.table, epsilon=epsilon, delta=delta, fourier=fourier
         )
-        found.append(measure(additive_models.train(release).probabilities(split.test), split.truth))
+        found.append(measure(fit(release).probabilities(split.test), split.truth))
     return found
 
 

@@ -3,8 +3,8 @@
 What noise does to a score is the same whatever the number of rounds: it grows with the *path*, the sum of all
 steps, over signal = n mu / s, where s is the sensitivity in clip norms (1 under add-remove, 2 under
 replace-one, times the records of a person). So the path follows the signal, and the number of rounds only
-has to be large enough for the steps to be stable. The constants were settled on held-out training records of MNIST,
-Fashion-MNIST and CIFAR-10 and of six tables (docs/reproduction.md).
+has to be large enough for the steps to be stable. The constants were settled on held-out training records
+of MNIST, Fashion-MNIST and CIFAR-10 and of six tables (docs/reproduction.md).
 """
 
 from __future__ import annotations

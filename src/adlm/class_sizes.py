@@ -5,12 +5,15 @@ Noise is the same for every class, so a small class is learnt worst. Everything 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from adlm.release import Release
 
 CLEAR = 2.0  # standard deviations of its noise that a count must exceed to be told from none
+BELOW = 3.0  # standard deviations by which a count must stay below n / M for its class to be called small
+MOST_TOLD = 5  # classes that are told of one by one
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class SmallClass:
     def sentence(self) -> str:
         """Say what was found and what to make of it."""
         return (
-            f"class {self.name!r} is smaller than its noise: released count {self.count:.0f}, noise of "
+            f"class {self.name!r} may be smaller than its noise: released count {self.count:.0f}, noise of "
             f"standard deviation {self.sd:.0f}; do not expect it to be predicted well: raise epsilon, or "
             "merge classes"
         )
@@ -41,16 +44,30 @@ class SmallClass:
 
 
 def small_classes(release: Release) -> tuple[SmallClass, ...]:
-    """Return the classes whose released count is at most twice the standard deviation of its noise.
+    """Return the classes that may be smaller than the noise on their count.
 
-    A release record by record holds no counts, and none is found in it.
+    A class is named when its released count is at most twice the standard deviation of its noise, and
+    three of them below n / M: the rule of a moment release spends little on counts, so that a count which is
+    merely noisy says nothing against its class. Where that deviation exceeds n / M, all classes are named. A
+    release record by record holds no counts, and none is found in it.
     """
     tensors, settings = release.tensors, release.certificate.settings
     if not {"class_sums", "step"} <= set(tensors) or "sd_sums" not in settings:
         return ()
     step = float(tensors["step"][0])
     counts, sd = (tensors["class_sums"][:, 0].double() * step).tolist(), float(settings["sd_sums"]) * step
+    n = settings.get("n")
+    even = max(float(n) if isinstance(n, int) else sum(counts), 0.0) / len(counts)
     names = release.certificate.domain.classes
     return tuple(
-        SmallClass(name, count, sd) for name, count in zip(names, counts, strict=True) if count <= CLEAR * sd
+        SmallClass(name, count, sd)
+        for name, count in zip(names, counts, strict=True)
+        if even <= sd or (count <= CLEAR * sd and count + BELOW * sd < even)
     )
+
+
+def sentences(small: Sequence[SmallClass]) -> list[str]:
+    """Say of each class that it is small; of many, of the first few."""
+    told = [one.sentence() for one in small[:MOST_TOLD]]
+    rest = len(small) - len(told)
+    return [*told, f"and so may be {rest} more classes"] if rest else told

@@ -186,7 +186,7 @@ def test_the_model_learns_and_survives_the_disk(classes: int, delta: str, tmp_pa
     test, codes = made_records(3000, classes, 6)
     found = measure(model.probabilities(test), codes)
     assert found.accuracy > (0.85 if classes == 2 else 0.66)
-    assert found.calibration_error < 0.08
+    assert found.calibration_error < (0.08 if delta == "0" else 0.12)
     model.save(tmp_path / "m")
     again = Model.load(tmp_path / "m")
     assert np.array_equal(again.predict(test), model.predict(test))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -163,5 +164,5 @@ def test_accuracy_does_not_fall_as_the_budget_grows(delta: str) -> None:
         )
         assert float(release.certificate.totals.epsilon_proved) <= epsilon
         found.append(float((fit(release).predict(x[3000:]) == y[3000:]).mean()))
-    assert all(later > earlier - 0.02 for earlier, later in zip(found, found[1:], strict=False))
+    assert all(later > earlier - 0.02 for earlier, later in itertools.pairwise(found))
     assert found[-1] > 0.93

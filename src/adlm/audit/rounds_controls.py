@@ -18,7 +18,7 @@ from adlm.audit.tap import DivergedError
 from adlm.curator import gradient_rounds
 from adlm.curator.gradient_rounds import FeatureStore, GradientClip, GradientPass
 from adlm.curator.moments import Design
-from adlm.curator.noise import Source, gaussian
+from adlm.curator.noise import Source
 from adlm.estimation.gradient_head import Descent
 from adlm.public.rounds_rule import GradientRounds
 
@@ -105,7 +105,7 @@ def head_before_noise(runs: int, source: Source) -> Finding:
         released = []
         for _ in range(plan.rounds):
             total = over.sum(descent.head())
-            released.append(total + gaussian(total.shape, law[1], source))
+            released.append(total + gradient_rounds.noise.gaussian(total.shape, law[1], source))
             descent.update(total)  # should be what was released
         return np.stack(released)
 

@@ -35,7 +35,7 @@ def evaluate(
     from adlm.analyst.metrics import measure
     from adlm.analyst.model import Model
     from adlm.artefact import canonical, write_file
-    from adlm.class_sizes import SmallClass
+    from adlm.class_sizes import SmallClass, sentences
     from adlm.errors import UserError
     from adlm.prediction import measure_file
 
@@ -75,8 +75,8 @@ def evaluate(
             )
         ]
         output.table(["true class", "recall", *(f"as {name}" for name in domain.classes)], counts)
-    for one in small:
-        typer.echo(f"adlm: warning: {SmallClass(one['class'], one['count'], one['sd']).sentence()}", err=True)
+    for words in sentences([SmallClass(one["class"], one["count"], one["sd"]) for one in small]):
+        typer.echo(f"adlm: warning: {words}", err=True)
     output.say(f"{WARNING}: do not publish them, and do not choose between models by them")
     output.result(
         figures | totals.to_dict() | {"stamps": list(loaded.stamps), "warning": WARNING},

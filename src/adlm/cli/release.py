@@ -136,7 +136,7 @@ def release(
     "signed_by"}.
     """
     from adlm.artefact import require_room
-    from adlm.class_sizes import small_classes
+    from adlm.class_sizes import sentences, small_classes
     from adlm.curator.noise import Source
     from adlm.errors import StoppedError, UserError
 
@@ -183,8 +183,8 @@ def release(
     except KeyboardInterrupt:
         raise StoppedError(_stopped(book, place, out)) from None
     certificate = made.certificate
-    for small in small_classes(made):
-        _caution(small.sentence())
+    for words in sentences(small_classes(made)):
+        _caution(words)
     figures = {
         "out": str(out), "kind": kind, "n": certificate.settings.get("n"), "stamps": list(certificate.stamps),
         "ledger": str(place), "charges": len(book.charges),

@@ -72,7 +72,7 @@ def train(
     """
     from adlm.analyst.fit import fit, network_of
     from adlm.analyst.training import ENOUGH_STEPS, default_plan
-    from adlm.class_sizes import small_classes
+    from adlm.class_sizes import sentences, small_classes
     from adlm.errors import UserError
     from adlm.release import Release
 
@@ -103,8 +103,8 @@ def train(
     small = small_classes(made)
     if small:  # goes along with the model, which has no counts
         model = replace(model, training={**model.training, "small_classes": [s.to_dict() for s in small]})
-        for one in small:
-            typer.echo(f"adlm: warning: {one.sentence()}", err=True)
+        for words in sentences(small):
+            typer.echo(f"adlm: warning: {words}", err=True)
     model.save(out, key=key)
     checkpoint.unlink(missing_ok=True)
     totals = made.certificate.totals

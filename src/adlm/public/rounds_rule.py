@@ -18,7 +18,7 @@ from adlm.errors import UserError
 CLIP_NORM = 0.25
 # Short clips bias the class shares of imbalanced data; a table that can afford it is clipped less.
 WIDER_CLIPS = ((8_000.0, 0.5), (16_000.0, 1.0))
-IMAGE_PATH, TABLE_PATH = 0.1, 0.2  # step x clip norm x rounds, over the signal
+TABLE_PATH = 0.2  # step x clip norm x rounds, over the signal; images have their own, by kind
 ROUNDS = (100, 200)  # usual and most
 PURE_ROUNDS = 30  # under pure epsilon, where every round costs its share of epsilon
 IMAGE_STEP, TABLE_STEP = 128.0, 32.0  # the longest stable steps, for a clip norm of CLIP_NORM

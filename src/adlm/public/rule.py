@@ -17,7 +17,7 @@ from scipy.special import ndtr
 from adlm.errors import UserError
 from adlm.public.features import Features, PriorStatistics
 from adlm.public.features.narrowed import narrow
-from adlm.public.rounds_rule import IMAGE_PATH, IMAGE_STEP, GradientRounds, plan_rounds
+from adlm.public.rounds_rule import IMAGE_STEP, GradientRounds, plan_rounds
 
 # Fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public for that.
 PER_COORDINATE = 10  # pure: records of a class, times epsilon, that a coordinate needs
@@ -181,12 +181,12 @@ def _rounds(n: int, strength: float, features: Features) -> Plan:
     if features.by_variance:
         k = min(k, max(ROUNDS_FEWEST, math.floor(ROUNDS_COORDINATES * strength)))
         why = f"k = {k}: coordinates are ordered by variance, one for {1 / ROUNDS_COORDINATES:.1f} of signal"
-    rounds = plan_rounds(n, strength, path=IMAGE_PATH, longest_step=IMAGE_STEP)
+    rounds = plan_rounds(n, strength, path=features.path, longest_step=IMAGE_STEP)
     reasons = (
         why,
         f"{rounds.rounds} gradient rounds: the signal n mu / sensitivity is {strength:.0f}, at least "
         f"{ROUNDS_FROM}",
-        f"step {rounds.step:g}: the path is {IMAGE_PATH:g} of the signal",
+        f"step {rounds.step:g}: the path is {features.path:g} of the signal",
         "a tenth of the budget for class sums, which networks and checks need",
     )
     return Plan(k, "gaussian", 1.0, 0.2, share_sums=ROUNDS_SUMS, reasons=reasons, rounds=rounds)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adlm.class_sizes import SmallClass
+from adlm.class_sizes import SmallClass, sentences
 from adlm.report import drawing
 from adlm.report.html import Markup, figure, join, paragraph, table, tag
 from adlm.report.page import Section
@@ -49,8 +49,8 @@ def _measures(model: Trained) -> tuple[str, ...]:
 def _small(model: Trained) -> list[Markup]:
     """Warn of classes that are smaller than the noise on their counts."""
     found = model.training.get("small_classes", [])
-    said = [SmallClass(str(s["class"]), float(s["count"]), float(s["sd"])).sentence() for s in found]
-    return [tag("p", f"{words}.", class_="bad") for words in said]
+    small = [SmallClass(str(s["class"]), float(s["count"]), float(s["sd"])) for s in found]
+    return [tag("p", f"{words}.", class_="bad") for words in sentences(small)]
 
 
 def _recalls(model: Trained, classes: Sequence[str]) -> list[Markup]:

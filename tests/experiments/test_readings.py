@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from adlm.certificate import Charge
 from adlm.curator.noise import Source
 from adlm.curator.records import Perturbation, Settings, prepare
 from adlm.errors import UserError
-from adlm.experiments import paper_readings, readings
+from adlm.experiments import conduct, kinds, paper_page, paper_readings, readings
 from adlm.experiments.cells import Cell
 from adlm.experiments.registry import perform
 from adlm.polynomial import CROSS_ENTROPY
@@ -167,3 +169,38 @@ def test_charges_of_relevances_are_carried_along() -> None:
     extra = Charge("relevance", "laplace", "replace-one", Fraction(1), Fraction(2), "Lemma 1")
     totals = readings.totals("own-once", made, (extra,), 1)
     assert totals.epsilon_proved == sum(Fraction(c.epsilon_proved) for c in (extra, *made.charges))
+
+
+def test_the_time_that_readings_take_grows_with_their_steps_and_is_said_before_a_full_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("adlm.progress.say", said.append)
+    monkeypatch.setattr(paper_readings, "_records_a_second", lambda name, data, batch: 50.0)
+    scale = {"train_batch": 100, "network": "authors-mnist-quarter", "reading": "shared"}
+    cells = [Cell("ilm-shared", "digits", "1", settings=scale | {"steps": steps}) for steps in (900, 2700)]
+    other = Cell("moments", "digits", "1")
+    assert paper_readings.estimate([*cells, other]) == pytest.approx(7200)
+    conduct._say_how_long("paper", [*cells, other], tmp_path, 2)
+    assert "3 cells to run on 2 processes; 2 of them" in said[0]
+    assert "about 1.0 hours" in said[0]
+
+
+def test_the_page_has_the_noise_of_each_reading_of_delta_h0_and_what_breaks_it() -> None:
+    text = paper_page.noise("cifar10")
+    assert "| per-patch: 2 x places after pooling x patch, the authors' code | 5,400 |" in text
+    assert "43.6" in paper_page.noise("mnist")
+    assert "| shared | 0.5 | none |" in paper_page.attacks(runs=200)
+
+
+def test_the_table_of_kinds_has_accuracy_and_error_beside_the_control(tmp_path: Path) -> None:
+    lines = [
+        {"key": [name, str(scale)], "accuracy": 0.5, "epsilon_proved": 10.0}
+        | ({"error": 0.25} if name == "rbm" else {})
+        for name in kinds.KINDS
+        for scale in (None, *kinds.SCALES)
+    ]
+    (tmp_path / "kinds.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    text = kinds.table(tmp_path / "kinds.jsonl")
+    assert "| rbm | 50.0; 0.250 | 50.0; 0.250 |" in text
+    assert "| mlp | 50.0 | 50.0 |" in text

@@ -85,7 +85,7 @@ def shared_noise_image(runs: int, source: Source) -> Finding:
 
 
 def batch_sum_sensitivity(runs: int, source: Source) -> Finding:
-    """Noise for the sum over a batch put on every record: the paper as written, Delta_h0 = 9,800.
+    """Noise for the sum over a batch put on every record, with the authors' Delta_h0 of 9,800.
 
     The product's own record release, held against the epsilon that the paper claims for it.
     """

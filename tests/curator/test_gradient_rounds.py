@@ -237,7 +237,7 @@ def test_features_are_kept_in_a_nameless_file_when_they_are_many(tmp_path: Any, 
     assert np.array_equal(kept, z)
     assert np.array_equal(classes, codes)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    del kept, store
+    store.close()
 
 
 @pytest.mark.parametrize("control", ROUNDS, ids=lambda control: control.__name__)

@@ -101,7 +101,7 @@ def head_before_noise(runs: int, source: Source) -> Finding:
     ) -> Any:
         z, codes = store.arrays()
         over = GradientPass.over(z, codes, GradientClip(plan.clip_norm, plan.constant))
-        descent = Descent(replace(plan, step=1e4), offsets, z.shape[1])
+        descent = Descent(replace(plan, step=1e4), np.zeros_like(offsets), z.shape[1])
         released = []
         for _ in range(plan.rounds):
             total = over.sum(descent.head())

@@ -61,6 +61,13 @@ class FeatureStore:
                 "free room there, or set ADLM_CACHE to another folder"
             ) from None
 
+    def close(self) -> None:
+        """Let go of everything; what is in a file is gone."""
+        self._blocks, self._codes = [], []
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
     def arrays(self) -> tuple[npt.NDArray[np.int16], npt.NDArray[np.int64]]:
         """Return all features and all codes."""
         codes = np.concatenate(self._codes) if self._codes else np.zeros(0, dtype=np.int64)

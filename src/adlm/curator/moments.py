@@ -380,6 +380,7 @@ def release_moments(
             else noise.radial(1, 1, scales.correct, source)
         )
         tensors |= {"gradients": torch.from_numpy(gradients), "correct": torch.from_numpy(correct[0])}
+        store.close()
     return Release.make(
         tensors | (extra or {}),
         kind="moments",

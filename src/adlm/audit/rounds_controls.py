@@ -30,7 +30,7 @@ def _design(clip_norm: float = 0.25) -> Design:
 
 def _pair() -> tuple[Records, Records]:
     """Two records that differ in class at the same place: their gradients point opposite ways."""
-    values = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    values = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     one = Records(values, np.array([0, 1]))
     return one, Records(values, np.array([1, 1]))
 
@@ -113,7 +113,7 @@ def head_before_noise(runs: int, source: Source) -> Finding:
 
     with _put(moments, "run_rounds", peeking):
         data, neighbour = _pair()
-        crowd = Records(np.tile(data.values[1:], (400, 1)), np.tile(np.array([0, 1]), 200))
+        crowd = Records(np.tile([[0.0, 1.0, 0.0]], (400, 1)), np.tile(np.array([0, 1]), 200))
         subject = of_moments("head", _design(), "replace-one", (0, 1, 1, 2))
         comparison = replay(subject, crowd.plus(data), crowd.plus(neighbour), source)
     caught = not comparison.within

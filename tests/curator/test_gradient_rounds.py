@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -143,7 +142,7 @@ def test_the_charges_keep_to_the_budget_and_use_it(neighbours: str, delta: Fract
 def test_rounds_refuse_settings_that_make_no_sense() -> None:
     for wrong in ({"rounds": 0}, {"clip_norm": 0.0}, {"momentum": 1.0}, {"average": 0.0}, {"constant": 2.0}):
         with pytest.raises(UserError):
-            replace(PLAN, **wrong)  # type: ignore[arg-type]
+            replace(PLAN, **wrong)
     with pytest.raises(UserError, match="Gaussian or radial"):
         Design(Fraction(1), Fraction(0), 3, 1.0, rounds=PLAN)
 
@@ -244,4 +243,3 @@ def test_features_are_kept_in_a_nameless_file_when_they_are_many(tmp_path: Any, 
 def test_rounds_that_are_wrong_on_purpose_are_caught(control: Any) -> None:
     found = control(100, Source.seeded_with(1))
     assert found.lower > float(found.claimed)
-    torch.manual_seed(0)

@@ -15,8 +15,9 @@ from adlm.audit.replay import replay
 from adlm.audit.subject import Records
 from adlm.audit.subjects import DELTA, of_moments
 from adlm.audit.tap import DivergedError
-from adlm.curator import gradient_rounds
-from adlm.curator.gradient_rounds import FeatureStore, GradientClip, GradientPass
+from adlm.curator import noise
+from adlm.curator.feature_store import FeatureStore
+from adlm.curator.gradient_rounds import GradientClip, GradientPass
 from adlm.curator.moments import Design
 from adlm.curator.noise import Source
 from adlm.estimation.gradient_head import Descent
@@ -105,7 +106,7 @@ def head_before_noise(runs: int, source: Source) -> Finding:
         released = []
         for _ in range(plan.rounds):
             total = over.sum(descent.head())
-            released.append(total + gradient_rounds.noise.gaussian(total.shape, law[1], source))
+            released.append(total + noise.gaussian(total.shape, law[1], source))
             descent.update(total)  # should be what was released
         return np.stack(released)
 
@@ -144,7 +145,7 @@ def noise_used_again(runs: int, source: Source) -> Finding:
         drawn, released = None, []
         for _ in range(plan.rounds):
             total = over.sum(descent.head())
-            drawn = gradient_rounds.noise.gaussian(total.shape, law[1], source) if drawn is None else drawn
+            drawn = noise.gaussian(total.shape, law[1], source) if drawn is None else drawn
             released.append(total + drawn)
             descent.update(released[-1])
         return np.stack(released)

@@ -121,6 +121,9 @@ for _name, _title in NAMES.items():
 
 @app.command("tables", epilog="Example: adlm experiment tables --releases 10")
 def tables(
+    names: Annotated[
+        str, typer.Option(help="Which tables; also satimage, optdigits, segment, spambase, ring, texture.")
+    ] = "adult,diabetes130",
     releases: Annotated[int, typer.Option(help="Fresh releases for each figure.")] = 10,
     epsilons: Epsilons = None,
     compare: Annotated[
@@ -134,7 +137,7 @@ def tables(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Adult and Diabetes-130: ours beside logistic regression, gradient boosting, DP-SGD and diffprivlib.
+    """Tables, by default Adult and Diabetes-130: ours beside logistic regression, gradient boosting, DP-SGD and diffprivlib.
 
     Reads the sets from the folder that ADLM_DATA names; writes OUT/tables.jsonl and OUT/tables.md.
     diffprivlib needs an environment of its own (pip install diffprivlib==0.6.6 scikit-learn==1.6.1) and is
@@ -149,6 +152,7 @@ def tables(
     budgets = tuple(part.strip() for part in epsilons.split(",")) if epsilons else EPSILONS
     rows = run(
         out,
+        names=tuple(part.strip() for part in names.split(",")),
         epsilons=budgets,
         releases=releases,
         compare=compare,

@@ -23,7 +23,7 @@ from adlm.artefact import write_file
 from adlm.errors import UserError
 from adlm.experiments import table_methods as methods
 from adlm.experiments.table_methods import BOOSTING, DPSGD, LOGISTIC, OURS, OURS_WAVES, PENALTIES
-from adlm.experiments.table_split import Split, load
+from adlm.experiments.table_split import SMALL, Split, load
 from adlm.privatise_table import Fourier
 
 COMMAND = "adlm experiment tables"
@@ -176,13 +176,15 @@ def _sentence(row: Row) -> str:
 def markdown(rows: list[Row]) -> str:
     """The comparison as one Markdown table for each data set."""
     with_theirs = any(row.method.startswith("diffprivlib") for row in rows)
-    command = COMMAND + (" --diffprivlib-python PATH" if with_theirs else "")
+    small = [name for name in dict.fromkeys(row.data for row in rows) if name in SMALL]
+    command = COMMAND + (f" --names {','.join(small)}" if small else "")
+    command += " --diffprivlib-python PATH" if with_theirs else ""
     parts = [
         f"# Tables\n\nMade by `{command}`. Accuracy in per cent and AUC: mean (standard deviation) of "
         f"{max((row.runs for row in rows), default=0)} fresh releases, of 3 for DP-SGD. DP-SGD's relation is "
         "add-remove, where a replaced record counts about twice. diffprivlib states no relation; the paper "
         "that its logistic regression cites (Chaudhuri et al., 2011) replaces one record. All of them but "
-        "gradient boosting read the same public cells. `validation` trains on three quarters of the training "
+        "gradient boosting read public features of the same columns. `validation` trains on three quarters of the training "
         "records and is measured on the last quarter: it decides whether random Fourier features are on by "
         "default.\n"
     ]

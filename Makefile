@@ -27,8 +27,8 @@ demo: $(RUN) ## Release, certificate, training, accuracy and a report on data th
 	$(BIN)/adlm demo --out out/demo
 
 lint: $(DEV) ## ruff, mypy and the wall
-	$(BIN)/ruff check src tests
-	$(BIN)/ruff format --check src tests
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import nn
 
-from adlm.algorithm1 import Budgets, Explained, adaptive_laplace_mechanism, learn, make_release
+from adlm.algorithm1 import Budgets, RelevanceSource, adaptive_laplace_mechanism, learn, make_release
 from adlm.analyst.fit import fit
 from adlm.analyst.networks import build
-from adlm.analyst.training import Plan, accuracy
-from adlm.certificate import compose
+from adlm.analyst.training import TrainingConfig, accuracy
 from adlm.curator.ledger import Budget, Ledger
 from adlm.curator.noise import Source
 from adlm.errors import UserError
+from adlm.privacy.accounting import compose
+from adlm.privacy.release import Release
 from adlm.public.domain import Domain
-from adlm.public.pretrain import pretrain, synthetic
-from adlm.release import Release
-from adlm.relevance_network import RelevanceNetwork, make_public
+from adlm.workflows.pretrain import pretrain, synthetic
+from adlm.workflows.relevance_network import RelevanceNetwork, make_public
 
 DOMAIN = Domain(shape=(12,), lower=0.0, upper=1.0, classes=("0", "1", "2"))
 
@@ -37,9 +37,9 @@ def blobs(n: int = 600) -> tuple[np.ndarray, np.ndarray]:
     return x, y
 
 
-def explained(provenance: str = "public") -> Explained:
+def explained(provenance: str = "public") -> RelevanceSource:
     torch.manual_seed(0)
-    return Explained(build("mlp", (12,), 5).eval(), provenance)
+    return RelevanceSource(build("mlp", (12,), 5).eval(), provenance)
 
 
 def test_the_whole_algorithm_learns_where_noise_is_small_and_certifies_both_totals() -> None:
@@ -90,7 +90,7 @@ def test_a_network_of_ones_own_is_named_and_has_to_be_given_again() -> None:
         assert release is not None
         made.append(release)
     assert [release.certificate.settings["network"] for release in made] == ["mlp", "Mine"]
-    plan = Plan(epochs=1, batch_size=10)
+    plan = TrainingConfig(epochs=1, batch_size=10)
     assert fit(made[0], plan=plan).training["network"] == "mlp"
     with pytest.raises(UserError, match=r"made for Mine, which cannot be built by name; .* --network"):
         fit(made[1], plan=plan)
@@ -158,7 +158,9 @@ def test_the_analyst_needs_nothing_but_the_folder(tmp_path: Path) -> None:
         folder=tmp_path / "R",
     )
     network = build("cnn1d", (12,), 3)
-    history = learn(Release.load(tmp_path / "R"), network, Plan(epochs=3, batch_size=50), device="cpu")
+    history = learn(
+        Release.load(tmp_path / "R"), network, TrainingConfig(epochs=3, batch_size=50), device="cpu"
+    )
     assert len(history.losses) == 3
     assert network(torch.rand(2, 12)).shape == (2, 3)
 
@@ -172,7 +174,7 @@ def test_training_again_on_the_same_release_leaves_the_bias_input_as_it_is() -> 
     layer = nn.Linear(12, 5)
     network = nn.Sequential(layer, nn.ReLU(), nn.Linear(5, 3))
     before = layer.bias.detach().clone()
-    still = Plan(steps=1, batch_size=10, optimiser="SGD", learning_rate=1e-30)
+    still = TrainingConfig(steps=1, batch_size=10, optimiser="SGD", learning_rate=1e-30)
     for again in (lambda: learn(release, network, still, device="cpu"), lambda: fit(release, network, still)):
         for _ in range(2):
             again()
@@ -208,10 +210,10 @@ class Sideways(nn.Module):
         ({"x": np.where(np.arange(360).reshape(30, 12) == 100, np.nan, 0.5)}, "record 8 has nan"),
         ({"x": np.full((30, 11), 0.5)}, "records must have shape"),
         (
-            {"explained": Explained(nn.Sequential(nn.Linear(9, 3)), "public")},
+            {"explained": RelevanceSource(nn.Sequential(nn.Linear(9, 3)), "public")},
             "does not take records of shape",
         ),
-        ({"explained": Explained(Sideways(), "public")}, "not supported|cannot follow"),
+        ({"explained": RelevanceSource(Sideways(), "public")}, "not supported|cannot follow"),
     ],
 )
 def test_a_mistake_is_found_before_the_relevances_are_charged(changes: dict[str, Any], message: str) -> None:

@@ -10,12 +10,13 @@ import pytest
 from tests.report import artefacts
 from typer.testing import CliRunner
 
-from adlm import Domain, privatise, progress
+from adlm import Domain, privatise
 from adlm.class_sizes import sentences, small_classes
 from adlm.cli.app import app
-from adlm.privatise_table import privatise_table
-from adlm.public.tables import TableDomain
+from adlm.public.domain.table import TableDomain
 from adlm.report import write_report
+from adlm.runtime import progress
+from adlm.workflows.privatise_table import privatise_table
 
 TOML = """
 [columns.age]

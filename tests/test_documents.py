@@ -122,11 +122,11 @@ def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
 
 
 def test_every_module_that_the_paper_is_mapped_to_has_the_name() -> None:
-    """`curator.lrp.relevance` on the page is adlm.curator.lrp.relevance in the code."""
+    """`estimation.lrp.relevance` on the page is adlm.estimation.lrp.relevance in the code."""
     import importlib
 
     text = (ROOT / "docs" / "paper-to-code.md").read_text()
-    rooms = ("curator", "analyst", "public", "polynomial", "certificate", "algorithm1", "baselines")
+    rooms = ("curator", "analyst", "public", "estimation", "privacy", "workflows", "algorithm1", "baselines")
     named = set(re.findall(rf"`((?:{'|'.join(rooms)})[\w.]*)`", text))
     assert len(named) > 25
     for name in sorted(named):

@@ -13,26 +13,26 @@ from adlm.version import __version__
 if TYPE_CHECKING:
     from adlm.analyst.fit import fit
     from adlm.analyst.model import Model
-    from adlm.analyst.training import Plan
-    from adlm.curation import privatise
+    from adlm.analyst.training import TrainingConfig
     from adlm.curator.ledger import Budget, Ledger
     from adlm.errors import UserError
-    from adlm.estimator import AdLMClassifier
+    from adlm.privacy.release import Certificate, Release
     from adlm.public.domain import Domain
-    from adlm.release import Certificate, Release
+    from adlm.workflows.privatise import privatise
+    from adlm.workflows.sklearn.estimator import AdLMClassifier
 
 _PLACES = {
-    "AdLMClassifier": "adlm.estimator",
+    "AdLMClassifier": "adlm.workflows.sklearn.estimator",
     "Budget": "adlm.curator.ledger",
-    "Certificate": "adlm.release",
+    "Certificate": "adlm.privacy.release",
     "Domain": "adlm.public.domain",
     "Ledger": "adlm.curator.ledger",
     "Model": "adlm.analyst.model",
-    "Plan": "adlm.analyst.training",
-    "Release": "adlm.release",
+    "TrainingConfig": "adlm.analyst.training",
+    "Release": "adlm.privacy.release",
     "UserError": "adlm.errors",
     "fit": "adlm.analyst.fit",
-    "privatise": "adlm.curation",
+    "privatise": "adlm.workflows.privatise",
 }
 
 __all__ = [
@@ -42,7 +42,7 @@ __all__ = [
     "Domain",
     "Ledger",
     "Model",
-    "Plan",
+    "TrainingConfig",
     "Release",
     "UserError",
     "__version__",

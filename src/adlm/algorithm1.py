@@ -15,21 +15,21 @@ from typing import Any
 import numpy.typing as npt
 from torch import nn
 
-from adlm.analyst.anatomy import perturb_bias
 from adlm.analyst.examples import from_records
-from adlm.analyst.training import History, Plan, train
+from adlm.analyst.layer_sizes import perturb_bias
+from adlm.analyst.training import History, TrainingConfig, train
 from adlm.analyst.unsupervised import Unsupervised
-from adlm.certificate import parse_epsilon
 from adlm.curator.ledger import Ledger
+from adlm.curator.mechanisms.record_release import release_records, write_records
 from adlm.curator.noise import Source
-from adlm.curator.record_release import release_records, write_records
 from adlm.curator.relevance import private_relevance
 from adlm.errors import UserError
+from adlm.privacy.accounting import parse_epsilon
+from adlm.privacy.release import Release
 from adlm.public.domain import Domain
-from adlm.record_plan import Budgets, Explained, check_first, settings_for
-from adlm.release import Release
+from adlm.workflows.record_plan import Budgets, RelevanceSource, check_first, settings_for
 
-__all__ = ["Budgets", "Explained", "adaptive_laplace_mechanism", "learn", "make_release"]
+__all__ = ["Budgets", "RelevanceSource", "adaptive_laplace_mechanism", "learn", "make_release"]
 
 
 def make_release(
@@ -39,7 +39,7 @@ def make_release(
     network: nn.Module,
     budgets: Budgets,
     *,
-    explained: Explained | None,
+    explained: RelevanceSource | None,
     L: int,
     delta_h0: str | int | Fraction = "counted",
     allocation: str = "linear",
@@ -113,7 +113,7 @@ def make_release(
 def learn(
     release: Release,
     network: nn.Module,
-    plan: Plan,
+    plan: TrainingConfig,
     *,
     device: str = "auto",
     checkpoints: Path | None = None,
@@ -148,12 +148,12 @@ def adaptive_laplace_mechanism(
     epsilon3: object,
     T: int,
     L: int,
-    explained: Explained | None,
+    explained: RelevanceSource | None,
     delta_h0: str | int | Fraction = "counted",
     allocation: str = "linear",
     loss: str = "cross-entropy",
     mode: str = "economical",
-    plan: Plan | None = None,
+    plan: TrainingConfig | None = None,
     ledger: Ledger | None = None,
     source: Source | None = None,
     device: str = "auto",
@@ -195,5 +195,10 @@ def adaptive_laplace_mechanism(
         source=source or Source.system(),
     )
     assert release is not None  # no folder was given
-    learn(release, H, replace(plan or Plan(steps=T), epochs=None, steps=T, batch_size=L), device=device)
+    learn(
+        release,
+        H,
+        replace(plan or TrainingConfig(steps=T), epochs=None, steps=T, batch_size=L),
+        device=device,
+    )
     return H, release

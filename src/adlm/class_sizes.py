@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from adlm.release import Release
+from adlm.privacy.release import Release
 
 CLEAR = 2.0  # standard deviations of its noise that a count must exceed to be told from none
 BELOW = 3.0  # standard deviations by which a count must stay below n / M for its class to be called small

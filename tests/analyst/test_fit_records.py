@@ -19,13 +19,13 @@ from adlm.analyst.fit import fit
 from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
 from adlm.analyst.networks import build
 from adlm.analyst.normalisation import TOGETHER, MinMax, Standardise, by_batch, even_parts
-from adlm.analyst.training import Plan, accuracy, default_plan, predict, train
+from adlm.analyst.training import TrainingConfig, accuracy, default_plan, predict, train
 from adlm.cli.app import app
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.curator.relevance import private_relevance
+from adlm.privacy.release import Release
 from adlm.public import datasets
-from adlm.release import Release
 
 DIGITS, TEST = datasets.load("digits", "train"), datasets.load("digits", "test")
 RECORDS, ANSWERS = torch.from_numpy(TEST.domain.scale(TEST.x)), torch.from_numpy(TEST.y)
@@ -48,7 +48,7 @@ def test_defaults_come_within_three_points_of_the_network_without_privacy(name: 
     torch.manual_seed(0)
     plain = build(name, (8, 8), 10)
     examples = Examples(torch.from_numpy(DIGITS.domain.scale(DIGITS.x)), torch.from_numpy(DIGITS.y))
-    train(plain, examples, Plan(epochs=150, batch_size=70, schedule="cosine"), device="cpu")
+    train(plain, examples, TrainingConfig(epochs=150, batch_size=70, schedule="cosine"), device="cpu")
     expected = accuracy(plain, RECORDS, ANSWERS, device="cpu")
     assert expected > 0.9
     assert found(fit(release_of("1e8"), name)) > expected - 0.03
@@ -86,11 +86,11 @@ def test_a_network_trained_on_noisy_records_answers_with_the_statistics_of_clean
     """Noise of scale 2 ranges: the averages of training put nearly all clean records into one class."""
     gained = []
     for seed in range(3):
-        model = fit(release_of("300", 40_000), "mlp", Plan(steps=600, batch_size=100, seed=seed))
+        model = fit(release_of("300", 40_000), "mlp", TrainingConfig(steps=600, batch_size=100, seed=seed))
         assert model.training["statistics"] == TOGETHER_STATISTICS
         gained.append(found(model) - found(replace(model, training={})))
     assert np.mean(gained) > 0.1
-    assert fit(release_of("1e8"), "mlp", Plan(steps=5)).training["statistics"] == AVERAGES
+    assert fit(release_of("1e8"), "mlp", TrainingConfig(steps=5)).training["statistics"] == AVERAGES
 
 
 def test_few_records_are_answered_one_by_one_and_many_by_their_own_statistics() -> None:
@@ -121,7 +121,7 @@ def test_parts_cover_everything_once_and_none_is_small(n: int) -> None:
 
 def test_relevances_never_take_the_statistics_of_a_batch() -> None:
     """A model that answers by batch statistics explains each record by itself: Lemma 1 rests on it."""
-    model = fit(release_of("300", 40_000), "mlp", Plan(steps=20, batch_size=100))
+    model = fit(release_of("300", 40_000), "mlp", TrainingConfig(steps=20, batch_size=100))
     model.predict(TEST.x)
     given = {"provenance": "public", "epsilon": Fraction(1), "ledger": Ledger()}
     one = private_relevance(model.head, TEST.x[:300], DIGITS.domain, source=Source.seeded_with(0), **given)  # type: ignore[arg-type]

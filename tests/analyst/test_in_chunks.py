@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from adlm.analyst.examples import Examples
 from adlm.analyst.in_chunks import forward, separable
 from adlm.analyst.networks import build
-from adlm.analyst.training import Plan, train
+from adlm.analyst.training import TrainingConfig, train
 
 
 def gradients(network: nn.Module, outcome: Tensor, y: Tensor) -> list[Tensor]:
@@ -71,5 +71,9 @@ def test_training_goes_in_chunks() -> None:
     next(m for m in network if isinstance(m, nn.Conv2d)).register_forward_hook(
         lambda layer, given, made: seen.append(len(made))
     )
-    train(network, Examples(torch.rand(300, 12, 12), torch.arange(300) % 3), Plan(epochs=1, batch_size=300))
+    train(
+        network,
+        Examples(torch.rand(300, 12, 12), torch.arange(300) % 3),
+        TrainingConfig(epochs=1, batch_size=300),
+    )
     assert seen == [100, 256, 44, 100]  # a few are asked for before and after, which must not get far worse

@@ -16,22 +16,22 @@ from adlm.analyst.model import Model
 from adlm.analyst.networks import build
 from adlm.analyst.objective import coefficients
 from adlm.analyst.sequences import places
-from adlm.analyst.training import Plan, accuracy, train
+from adlm.analyst.training import TrainingConfig, accuracy, train
 from adlm.analyst.unsupervised import AutoEncoder, Boltzmann, DeepBelief, Unsupervised
-from adlm.curation import privatise
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.errors import UserError
-from adlm.polynomial import CROSS_ENTROPY
+from adlm.estimation.polynomial import CROSS_ENTROPY
+from adlm.privacy.release import Release
 from adlm.public import datasets
-from adlm.release import Release
+from adlm.workflows.privatise import privatise
 
 DIGITS, TEST = datasets.load("digits", "train"), datasets.load("digits", "test")
 X, Y = torch.from_numpy(DIGITS.domain.scale(DIGITS.x)), torch.from_numpy(DIGITS.y)
 SEEN, ANSWERS = torch.from_numpy(TEST.domain.scale(TEST.x)), torch.from_numpy(TEST.y)
 RECORDS_FIRST = ("auto-encoder", "rbm", "deep-belief")
 KINDS = (*RECORDS_FIRST, "recurrent", "attention")
-PLAN = Plan(steps=1200, batch_size=70, learning_rate=5e-3, schedule="cosine")
+PLAN = TrainingConfig(steps=1200, batch_size=70, learning_rate=5e-3, schedule="cosine")
 
 
 def released(
@@ -65,13 +65,13 @@ def test_a_network_of_each_kind_learns_from_a_record_release_as_without_noise(na
 @pytest.mark.parametrize("name", ["auto-encoder", "rbm", "recurrent", "attention"])
 def test_it_learns_from_draws_of_a_moment_release_too(name: str) -> None:
     release = privatise(DIGITS.x, DIGITS.y, domain=DIGITS.domain, epsilon="50", delta="1e-5", k=16, seed=0)
-    model = fit(release, name, Plan(steps=500, batch_size=100, learning_rate=5e-3), draws=2000)
+    model = fit(release, name, TrainingConfig(steps=500, batch_size=100, learning_rate=5e-3), draws=2000)
     assert float((model.predict(TEST.x) == TEST.y).mean()) > 0.6
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_a_model_of_each_kind_comes_back_from_its_folder(name: str, tmp_path: Path) -> None:
-    model = fit(released(name)[0], name, Plan(steps=2, batch_size=50))
+    model = fit(released(name)[0], name, TrainingConfig(steps=2, batch_size=50))
     model.save(tmp_path / "M")
     again = Model.load(tmp_path / "M")
     torch.testing.assert_close(again.logits(TEST.x[:20]), model.logits(TEST.x[:20]))
@@ -93,7 +93,7 @@ def test_records_are_learnt_without_labels_and_without_a_budget_for_them(name: s
     assert found < 0.8 * spread  # better than the mean of all records, by a wide margin
     assert found == pytest.approx(expected, rel=0.2)
     with pytest.raises(UserError, match="holds no labels"):
-        fit(release, "mlp", Plan(steps=1))
+        fit(release, "mlp", TrainingConfig(steps=1))
 
 
 def _spread(x: Tensor) -> float:
@@ -140,7 +140,7 @@ def test_algorithm_1_lets_such_a_network_learn_records_before_labels() -> None:
     network = build("rbm", (8, 8), 10)
     assert isinstance(network, Unsupervised)
     before = network.error(SEEN)
-    still = Plan(steps=1, batch_size=10, optimiser="SGD", learning_rate=1e-30)
+    still = TrainingConfig(steps=1, batch_size=10, optimiser="SGD", learning_rate=1e-30)
     learn(release, network, still, device="cpu")
     assert network.error(SEEN) < 0.8 * before
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from adlm.analyst.anatomy import anatomy, perturb_bias
+from adlm.analyst.layer_sizes import layer_sizes, perturb_bias
 from adlm.analyst.networks import BATCH_SIZES, NETWORKS, batch_size, build, name_of, proposed
 from adlm.analyst.normalisation import LocalResponseNorm, MinMax
-from adlm.curator.lrp import relevance
 from adlm.errors import UserError
+from adlm.estimation.lrp import relevance
 
 
 def test_local_response_normalisation_is_its_formula_neuron_by_neuron() -> None:
@@ -68,7 +68,7 @@ def test_the_paper_network_for_mnist_has_the_sizes_of_the_text() -> None:
     network = build("paper-mnist", (28, 28), 10)
     sizes = [tuple(p.shape) for name, p in network.named_parameters() if name.endswith("weight")]
     assert sizes == [(32, 1, 5, 5), (64, 32, 5, 5), (25, 64 * 7 * 7), (10, 25)]
-    found = anatomy(network, (28, 28))
+    found = layer_sizes(network, (28, 28))
     assert (found.neurons, found.features, found.hidden) == (25_088, 784, 25)
     assert found.counted == 2 * 25_088 * 784
     assert found.per_patch == 9_800
@@ -79,7 +79,7 @@ def test_the_paper_network_for_cifar10_has_the_sizes_of_the_text() -> None:
     network = build("paper-cifar10", (3, 32, 32), 10)
     sizes = [tuple(p.shape) for name, p in network.named_parameters() if name.endswith("weight")]
     assert sizes == [(128, 3, 3, 3), (128, 128, 5, 5), (256, 128, 5, 5), (30, 256 * 16), (10, 30)]
-    assert anatomy(network, (3, 32, 32)).neurons == 128 * 32 * 32
+    assert layer_sizes(network, (3, 32, 32)).neurons == 128 * 32 * 32
 
 
 NOT_EXPLAINED = ("attention", "recurrent")  # relevance cannot be followed through them
@@ -108,7 +108,7 @@ def test_every_network_gives_class_scores_and_can_be_explained(name: str) -> Non
 
 
 def test_a_dense_first_layer_has_one_place() -> None:
-    found = anatomy(nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), (2, 3))
+    found = layer_sizes(nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), (2, 3))
     assert (found.neurons, found.patch, found.places, found.hidden) == (5, 6, 1, 5)
     assert found.per_patch == 12
 
@@ -127,7 +127,7 @@ def test_mistakes_are_told() -> None:
     with pytest.raises(UserError, match="choose mlp"):
         build("paper-mnist", (14,), 2)
     with pytest.raises(UserError, match="no first layer"):
-        anatomy(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4)), (4,))
+        layer_sizes(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(4)), (4,))
 
 
 @pytest.mark.parametrize(

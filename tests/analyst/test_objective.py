@@ -12,7 +12,7 @@ import torch
 
 from adlm.analyst.objective import Coefficients, coefficients, exact_loss, loss, released, unbounded_below
 from adlm.errors import UserError
-from adlm.polynomial import (
+from adlm.estimation.polynomial import (
     CROSS_ENTROPY,
     SQUARE,
     by_name,

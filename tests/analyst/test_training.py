@@ -17,15 +17,15 @@ from torch import Tensor, nn
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.networks import build
 from adlm.analyst.objective import Coefficients, coefficients, loss
-from adlm.analyst.training import Plan, accuracy, choose_device, predict, train
+from adlm.analyst.training import TrainingConfig, accuracy, choose_device, predict, train
 from adlm.curator.ledger import Ledger
+from adlm.curator.mechanisms.record_release import release_records
+from adlm.curator.mechanisms.records import Settings
 from adlm.curator.noise import Source
-from adlm.curator.record_release import release_records
-from adlm.curator.records import Settings
 from adlm.errors import UserError
-from adlm.polynomial import CROSS_ENTROPY
+from adlm.estimation.polynomial import CROSS_ENTROPY
+from adlm.privacy.release import Release
 from adlm.public.domain import Domain
-from adlm.release import Release
 
 
 def blobs(shape: tuple[int, ...], n: int = 300) -> tuple[np.ndarray, np.ndarray]:
@@ -67,7 +67,7 @@ def test_any_network_stacked_on_the_private_layer_learns_where_noise_is_small(
 ) -> None:
     torch.manual_seed(0)
     network = build(name, shape, 3)
-    plan = Plan(epochs=15, batch_size=50, learning_rate=5e-3)
+    plan = TrainingConfig(epochs=15, batch_size=50, learning_rate=5e-3)
     history = train(network, from_records(release(shape, mode=mode)), plan, device="cpu")
     x, y = blobs(shape)
     assert history.losses[-1] < history.losses[0]
@@ -92,21 +92,23 @@ def seeded() -> nn.Module:
 
 
 PLANS = [
-    Plan(
+    TrainingConfig(
         epochs=6,
         batch_size=64,
         optimiser="SGD",
         learning_rate=0.1,
         options={"momentum": 0.9, "nesterov": True},
     ),
-    Plan(epochs=6, batch_size=64, optimiser="Adam", schedule="cosine"),
-    Plan(steps=23, batch_size=64, optimiser="AdamW", schedule="linear"),
-    Plan(epochs=6, batch_size=64, optimiser="LBFGS", learning_rate=0.05, options={"history_size": 5}),
+    TrainingConfig(epochs=6, batch_size=64, optimiser="Adam", schedule="cosine"),
+    TrainingConfig(steps=23, batch_size=64, optimiser="AdamW", schedule="linear"),
+    TrainingConfig(
+        epochs=6, batch_size=64, optimiser="LBFGS", learning_rate=0.05, options={"history_size": 5}
+    ),
 ]
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(plan: Plan, tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(plan: TrainingConfig, tmp_path: Path) -> None:
     examples = from_records(release())
     whole = seeded()
     straight = train(whole, examples, plan, device="cpu")
@@ -145,7 +147,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, change: dict[str
     examples, file, plan = (
         from_records(release()),
         tmp_path / "run.safetensors",
-        Plan(epochs=1, batch_size=64),
+        TrainingConfig(epochs=1, batch_size=64),
     )
     train(seeded(), examples, plan, device="cpu", checkpoints=file, identity="a")
     other = replace(plan, **change)  # type: ignore[arg-type]
@@ -169,7 +171,7 @@ def test_a_truncated_checkpoint_is_told(tmp_path: Path) -> None:
     examples, file, plan = (
         from_records(release()),
         tmp_path / "run.safetensors",
-        Plan(epochs=1, batch_size=64),
+        TrainingConfig(epochs=1, batch_size=64),
     )
     train(seeded(), examples, plan, device="cpu", checkpoints=file)
     whole = file.read_bytes()
@@ -187,7 +189,10 @@ def test_the_certificate_is_byte_for_byte_the_same_after_one_epoch_and_after_man
     for epochs in (1, 100):
         loaded = Release.load(tmp_path / "R")
         train(
-            build("mlp", (12, 12), 3), from_records(loaded), Plan(epochs=epochs, batch_size=300), device="cpu"
+            build("mlp", (12, 12), 3),
+            from_records(loaded),
+            TrainingConfig(epochs=epochs, batch_size=300),
+            device="cpu",
         )
         loaded.save(tmp_path / f"R{epochs}")
         assert {path.name: path.read_bytes() for path in (tmp_path / f"R{epochs}").iterdir()} == before
@@ -203,7 +208,7 @@ def test_a_step_of_sgd_is_line_29_by_hand() -> None:
     train(
         network,
         Examples(x, phi),
-        Plan(steps=1, batch_size=8, optimiser="SGD", learning_rate=0.3),
+        TrainingConfig(steps=1, batch_size=8, optimiser="SGD", learning_rate=0.3),
         device="cpu",
     )
     gradient = torch.zeros(3, 5, dtype=torch.double)
@@ -217,8 +222,8 @@ def test_a_step_of_sgd_is_line_29_by_hand() -> None:
 
 
 def test_steps_and_epochs_are_counted_in_batches() -> None:
-    assert Plan(epochs=3, batch_size=100).total(250) == 9
-    assert Plan(steps=7, batch_size=100).total(250) == 7
+    assert TrainingConfig(epochs=3, batch_size=100).total(250) == 9
+    assert TrainingConfig(steps=7, batch_size=100).total(250) == 7
 
 
 def test_labelled_vectors_are_trained_on_with_the_usual_cross_entropy() -> None:
@@ -226,7 +231,10 @@ def test_labelled_vectors_are_trained_on_with_the_usual_cross_entropy() -> None:
     network = nn.Linear(12, 3)
     vectors, labels = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
     train(
-        network, Examples(vectors, labels), Plan(epochs=20, batch_size=50, learning_rate=0.05), device="cpu"
+        network,
+        Examples(vectors, labels),
+        TrainingConfig(epochs=20, batch_size=50, learning_rate=0.05),
+        device="cpu",
     )
     assert accuracy(network, vectors, labels, device="cpu") > 0.95
     assert (
@@ -238,7 +246,7 @@ def test_an_optimiser_that_evaluates_several_times_a_step_works_too() -> None:
     x, y = blobs((12,))
     phi = coefficients(CROSS_ENTROPY, torch.tensor(y), 3)
     network, vectors = nn.Linear(12, 3), torch.tensor(x, dtype=torch.float32)
-    plan = Plan(steps=10, batch_size=300, optimiser="LBFGS", learning_rate=1.0)
+    plan = TrainingConfig(steps=10, batch_size=300, optimiser="LBFGS", learning_rate=1.0)
     train(network, Examples(vectors, phi), plan, device="cpu")
     hidden = torch.cat([vectors, torch.ones(300, 1)], dim=1).double()
     best = torch.linalg.lstsq(hidden * 0.25**0.5, -phi.first.double() / 0.25**0.5).solution
@@ -250,7 +258,7 @@ def test_a_loss_that_is_not_finite_ends_training_with_the_network_of_the_last_go
     x, y = blobs((12,))
     phi = coefficients(CROSS_ENTROPY, torch.tensor(y), 3)
     network, vectors = nn.Linear(12, 3), torch.tensor(x, dtype=torch.float32)
-    plan = Plan(epochs=50, batch_size=30, optimiser="SGD", learning_rate=1e6)
+    plan = TrainingConfig(epochs=50, batch_size=30, optimiser="SGD", learning_rate=1e6)
     history = train(network, Examples(vectors, phi), plan, device="cpu")
     assert "not finite" in history.stopped
     assert len(history.losses) < 50
@@ -263,7 +271,7 @@ def test_a_network_that_the_last_step_ruined_is_told_of() -> None:
     phi = coefficients(CROSS_ENTROPY, torch.tensor(y), 3)
     examples = Examples(torch.tensor(x, dtype=torch.float32), phi)
     for rate, ruined in ((1e30, True), (1e-3, False)):
-        plan = Plan(steps=1, batch_size=300, learning_rate=rate)
+        plan = TrainingConfig(steps=1, batch_size=300, learning_rate=rate)
         history = train(nn.Linear(12, 3), examples, plan, device="cpu")
         assert all(math.isfinite(value) for value in history.losses)
         assert ("answers are not finite" in history.stopped) == ruined
@@ -272,29 +280,33 @@ def test_a_network_that_the_last_step_ruined_is_told_of() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: Plan(), "either epochs or steps"),
-        (lambda: Plan(epochs=1, steps=1), "either epochs or steps"),
-        (lambda: Plan(epochs=0), "must be positive"),
-        (lambda: Plan(epochs=1, schedule="square"), "constant, linear, cosine"),
-        (lambda: Plan(epochs=1, optimiser="Sgd"), "no optimiser 'Sgd'"),
-        (lambda: Plan(epochs=1, learning_rate=0.0), "learning_rate must be positive"),
-        (lambda: Plan(epochs=1, learning_rate=math.inf), "positive and finite"),
-        (lambda: Plan(epochs=1, seed=10**20), "seed must be a whole number from 0"),
+        (lambda: TrainingConfig(), "either epochs or steps"),
+        (lambda: TrainingConfig(epochs=1, steps=1), "either epochs or steps"),
+        (lambda: TrainingConfig(epochs=0), "must be positive"),
+        (lambda: TrainingConfig(epochs=1, schedule="square"), "constant, linear, cosine"),
+        (lambda: TrainingConfig(epochs=1, optimiser="Sgd"), "no optimiser 'Sgd'"),
+        (lambda: TrainingConfig(epochs=1, learning_rate=0.0), "learning_rate must be positive"),
+        (lambda: TrainingConfig(epochs=1, learning_rate=math.inf), "positive and finite"),
+        (lambda: TrainingConfig(epochs=1, seed=10**20), "seed must be a whole number from 0"),
         (
             lambda: train(
-                nn.Linear(2, 2), Examples(torch.zeros(1, 2), torch.zeros(1)), Plan(1, optimiser="SparseAdam")
+                nn.Linear(2, 2),
+                Examples(torch.zeros(1, 2), torch.zeros(1)),
+                TrainingConfig(1, optimiser="SparseAdam"),
             ),
             "SparseAdam cannot train a network",
         ),
         (
-            lambda: train(nn.Linear(2, 2), Examples(torch.zeros(0, 2), torch.zeros(0)), Plan(epochs=1)),
+            lambda: train(
+                nn.Linear(2, 2), Examples(torch.zeros(0, 2), torch.zeros(0)), TrainingConfig(epochs=1)
+            ),
             "no examples",
         ),
         (
             lambda: train(
                 nn.Linear(2, 2),
                 Examples(torch.zeros(1, 2), torch.zeros(1)),
-                Plan(epochs=1, options={"spin": 1}),
+                TrainingConfig(epochs=1, options={"spin": 1}),
             ),
             "does not take these options",
         ),

@@ -20,25 +20,25 @@ from adlm.audit.finding import ALPHA, COMMAND_ALPHA, MOST_TESTS, VIOLATED, Findi
 from adlm.audit.runner import Audit, Depth
 from adlm.audit.subjects import image_domain, paper_settings
 from adlm.cli.audit import audit
-from adlm.curation import privatise
 from adlm.curator.ledger import Ledger
-from adlm.curator.moments import Design, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig, release_moments
+from adlm.curator.mechanisms.record_release import release_records
+from adlm.curator.mechanisms.second_moments import CrossMoments, Second
 from adlm.curator.noise import Source
-from adlm.curator.record_release import release_records
-from adlm.curator.second import Cross, Second
-from adlm.privatise_table import privatise_encoded
-from adlm.public.columns import Column
+from adlm.privacy.release import Release
 from adlm.public.domain import Domain
+from adlm.public.domain.column import Column
+from adlm.public.domain.table import TableDomain
 from adlm.public.features.identity import Identity
-from adlm.public.tables import TableDomain
-from adlm.release import Release
+from adlm.workflows.privatise import privatise
+from adlm.workflows.privatise_table import privatise_encoded
 
 TINY = Depth(runs=200, evaluations=10, whole=20, support=2000, canaries=20, reading=10)
 app = typer.Typer()
 app.command()(audit)
 
 
-def release(design: Design, source: Source, relation: str = "replace-one") -> Release:
+def release(design: MomentConfig, source: Source, relation: str = "replace-one") -> Release:
     rng = np.random.default_rng(0)
     return release_moments(
         lambda: [(rng.normal(size=(30, design.k)), np.arange(30) % 3)],
@@ -50,15 +50,15 @@ def release(design: Design, source: Source, relation: str = "replace-one") -> Re
     )
 
 
-PURE = Design(Fraction(1), Fraction(0), 4, 1.0)
-STAGED = Second(3, "means", 0.5, around="means", cross=Cross(0.5, 0.5, Fraction(1, 2)))
+PURE = MomentConfig(Fraction(1), Fraction(0), 4, 1.0)
+STAGED = Second(3, "means", 0.5, around="means", cross=CrossMoments(0.5, 0.5, Fraction(1, 2)))
 DESIGNS = {
     "pure": PURE,
     "adaptive": replace(PURE, scales=(1.0, 2.0, 3.0, 0.5)),
     "radial": replace(PURE, pure="radial"),
     "pure with second moments": replace(PURE, second=Second(3)),
     "joint": replace(PURE, delta=Fraction(1, 10**5), second=Second(4)),
-    "two parts": replace(PURE, delta=Fraction(1, 10**5), second=Second(4, level=0.5)),
+    "two parts": replace(PURE, delta=Fraction(1, 10**5), second=Second(4, clip_norm=0.5)),
     "radial, in stages": replace(PURE, pure="radial", second=STAGED),
     "gaussian, in stages": replace(PURE, delta=Fraction(1, 10**5), second=STAGED),
     "gaussian": replace(PURE, delta=Fraction(1, 10**5), contributions=3),
@@ -67,7 +67,7 @@ DESIGNS = {
 
 @pytest.mark.parametrize("design", DESIGNS.values(), ids=DESIGNS)
 @pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
-def test_a_sound_release_passes(design: Design, relation: str, tmp_path: Path) -> None:
+def test_a_sound_release_passes(design: MomentConfig, relation: str, tmp_path: Path) -> None:
     release(design, Source.system(), relation).save(tmp_path / "R")
     findings = audit_release(tmp_path / "R", 2000, Source.seeded_with(7))
     assert [f.verdict for f in findings] == ["holds"] * len(findings)

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from adlm import UserError, progress
+from adlm import UserError
 from adlm.audit.finding import ALPHA
 from adlm.audit.others import SHIPPED, Mechanism, audit_other, find_mechanism
 from adlm.cli.app import app
+from adlm.runtime import progress
 
 PLUGIN = """
 import numpy as np

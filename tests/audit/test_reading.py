@@ -20,10 +20,10 @@ from adlm.audit.reading import Outcome, Read, finding, others_changed, product, 
 from adlm.audit.reading_cases import FORMS, Case, Written, declared, text_files
 from adlm.audit.reading_controls import READING, WRONG
 from adlm.curator.noise import Source
-from adlm.curator.tables import read_batches
 from adlm.errors import UserError
-from adlm.public.encoding import encode_frame
-from adlm.public.tables import TableDomain
+from adlm.public.domain.encoding import encode_frame
+from adlm.public.domain.table import TableDomain
+from adlm.readers.tables import read_batches
 
 TABLE = declared(Random(0), persons=False)
 

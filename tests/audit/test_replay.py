@@ -11,10 +11,10 @@ import pytest
 from adlm.audit.replay import record, replay
 from adlm.audit.subject import Records, Subject
 from adlm.audit.subjects import designs, of_moments, subjects
-from adlm.certificate import Charge
 from adlm.curator import noise
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
+from adlm.privacy.accounting import Charge
 
 SOURCE = Source.seeded_with(7)
 ALL = subjects()

@@ -23,7 +23,7 @@ from adlm.audit.statistics import (
     one_run_p_value,
     two_worlds_bound,
 )
-from adlm.certificate import gaussian_epsilon
+from adlm.privacy.accounting import gaussian_epsilon
 
 TRIALS, ALPHA = 300, 0.1
 ALLOWED = int(binom.ppf(1 - 1e-6, TRIALS, ALPHA))

@@ -20,7 +20,7 @@ from adlm.audit.subject import Subject
 from adlm.audit.subjects import DELTA, of_moments, subjects
 from adlm.audit.two_worlds import curve, log_ratio, two_worlds, whole_releases, whole_scores
 from adlm.audit.worst_case import worst_neighbours
-from adlm.curator.moments import Design
+from adlm.curator.mechanisms.moments import MomentConfig
 from adlm.curator.noise import Scale, Source
 
 ALL = [s for s in subjects() if s.tight]
@@ -67,7 +67,7 @@ def test_laplace_in_one_dimension_is_attacked_to_nine_tenths_of_its_epsilon(
     relation: str, epsilon: Fraction
 ) -> None:
     """The same from what replay found to go into the noise, where the search looked for the neighbours."""
-    design = Design(epsilon, Fraction(0), 1, 1.0, constant=0.0)
+    design = MomentConfig(epsilon, Fraction(0), 1, 1.0, constant=0.0)
     subject = of_moments("one sum", design, relation, (0,))
     source = Source.seeded_with(5)
     worst = worst_neighbours(subject, source, evaluations=10)
@@ -104,7 +104,7 @@ def test_half_of_the_noise_is_flagged() -> None:
 def test_whole_releases_give_the_same_answer_as_noise_in_blocks() -> None:
     """Four hundred whole releases of each world prove about what noise in blocks proves."""
     subject = of_moments(
-        "one sum", Design(Fraction(2), Fraction(0), 1, 1.0, constant=0.0), "add-remove", (0,)
+        "one sum", MomentConfig(Fraction(2), Fraction(0), 1, 1.0, constant=0.0), "add-remove", (0,)
     )
     source = Source.seeded_with(8)
     worst = worst_neighbours(subject, source, evaluations=10)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from adlm.bench import comparisons, conduct
+from adlm.bench import comparisons, run
 from adlm.bench.comparisons import Scale
 from adlm.bench.ratio import Ratio, exponent, interleave, ratio
 from adlm.bench.subjects import measure, to_the_end
@@ -141,11 +141,11 @@ def test_the_page_says_what_was_asked_and_what_was_not_measured(tmp_path: Path) 
         "command": "adlm bench", "repeats": 3, "cores": 2, "software": {"adlm": "0"},
         "ratios": [entry.to_dict() for entry in entries],
     }  # fmt: skip
-    text = conduct.page(result)
+    text = run.page(result)
     assert "| fast | 12 | 11 to 13 | at least 10 | yes |" in text
     assert "| absent | not measured |" in text
     assert "- absent: nothing to compare with" in text
-    assert conduct._picture([entries[2].to_dict()]).startswith(b"<?xml")
+    assert run._picture([entries[2].to_dict()]).startswith(b"<?xml")
 
 
 def test_the_command_gives_json_and_refuses_what_it_does_not_know(tmp_path: Path) -> None:

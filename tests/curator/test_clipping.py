@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from adlm.certificate import root_up
 from adlm.curator.clipping import EXACT_ROWS, RESOLUTION, Clip, Norm
 from adlm.errors import UserError
+from adlm.privacy.accounting import root_up
 
 RELATIONS = ("replace-one", "add-remove")
 NORMS: tuple[Norm, ...] = ("l1", "l2")
@@ -62,7 +62,7 @@ def test_any_input_whatever_ends_inside_the_ball(made: tuple[Clip, Integers]) ->
     """Lemma 1, first half."""
     clip, rows = made
     for row in rows:
-        assert size(clip.norm, row) <= bound(clip, clip.room)
+        assert size(clip.norm, row) <= bound(clip, clip.feature_norm_bound)
 
 
 @given(clipped())
@@ -70,7 +70,7 @@ def test_with_its_count_a_record_is_still_inside_the_whole_ball(made: tuple[Clip
     """Lemma 1, second half: the count is paid for inside the same norm."""
     clip, rows = made
     for row in rows:
-        assert size(clip.norm, np.append(row, clip.count)) <= bound(clip, clip.whole)
+        assert size(clip.norm, np.append(row, clip.count)) <= bound(clip, clip.record_norm_bound)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -84,8 +84,8 @@ def test_records_on_the_boundary_are_held_to_it_exactly(norm: Norm) -> None:
     z /= np.linalg.norm(z, ord=1 if norm == "l1" else 2, axis=1, keepdims=True)
     z = np.concatenate([z, np.nextafter(z, np.inf), np.nextafter(z, -np.inf), 3 * z, np.eye(50), -np.eye(50)])
     sizes = [size(norm, row) for row in clip.integers(z).astype(np.int64)]
-    assert max(sizes) == bound(clip, clip.room)
-    assert min(sizes) >= bound(clip, clip.room - 50)
+    assert max(sizes) == bound(clip, clip.feature_norm_bound)
+    assert min(sizes) >= bound(clip, clip.feature_norm_bound - 50)
 
 
 @given(clipped())
@@ -94,7 +94,7 @@ def test_rounding_never_makes_a_coordinate_longer(made: tuple[Clip, Integers]) -
     clip, rows = made
     weighted = np.abs(rows * clip.steps) / np.asarray(clip.scales)
     length = weighted.sum(1) if clip.norm == "l1" else np.sqrt((weighted**2).sum(1))
-    assert (length <= clip.level * (1 + 1e-12)).all()
+    assert (length <= clip.clip_norm * (1 + 1e-12)).all()
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -167,7 +167,7 @@ def test_worst_case_neighbours_attain_the_sensitivity_of_class_sums(norm: Norm, 
     """A sensitivity that no pair attains would waste budget; one that is exceeded would break the proof."""
     clip = Clip(norm, (1.0, 1.0), 1.0, constant)
     a, b = clip.integers([[1e9, 0.0], [-1e9, 0.0]]).astype(np.int64)
-    assert int(a[0]) == clip.room == -int(b[0])
+    assert int(a[0]) == clip.feature_norm_bound == -int(b[0])
     alone = distance(norm, class_table(clip, a, 0))
     pairs = [distance(norm, class_table(clip, a, 0) - class_table(clip, b, label)) for label in (0, 1)]
     for attained, relation in ((alone, "add-remove"), (max(pairs), "replace-one")):
@@ -240,7 +240,7 @@ def test_sums_and_second_moments_together_cost_no_more_than_stated(
 ) -> None:
     """Theorem 3, for rows of any length in the ball and for some of the columns."""
     clip, (a, b) = made
-    s1, s2 = first * clip.whole, second * clip.whole**2
+    s1, s2 = first * clip.record_norm_bound, second * clip.record_norm_bound**2
     tables = class_table(clip, a, 0), class_table(clip, b, label)
     for q in {1, len(a)}:
         one, other = outer(a[:q]), outer(b[:q])
@@ -254,8 +254,8 @@ def test_sums_and_second_moments_together_cost_no_more_than_stated(
 def test_the_joint_cost_is_attained_at_the_cosine_of_lemma_3(ratio: float) -> None:
     """P = ratio * Q; worst records of one class have cosine -P/2Q, or are opposite when P > 2Q."""
     clip = Clip("l2", (1.0, 1.0), 1.0)
-    s1 = Fraction(clip.room)
-    s2 = Fraction(math.sqrt(ratio)) * clip.room**2
+    s1 = Fraction(clip.feature_norm_bound)
+    s2 = Fraction(math.sqrt(ratio)) * clip.feature_norm_bound**2
     cosine = max(-1.0, -ratio / 2)
     a, b = clip.integers([[1.0, 0.0], [cosine, math.sqrt(1 - cosine**2)]]).astype(np.int64)
     cost = distance("l2", a - b) / s1**2 + second_cost("l2", outer(a) - outer(b)) / s2**2
@@ -268,7 +268,7 @@ def test_the_joint_cost_is_attained_at_the_cosine_of_lemma_3(ratio: float) -> No
 def test_adding_the_two_costs_would_overstate_the_joint_one() -> None:
     """What Theorem 3 saves: at P = Q the sum of both worst cases is 6, the joint one 4.5."""
     clip = Clip("l2", (1.0,), 1.0)
-    s1, s2 = Fraction(clip.room), Fraction(clip.room) ** 2
+    s1, s2 = Fraction(clip.feature_norm_bound), Fraction(clip.feature_norm_bound) ** 2
     assert clip.joint_loss_squared(s1, s2, "replace-one") == Fraction(9, 2)
     apart = (clip.sums_sensitivity("replace-one") / s1) ** 2 + (
         clip.second_sensitivity("replace-one") / s2
@@ -279,7 +279,7 @@ def test_adding_the_two_costs_would_overstate_the_joint_one() -> None:
 @given(clips(norms=("l2",)), scale_ratios, scale_ratios, st.floats(1, 10).map(Fraction))
 def test_more_noise_never_costs_more(clip: Clip, first: Fraction, second: Fraction, more: Fraction) -> None:
     """Monotone, so that rounding a scale up to a whole number of steps only lowers the cost."""
-    s1, s2 = first * clip.whole, second * clip.whole**2
+    s1, s2 = first * clip.record_norm_bound, second * clip.record_norm_bound**2
     for relation in RELATIONS:
         loss = clip.joint_loss_squared(s1, s2, relation)
         assert clip.joint_loss_squared(s1 * more, s2, relation) <= loss

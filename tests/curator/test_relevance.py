@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from adlm.certificate import compose
 from adlm.curator.ledger import Budget, Ledger
-from adlm.curator.lrp import relevance as propagate
 from adlm.curator.noise import Source
 from adlm.curator.relevance import STEPS, private_relevance, relevance_sum, scaled
 from adlm.errors import UserError
+from adlm.estimation.lrp import relevance as propagate
+from adlm.privacy.accounting import compose
 from adlm.public.domain import Domain
 
 D = 6
@@ -106,7 +106,7 @@ def test_a_private_network_makes_the_proved_epsilon_infinite_and_says_why() -> N
 
 
 def test_a_network_with_a_certificate_brings_its_charges_along() -> None:
-    from adlm.release import Release
+    from adlm.privacy.release import Release
 
     first = released(records(4))
     certificate = Release.make(

@@ -12,14 +12,14 @@ from typer.testing import CliRunner
 
 from adlm.cli.experiment import NAMES, app
 from adlm.errors import UserError
-from adlm.experiments import material
+from adlm.experiments import benchmark_data
 from adlm.experiments.catalogue import EXPERIMENTS, named
-from adlm.experiments.cells import Cell
-from adlm.experiments.conduct import conduct
 from adlm.experiments.readings import READINGS
 from adlm.experiments.registry import LABELS, METHODS, perform
+from adlm.experiments.run import run_experiment
 from adlm.experiments.statistics import compare
 from adlm.experiments.tabulate import page, table
+from adlm.experiments.trials import Trial
 
 SMALL = {"n": 300, "epochs": 2, "shown": [1], "network": "mlp", "sized": "mlp", "batch": 100}
 RECORDS = SMALL | {"train_batch": 50, "delta_h0": "per-patch", "relevance": "quick"}
@@ -33,37 +33,39 @@ def test_every_experiment_has_a_command_methods_and_labels() -> None:
 
 
 def test_a_release_from_kept_features_is_the_one_that_privatise_makes() -> None:
-    from adlm.curation import privatise
+    from adlm.workflows.privatise import privatise
 
-    part = material.split("digits", "train")
-    own = material.moment_release("digits", epsilon="1", seed=5)
-    usual = privatise(part.x, part.y, domain=material.domain("digits", "replace-one"), epsilon="1", seed=5)
+    part = benchmark_data.split("digits", "train")
+    own = benchmark_data.moment_release("digits", epsilon="1", seed=5)
+    usual = privatise(
+        part.x, part.y, domain=benchmark_data.domain("digits", "replace-one"), epsilon="1", seed=5
+    )
     assert own.certificate.charges == usual.certificate.charges
     assert own.certificate.features == usual.certificate.features
     np.testing.assert_allclose(own.moments().sums, usual.moments().sums, atol=1e-3)
 
 
 def test_the_moment_release_learns_and_the_prior_alone_does_not() -> None:
-    learnt = perform(Cell("moments", "digits", "4", "1e-5"))
+    learnt = perform(Trial("moments", "digits", "4", "1e-5"))
     assert learnt["accuracy"] > 0.8
     assert learnt["epsilon_proved"] <= 4
-    ceiling = perform(Cell("ceiling", "digits", "0"))["accuracy"]
+    ceiling = perform(Trial("ceiling", "digits", "0"))["accuracy"]
     assert ceiling >= learnt["accuracy"] - 0.02
-    nothing = np.mean([perform(Cell("prior", "digits", "0", seed=s))["accuracy"] for s in range(4)])
+    nothing = np.mean([perform(Trial("prior", "digits", "0", seed=s))["accuracy"] for s in range(4)])
     assert nothing < 0.3  # a tenth, if the draws are even
 
 
 def test_a_release_that_says_nobody_is_there_leaves_a_guess() -> None:
     settings = {"neighbours": "add-remove"}
-    cells = [Cell("moments-add-remove", "digits", "0.001", "1e-5", seed, settings) for seed in range(4)]
-    accuracies = [perform(cell)["accuracy"] for cell in cells]
+    trials = [Trial("moments-add-remove", "digits", "0.001", "1e-5", seed, settings) for seed in range(4)]
+    accuracies = [perform(cell)["accuracy"] for cell in trials]
     assert 0.1 in accuracies  # one of four is below zero all but once in 16
     assert max(accuracies) < 0.4
 
 
 @pytest.mark.parametrize("method", ["adlm", "ilm"])
 def test_a_record_release_says_what_is_claimed_and_what_is_proved(method: str) -> None:
-    outcome = perform(Cell(method, "digits", "2", settings=RECORDS))
+    outcome = perform(Trial(method, "digits", "2", settings=RECORDS))
     assert outcome["epsilon_claimed"] == pytest.approx(2)
     assert outcome["epsilon_proved"] != outcome["epsilon_claimed"]
     assert [epoch for epoch, _ in outcome["history"]] == [1, 2]
@@ -71,22 +73,24 @@ def test_a_record_release_says_what_is_claimed_and_what_is_proved(method: str) -
 
 
 def test_cells_take_other_epsilons_seeds_and_methods() -> None:
-    cells = named("frontier-mnist").cells("quick", epsilons=["0.7"], seeds=2, methods=["moments", "ceiling"])
-    assert [(c.method, c.epsilon, c.seed) for c in cells] == [
+    trials = named("frontier-mnist").trials(
+        "quick", epsilons=["0.7"], seeds=2, methods=["moments", "ceiling"]
+    )
+    assert [(c.method, c.epsilon, c.seed) for c in trials] == [
         ("moments", "0.7", 0), ("moments", "0.7", 1), ("ceiling", "0", 0), ("ceiling", "0", 1),
     ]  # fmt: skip
     with pytest.raises(UserError, match="has no method 'magic'"):
-        named("epochs").cells("quick", methods=["magic"])
+        named("epochs").trials("quick", methods=["magic"])
     with pytest.raises(UserError, match="preset must be one of quick, full"):
-        named("epochs").cells("slow")
+        named("epochs").trials("slow")
     with pytest.raises(UserError, match="there is no experiment 'nothing'"):
         named("nothing")
 
 
 def test_the_recommended_dp_sgd_trains_longer_where_the_budget_is_larger() -> None:
-    cells = named("paper-mnist").cells("full", methods=["psgd-abadi"], seeds=1)
-    assert {c.epsilon: c.settings["epochs"] for c in cells} == {"0.25": 10, "0.5": 10, "2": 40, "8": 40}
-    (small, large) = named("frontier-mnist").cells(
+    trials = named("paper-mnist").trials("full", methods=["psgd-abadi"], seeds=1)
+    assert {c.epsilon: c.settings["epochs"] for c in trials} == {"0.25": 10, "0.5": 10, "2": 40, "8": 40}
+    (small, large) = named("frontier-mnist").trials(
         "quick", methods=["psgd-abadi"], seeds=1, epsilons=["0.5", "8"]
     )
     assert (small.settings["epochs"], large.settings["epochs"]) == (10, 40)
@@ -94,19 +98,19 @@ def test_the_recommended_dp_sgd_trains_longer_where_the_budget_is_larger() -> No
 
 @pytest.mark.parametrize("name", ["paper-mnist", "paper-cifar10"])
 def test_the_methods_of_the_paper_have_seeds_enough_for_a_test_at_each_budget(name: str) -> None:
-    cells = named(name).cells("quick", methods=["adlm-shared", "ilm-shared", "psgd-abadi"])
-    tested = {c.epsilon for c in cells if c.method == "psgd-abadi"}
-    places = {(c.method, c.epsilon) for c in cells if c.epsilon in tested}
+    trials = named(name).trials("quick", methods=["adlm-shared", "ilm-shared", "psgd-abadi"])
+    tested = {c.epsilon for c in trials if c.method == "psgd-abadi"}
+    places = {(c.method, c.epsilon) for c in trials if c.epsilon in tested}
     assert len(places) == 3 * len(tested) > 0
-    assert all(sum((c.method, c.epsilon) == place for c in cells) >= 3 for place in places)
+    assert all(sum((c.method, c.epsilon) == place for c in trials) >= 3 for place in places)
 
 
 @pytest.mark.parametrize("name", ["paper-mnist", "paper-cifar10"])
 @pytest.mark.parametrize("preset", ["quick", "full"])
 def test_every_reading_of_the_paper_is_run_with_its_control(name: str, preset: str) -> None:
-    cells = named(name).cells(preset)
-    assert {c.settings["reading"] for c in cells if "reading" in c.settings} == set(READINGS)
-    read = {c.settings["network"] for c in cells if "network" in c.settings}
+    trials = named(name).trials(preset)
+    assert {c.settings["reading"] for c in trials if "reading" in c.settings} == set(READINGS)
+    read = {c.settings["network"] for c in trials if "network" in c.settings}
     assert len(read) == 1  # the control and DP-SGD train the network that the readings train
 
 
@@ -124,8 +128,8 @@ def test_a_paired_t_test_is_scipy_s_and_knows_the_size_of_the_effect() -> None:
 
 def test_an_experiment_writes_its_folder_and_goes_on(tmp_path: Path) -> None:
     options = {"epsilons": ["1", "4"], "seeds": 2, "out": tmp_path, "jobs": 1}
-    first = conduct("frontier-digits", methods=["moments"], **options)  # type: ignore[arg-type]
-    whole = conduct("frontier-digits", methods=["moments", "moments-pure"], resume=True, **options)  # type: ignore[arg-type]
+    first = run_experiment("frontier-digits", methods=["moments"], **options)  # type: ignore[arg-type]
+    whole = run_experiment("frontier-digits", methods=["moments", "moments-pure"], resume=True, **options)  # type: ignore[arg-type]
     assert whole["rows"][-2:] == first["rows"]
     folder = tmp_path / "frontier-digits"
     assert json.loads((folder / "summary.json").read_text()) == whole

@@ -14,15 +14,16 @@ from torch import Tensor, nn
 
 from adlm.analyst.networks import build
 from adlm.analyst.objective import Coefficients, coefficients, loss
-from adlm.analyst.training import Plan, train
-from adlm.certificate import Charge
+from adlm.analyst.training import TrainingConfig, train
+from adlm.curator.mechanisms.records import RecordMechanism, Settings, prepare
 from adlm.curator.noise import Source
-from adlm.curator.records import Perturbation, Settings, prepare
 from adlm.errors import UserError
-from adlm.experiments import conduct, kinds, paper_page, paper_readings, readings
-from adlm.experiments.cells import Cell
+from adlm.estimation.polynomial import CROSS_ENTROPY
+from adlm.experiments import kinds, paper_page, paper_readings, readings
+from adlm.experiments import run as conduct
 from adlm.experiments.registry import perform
-from adlm.polynomial import CROSS_ENTROPY
+from adlm.experiments.trials import Trial
+from adlm.privacy.accounting import Charge
 from adlm.public.domain import Domain
 
 DOMAIN = Domain((6,), 0.0, 1.0, ("a", "b", "c"))
@@ -30,7 +31,7 @@ X, Y = torch.rand(40, 6, generator=torch.Generator().manual_seed(0)), torch.aran
 ROWS, CPU = torch.arange(10), torch.device("cpu")
 
 
-def perturbation(epsilon: int = 1) -> Perturbation:
+def perturbation(epsilon: int = 1) -> RecordMechanism:
     settings = Settings(Fraction(epsilon), Fraction(epsilon), 100, Fraction(500), "given", 4, "identical")
     return prepare(settings, DOMAIN, None)
 
@@ -115,7 +116,7 @@ def test_a_reading_that_is_interrupted_ends_as_one_that_is_not(tmp_path) -> None
         network = build("mlp", (6,), 3)
         for count in steps:
             examples, _ = readings.read("shared", X, Y, perturbation(), Source.seeded_with(1))
-            plan = Plan(epochs=count, batch_size=10)
+            plan = TrainingConfig(epochs=count, batch_size=10)
             train(network, examples, plan, device="cpu", checkpoints=tmp_path / str(len(steps)), resume=True)
         return torch.cat([p.detach().flatten() for p in network.parameters()])
 
@@ -139,13 +140,13 @@ def test_each_reading_of_delta_h0_for_the_papers_mnist_network() -> None:
 def test_a_cell_of_each_reading_measures_and_certifies() -> None:
     scale = {"n": 300, "delta_h0": "per-patch", "train_batch": 50, "rate": 1e-3, "sized": "authors-mnist",
              "batch": 1800, "network": "authors-mnist-quarter", "steps": 12}  # fmt: skip
-    control = perform(Cell("no-noise", "digits", "0", settings=scale | {"reading": "no-noise"}))
+    control = perform(Trial("no-noise", "digits", "0", settings=scale | {"reading": "no-noise"}))
     assert control["epsilon_proved"] is None
     assert [step for step, _ in control["history"]] == [6, 12]
-    shared = perform(Cell("adlm-shared", "digits", "2", settings=scale | {"reading": "shared"}))
+    shared = perform(Trial("adlm-shared", "digits", "2", settings=scale | {"reading": "shared"}))
     assert shared["epsilon_proved"] is None
     assert shared["epsilon_claimed"] == pytest.approx(2)
-    own = perform(Cell("ilm-own-once", "digits", "2", settings=scale | {"reading": "own-once"}))
+    own = perform(Trial("ilm-own-once", "digits", "2", settings=scale | {"reading": "own-once"}))
     assert own["epsilon_proved"] > own["epsilon_claimed"] == pytest.approx(1.5)
 
 
@@ -175,11 +176,11 @@ def test_the_time_that_readings_take_grows_with_their_steps_and_is_said_before_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
-    monkeypatch.setattr("adlm.progress.say", said.append)
+    monkeypatch.setattr("adlm.runtime.progress.say", said.append)
     monkeypatch.setattr(paper_readings, "_records_a_second", lambda name, data, batch: 50.0)
     scale = {"train_batch": 100, "network": "authors-mnist-quarter", "reading": "shared"}
-    cells = [Cell("ilm-shared", "digits", "1", settings=scale | {"steps": steps}) for steps in (900, 2700)]
-    other = Cell("moments", "digits", "1")
+    cells = [Trial("ilm-shared", "digits", "1", settings=scale | {"steps": steps}) for steps in (900, 2700)]
+    other = Trial("moments", "digits", "1")
     assert paper_readings.estimate([*cells, other]) == pytest.approx(7200)
     conduct._say_how_long("paper", [*cells, other], tmp_path, 2)
     assert "3 cells to run on 2 processes; 2 of them" in said[0]

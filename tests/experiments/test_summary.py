@@ -11,10 +11,10 @@ from scipy import stats
 
 from adlm.experiments import figures
 from adlm.experiments.catalogue import named
-from adlm.experiments.cells import Cell, Done
 from adlm.experiments.readme import rewritten
 from adlm.experiments.summary import summarise
 from adlm.experiments.tabulate import page
+from adlm.experiments.trials import Done, Trial
 
 READ = "AdLM, the authors' reading: one noise image a batch, redrawn"
 ACCURACY = {
@@ -39,7 +39,7 @@ def done(method: str, epsilon: str, seed: int) -> Done:
         "seconds": 1.0,
         "history": [[1, 0.1], [10, accuracy]],
     }
-    return Done(Cell(method, "mnist", epsilon, seed=seed), outcome)
+    return Done(Trial(method, "mnist", epsilon, seed=seed), outcome)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import pytest
 from adlm.errors import UserError
 from adlm.experiments import table_split, tables
 from adlm.experiments.table_methods import LOGISTIC, OURS, PENALTIES, diffprivlib_logistic, diffprivlib_name
-from adlm.public.columns import Column
-from adlm.public.tables import TableDomain
+from adlm.public.domain.column import Column
+from adlm.public.domain.table import TableDomain
 
 DATA = Path(os.environ.get("ADLM_DATA", "data"))
 

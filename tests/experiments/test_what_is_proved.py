@@ -12,9 +12,9 @@ import torch
 
 from adlm.analyst.examples import batch_loss, from_records
 from adlm.curator.ledger import Ledger
+from adlm.curator.mechanisms.record_release import release_records
+from adlm.curator.mechanisms.records import Settings
 from adlm.curator.noise import Source
-from adlm.curator.record_release import release_records
-from adlm.curator.records import Settings
 from adlm.experiments.what_is_proved import L, linear, proved_table, settings, table
 from adlm.public.domain import Domain
 

@@ -11,7 +11,8 @@ import torch
 
 from adlm.audit.separability import table_separability
 from adlm.errors import UserError
-from adlm.public.columns import Column
+from adlm.public.domain.column import Column
+from adlm.public.domain.table import TableDomain
 from adlm.public.features import build
 from adlm.public.features.scaled_table import (
     ScaledTable,
@@ -20,7 +21,6 @@ from adlm.public.features.scaled_table import (
     frequencies,
     indicators,
 )
-from adlm.public.tables import TableDomain
 
 
 def made_table(**extra: Any) -> TableDomain:
@@ -149,7 +149,7 @@ def test_wrong_frequencies_and_inputs_are_refused() -> None:
 def test_accuracy_does_not_fall_as_the_budget_grows(delta: str) -> None:
     """Budgets up to 1,000, on a table of seven classes and many columns."""
     from adlm.analyst.fit import fit
-    from adlm.privatise_table import privatise_encoded
+    from adlm.workflows.privatise_table import privatise_encoded
 
     rng = np.random.default_rng(0)
     columns = tuple(Column(f"x{j}", "numeric", 0, 1) for j in range(30))

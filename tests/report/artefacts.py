@@ -11,16 +11,16 @@ import torch
 from torch import nn
 
 from adlm.analyst.model import Model
-from adlm.artefact import canonical
 from adlm.curator.ledger import Ledger
-from adlm.curator.moments import Design, Second, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig, Second, release_moments
+from adlm.curator.mechanisms.record_release import release_records
+from adlm.curator.mechanisms.records import Settings
 from adlm.curator.noise import Source
-from adlm.curator.record_release import release_records
-from adlm.curator.records import Settings
 from adlm.curator.relevance import private_relevance
+from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
-from adlm.release import Release
+from adlm.runtime.artefact import canonical
 
 SHAPE = (6, 6)
 CLASSES = ("cat", "dog", "<script>x()</script>")
@@ -48,7 +48,7 @@ def moments(
         lambda: [(z, y)],
         domain=DOMAIN,
         features=features,
-        design=Design(Fraction(2), delta, 36, 1.0, second=second),
+        design=MomentConfig(Fraction(2), delta, 36, 1.0, second=second),
         ledger=Ledger(),
         source=Source.seeded_with(5) if seeded else Source.system(),
         stamps=stamps,

@@ -18,17 +18,18 @@ from safetensors.torch import save as save_tensors
 from tests.report.artefacts import CLASSES, EVALUATION, model, moments, noisy_records
 from typer.testing import CliRunner
 
-from adlm import Model, Release, UserError, progress
-from adlm.artefact import canonical
+from adlm import Model, Release, UserError
 from adlm.cli.app import app
-from adlm.export import export_onnx
-from adlm.privacy_header import privacy_header, unit_of
-from adlm.privatise_table import privatise_table
-from adlm.public.tables import TableDomain
-from adlm.release import SEEDED
+from adlm.privacy.header import privacy_header, unit_of
+from adlm.privacy.release import SEEDED
+from adlm.public.domain.table import TableDomain
 from adlm.report.card import model_card
 from adlm.report.subject import find
-from adlm.verification import verify
+from adlm.runtime import progress
+from adlm.runtime.artefact import canonical
+from adlm.serving.onnx import export_onnx
+from adlm.serving.verification import verify
+from adlm.workflows.privatise_table import privatise_table
 
 TOML = """
 [columns.age]

@@ -11,11 +11,11 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from torch import nn
 
-from adlm import Plan, Release, UserError, fit, privatise
-from adlm.privatise_table import privatise_table
+from adlm import Release, TrainingConfig, UserError, fit, privatise
+from adlm.privacy.signature import OF_RELEASE, fingerprint
 from adlm.public import datasets
 from adlm.report import write_report
-from adlm.signature import OF_RELEASE, fingerprint
+from adlm.workflows.privatise_table import privatise_table
 
 TRAIN = datasets.load("digits", "train")
 DOMAIN = """
@@ -61,7 +61,7 @@ def test_a_table_is_made_again_from_its_file_and_its_domain(table: tuple[Path, P
     assert "--fourier 3" in page
     assert "--data" not in page
     privatise_table(*table, epsilon=4, neighbours="add-remove", size=400).save(tmp_path / "a")
-    assert "--size GUESS" in write_report(tmp_path / "a", tmp_path / "a.html").read_text()
+    assert "--public-size GUESS" in write_report(tmp_path / "a", tmp_path / "a.html").read_text()
 
 
 def test_a_report_names_who_signed_the_release(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_report_shows_stamps_of_a_model_and_of_weak_budgets(tmp_path: Path) ->
     assert "NOT PRIVATE: epsilon above 100" in page
     assert "Nobody would call this private" in page
     head = nn.Linear(release.features().width, 10)
-    fit(release, head, Plan(epochs=1, batch_size=100), draws=200).save(tmp_path / "m")
+    fit(release, head, TrainingConfig(epochs=1, batch_size=100), draws=200).save(tmp_path / "m")
     page = write_report(tmp_path / "m", tmp_path / "m.html").read_text()
     assert "was not declared" in page
 

@@ -14,14 +14,14 @@ import typer
 from tests.report import artefacts
 from typer.testing import CliRunner
 
-from adlm.artefact import canonical
 from adlm.cli.report import report
 from adlm.errors import UserError
-from adlm.release import PEEKED, SEEDED
+from adlm.privacy.release import PEEKED, SEEDED
 from adlm.report import write_report
 from adlm.report.audit import audit as audit_section
 from adlm.report.drawing import MOST_CELLS, bars, heat, nice, thinned
 from adlm.report.html import Markup, tag, text
+from adlm.runtime.artefact import canonical
 
 
 class Reader(HTMLParser):

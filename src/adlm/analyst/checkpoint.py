@@ -12,8 +12,8 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from adlm.analyst.networks import name_of
-from adlm.artefact import write_file
 from adlm.errors import UserError
+from adlm.runtime.artefact import write_file
 
 FORMAT = 2
 _NETWORK, _OPTIMISER = "network/", "optimiser/"

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from adlm.analyst.objective import Coefficients, loss, released
 from adlm.errors import UserError
-from adlm.polynomial import by_name
-from adlm.release import Release
+from adlm.estimation.polynomial import by_name
+from adlm.privacy.release import Release
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from adlm.analyst import discriminant, networks, tables
-from adlm.analyst.anatomy import perturb_bias
+from adlm.analyst import networks, tables
 from adlm.analyst.examples import Examples, from_records
+from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
 from adlm.analyst.rounds import DROWNED, drowned, estimated_accuracy, has_rounds, log_shares, rounds_head
-from adlm.analyst.training import History, Plan, default_plan, train
+from adlm.analyst.training import History, TrainingConfig, default_plan, train
 from adlm.analyst.unsupervised import EPOCHS, Unsupervised
 from adlm.errors import UserError
+from adlm.estimation import discriminant
+from adlm.estimation.class_model import fit_class_model
+from adlm.privacy.release import Release
 from adlm.public.features import Features, declared
-from adlm.release import Release
-from adlm.sampling import class_laws
 
 DRAWS = 20_000
 LITTLE_NOISE = 0.05  # in ranges of a feature
@@ -30,7 +31,7 @@ ROUNDS = "linear, by gradient rounds"
 def fit(
     release: Release,
     network: str | nn.Module | None = None,
-    plan: Plan | None = None,
+    plan: TrainingConfig | None = None,
     *,
     provenance: str | None = None,
     features: Features | None = None,
@@ -56,8 +57,8 @@ def fit(
     """
     origin = _origin(network, provenance)
     made = _made(release, network, plan, features, draws, device, checkpoints, resume)
-    told = dict(made.training) if origin is None else dict(made.training) | {"provenance": origin}
-    return replace(made, training=told, release_signature=release.signature)
+    summary = dict(made.training) if origin is None else dict(made.training) | {"provenance": origin}
+    return replace(made, training=summary, release_signature=release.signature)
 
 
 def _origin(network: str | nn.Module | None, provenance: str | None) -> str | None:
@@ -72,7 +73,7 @@ def _origin(network: str | nn.Module | None, provenance: str | None) -> str | No
 def _made(
     release: Release,
     network: str | nn.Module | None,
-    plan: Plan | None,
+    plan: TrainingConfig | None,
     features: Features | None,
     draws: int,
     device: str,
@@ -140,9 +141,9 @@ def network_of(release: Release) -> str:
     """Name of the network that a record release was made for."""
     name = release.certificate.settings.get("network")
     if name not in networks.NETWORKS:
-        told = "does not say what network it was made for" if name is None else f"was made for {name}"
+        summary = "does not say what network it was made for" if name is None else f"was made for {name}"
         raise UserError(
-            f"the release {told}, which cannot be built by name; give the network to train: a module, or "
+            f"the release {summary}, which cannot be built by name; give the network to train: a module, or "
             f"--network with one of {', '.join(networks.NETWORKS)}"
         )
     return str(name)
@@ -152,17 +153,17 @@ def _closed_form(release: Release, features: Features) -> Model:
     head = closed_form(release, features)
     width, classes = features.width, len(release.certificate.domain.classes)
     linear = nn.Linear(width, classes)
-    told: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
+    summary: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
     if (found := estimated_accuracy(release)) is not None:
-        told |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
+        summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
     if drowned(release):
-        told["warning"] = DROWNED
+        summary["warning"] = DROWNED
         head = discriminant.LinearHead(torch.zeros_like(head.weight), log_shares(release))
     with torch.no_grad():
         linear.weight.zero_()
         linear.weight[:, : head.weight.shape[1]] = head.weight.float()
         linear.bias.copy_(head.bias.float())
-    return Model(release.certificate, linear, {"kind": "linear"}, features, told)
+    return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
 
 
 def closed_form(release: Release, features: Features) -> discriminant.LinearHead:
@@ -177,7 +178,7 @@ def _on_draws(
     release: Release,
     features: Features,
     network: str | nn.Module,
-    plan: Plan,
+    plan: TrainingConfig,
     draws: int,
     device: str,
     checkpoints: Path | None,
@@ -186,7 +187,7 @@ def _on_draws(
     moments = release.moments()
     k = moments.sums.shape[1]
     generator = torch.Generator().manual_seed(plan.seed)
-    z, codes = class_laws(moments, features.prior).sample(draws, generator)
+    z, codes = fit_class_model(moments, features.prior).sample(draws, generator)
     if has_rounds(release):  # the head knows better than the class means which draw is of which class
         codes = closed_form(release, features).logits(z).argmax(1)
     wide = torch.zeros(draws, features.width)
@@ -197,13 +198,13 @@ def _on_draws(
         head, Examples(wide, codes), plan, device=device, checkpoints=checkpoints, resume=resume,
         identity=str(release.certificate.to_dict()["digest"]),
     )  # fmt: skip
-    return Model(release.certificate, head, architecture, features, _told(architecture, plan, history))
+    return Model(release.certificate, head, architecture, features, _summary(architecture, plan, history))
 
 
 def _on_records(
     release: Release,
     network: str | nn.Module,
-    plan: Plan,
+    plan: TrainingConfig,
     device: str,
     checkpoints: Path | None,
     resume: bool,
@@ -219,8 +220,8 @@ def _on_records(
     )  # fmt: skip
     # Averages over noisy records do not fit clean ones; where there is hardly any noise they do.
     statistics = TOGETHER_STATISTICS if noise_scale(release) > LITTLE_NOISE else AVERAGES
-    told = _told(architecture, plan, history) | {"statistics": statistics}
-    return Model(release.certificate, body, architecture, None, told)
+    summary = _summary(architecture, plan, history) | {"statistics": statistics}
+    return Model(release.certificate, body, architecture, None, summary)
 
 
 def _network(
@@ -234,7 +235,7 @@ def _network(
     return built, {"kind": "network", "name": network, "shape": list(shape)}
 
 
-def _told(architecture: dict[str, object], plan: Plan, history: History) -> dict[str, object]:
+def _summary(architecture: dict[str, object], plan: TrainingConfig, history: History) -> dict[str, object]:
     if not history.losses:
         raise UserError(f"training gave no network: {history.stopped or 'there were no epochs'}")
     return {

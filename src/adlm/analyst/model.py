@@ -21,13 +21,13 @@ from torch import Tensor, nn
 
 from adlm.analyst.networks import build as build_network
 from adlm.analyst.normalisation import TOGETHER, by_batch, even_parts
-from adlm.artefact import canonical, new_folder, read_json, sha256
 from adlm.errors import UserError
-from adlm.notebook import Part, box, charges_part, guarantee
-from adlm.privacy_header import privacy_header, to_entries
+from adlm.privacy.header import privacy_header, to_entries
+from adlm.privacy.notebook import Part, box, charges_part, guarantee
+from adlm.privacy.release import CERTIFICATE, TENSORS, Certificate, describe, read_tensors
+from adlm.privacy.signature import FILE, OF_RELEASE, Signature, Statement, sign
 from adlm.public.features import Features, checked
-from adlm.release import CERTIFICATE, TENSORS, Certificate, describe, read_tensors
-from adlm.signature import FILE, OF_RELEASE, Signature, Statement, sign
+from adlm.runtime.artefact import canonical, new_folder, read_json, sha256
 
 SCHEMA = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from adlm.errors import UserError
-from adlm.polynomial import Polynomial
+from adlm.estimation.polynomial import Polynomial
 
 
 @dataclass(frozen=True)

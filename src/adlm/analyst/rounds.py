@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from adlm.errors import UserError
-from adlm.estimates import shrunk_counts
 from adlm.estimation.gradient_head import Head, class_offsets, final_head
-from adlm.public.rounds_rule import GradientRounds
-from adlm.release import Release
+from adlm.estimation.shrinkage import shrunk_counts
+from adlm.privacy.release import Release
+from adlm.public.planning.rounds import GradientRounds
 
 LEAST_EVIDENCE = 3.0  # standard deviations, below which a model would be noise
 DROWNED = (

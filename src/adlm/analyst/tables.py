@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adlm import additive
 from adlm.analyst.model import Model
 from adlm.analyst.rounds import has_rounds, rounds_head
 from adlm.errors import UserError
+from adlm.estimation import additive
+from adlm.privacy.release import Release
+from adlm.public.domain.table import TableDomain
 from adlm.public.features.scaled_table import ScaledTable
 from adlm.public.features.tabular import TabularFeatures
-from adlm.public.tables import TableDomain
-from adlm.release import Release
 
 ADDITIVE = "additive, in closed form"
 WAVES = "waves (numeric columns together)"
@@ -35,34 +35,36 @@ def is_additive(release: Release) -> bool:
     return release.certificate.settings.get("model") == "additive"
 
 
-def fit(release: Release, *, stages: int = 3, hold_back: float = 1.0) -> Head:
+def fit(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> Head:
     """Fit the additive model of a table's release; any choice here is free.
 
     Parameters
     ----------
     stages : use only the first stages of the release (1: scores alone).
-    hold_back : how strongly the noise holds the steps back; 1 takes its stated size.
+    noise_penalty : how strongly the noise holds the steps back; 1 takes its stated size.
     """
     if not is_additive(release):
         raise UserError("this release is not that of a table; train it in closed form without stages")
     features = release.features()
     assert isinstance(features, TabularFeatures)
-    model = _linear(release, features, stages, hold_back)
+    model = _linear(release, features, stages, noise_penalty)
     return Head(torch.from_numpy(model.weight / features.unit), torch.from_numpy(model.bias))
 
 
-def train(release: Release, *, stages: int = 3, hold_back: float = 1.0) -> Model:
+def train(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> Model:
     """Make the model of a table's release."""
-    head = fit(release, stages=stages, hold_back=hold_back)
+    head = fit(release, stages=stages, noise_penalty=noise_penalty)
     linear = nn.Linear(head.weight.shape[1], head.weight.shape[0])
     with torch.no_grad():
         linear.weight.copy_(head.weight.float())
         linear.bias.copy_(head.bias.float())
-    told = {"network": ADDITIVE, "epochs": 0}
-    return Model(release.certificate, linear, {"kind": "linear"}, release.features(), told)
+    summary = {"network": ADDITIVE, "epochs": 0}
+    return Model(release.certificate, linear, {"kind": "linear"}, release.features(), summary)
 
 
-def _linear(release: Release, features: TabularFeatures, stages: int, hold_back: float) -> additive.Linear:
+def _linear(
+    release: Release, features: TabularFeatures, stages: int, noise_penalty: float
+) -> additive.Linear:
     settings = release.certificate.settings
     tensors = {name: value.numpy() for name, value in release.tensors.items()}
     weighing = additive.Weighing.of(tensors["scores"], tensors["prior"], features.blocks)
@@ -72,29 +74,29 @@ def _linear(release: Release, features: TabularFeatures, stages: int, hold_back:
     curvature = upper + np.triu(upper, 1).T
     gradient = tensors["gradient"] * float(tensors["step_gradient"][0])
     step = additive.newton(
-        gradient, curvature, hold_back * settings["sd_gradient"], hold_back * settings["sd_curvature"]
+        gradient, curvature, noise_penalty * settings["sd_gradient"], noise_penalty * settings["sd_curvature"]
     )
     model = weighing.linear(step)
     if stages < 3 or "residuals" not in tensors:
         return model
-    told = additive.Scores(
+    summary = additive.Scores(
         tensors["scores"], tensors["prior"], tensors["rates"], tensors["records"], float(settings["told_n"])
     )
     change = additive.residual_step(
         tensors["residuals"] * float(tensors["step_residuals"][0]),
-        hold_back * float(settings["sd_residuals"]),
-        told,
-        _slope(told, float(curvature[0, 0])),
+        noise_penalty * float(settings["sd_residuals"]),
+        summary,
+        _slope(summary, float(curvature[0, 0])),
         features.blocks,
         features.ordered,
     )
     return additive.Linear(model.weight + change, model.bias)
 
 
-def _slope(told: additive.Scores, curvature: float) -> float:
+def _slope(summary: additive.Scores, curvature: float) -> float:
     """How much of the variance of the label is left, from the curvature in the first offset."""
-    share = float(np.exp(told.prior[1]))
-    return min(max(curvature / told.n / (share * (1 - share)), 0.2), 1.0)
+    share = float(np.exp(summary.prior[1]))
+    return min(max(curvature / summary.n / (share * (1 - share)), 0.2), 1.0)
 
 
 def has_columns(release: Release) -> bool:

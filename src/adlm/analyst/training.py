@@ -15,11 +15,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from adlm import progress
 from adlm.analyst import checkpoint, in_chunks
 from adlm.analyst.examples import Examples, batch_loss
 from adlm.analyst.normalisation import TOGETHER, by_batch, even_parts
 from adlm.errors import UserError
+from adlm.runtime import progress
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda share: 1.0,
@@ -33,7 +33,7 @@ MOST_SEED = 2**32 - 1  # times 1,000,003 it still fits torch's 64 bits
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingConfig:
     """How to train.
 
     Attributes
@@ -78,7 +78,7 @@ class Plan:
         )
 
 
-def default_plan(n: int, seed: int = 0) -> Plan:
+def default_plan(n: int, seed: int = 0) -> TrainingConfig:
     """How n examples are trained on when nothing else is asked: 12 epochs, or more for 2,000 steps.
 
     |L| in the noise is what the release was made with; batches of training are smaller, at most 300, as it is
@@ -86,7 +86,7 @@ def default_plan(n: int, seed: int = 0) -> Plan:
     """
     batch = max(20, min(300, n // 20))
     epochs = max(12, math.ceil(ENOUGH_STEPS / math.ceil(n / batch)))
-    return Plan(epochs=epochs, batch_size=batch, learning_rate=RATE, schedule="cosine", seed=seed)
+    return TrainingConfig(epochs=epochs, batch_size=batch, learning_rate=RATE, schedule="cosine", seed=seed)
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def choose_device(name: str = "auto") -> torch.device:
 def train(
     network: nn.Module,
     examples: Examples,
-    plan: Plan,
+    plan: TrainingConfig,
     *,
     device: str = "auto",
     checkpoints: Path | None = None,
@@ -193,7 +193,7 @@ def _epoch(
     network: nn.Module,
     optimiser: torch.optim.Optimizer,
     examples: Examples,
-    plan: Plan,
+    plan: TrainingConfig,
     steps: tuple[int, int, int],
     device: torch.device,
     advance: progress.Advance,
@@ -233,7 +233,7 @@ def _step(network: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, targe
     return float(optimiser.step(closure))
 
 
-def _optimiser(network: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+def _optimiser(network: nn.Module, plan: TrainingConfig) -> torch.optim.Optimizer:
     kind = getattr(torch.optim, plan.optimiser)
     try:
         made = cast(torch.optim.Optimizer, kind(network.parameters(), lr=plan.learning_rate, **plan.options))

@@ -21,14 +21,14 @@ from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.statistics import gaussian_bound, two_worlds_bound
 from adlm.audit.tap import draw
 from adlm.audit.two_worlds import curve, log_ratio
-from adlm.certificate import Charge, gaussian_epsilon
-from adlm.curator.additive import calibrate as calibrate_table
-from adlm.curator.moments import Design, Indicators, Second, calibrate
+from adlm.curator.mechanisms.additive import calibrate as calibrate_table
+from adlm.curator.mechanisms.moments import Indicators, MomentConfig, Second, calibrate
 from adlm.curator.noise import Source
-from adlm.polynomial import by_name
-from adlm.public.rounds_rule import GradientRounds
-from adlm.public.table_rule import TablePlan
-from adlm.release import SEEDED, Release
+from adlm.estimation.polynomial import by_name
+from adlm.privacy.accounting import Charge, gaussian_epsilon
+from adlm.privacy.release import SEEDED, Release
+from adlm.public.planning.rounds import GradientRounds
+from adlm.public.planning.tables import TablePlan
 
 FINE = 1 << 20  # small sensitivities that are not whole numbers are audited on a finer grid
 
@@ -105,33 +105,34 @@ def _table(release: Release) -> list[str]:
         bool(raw["residuals"]),
         (shares[0], shares[1], shares[2], shares[3], shares[4]),
     )
-    again = calibrate_table(
+    recomputed = calibrate_table(
         plan,
         Fraction(totals.epsilon_proved),
         totals.delta,
         release.certificate.domain.neighbours,
         int(settings["contributions"]),
     ).charges
-    if [(c.what, c.mechanism) for c in again] != [(c.what, c.mechanism) for c in charges]:
+    if [(c.what, c.mechanism) for c in recomputed] != [(c.what, c.mechanism) for c in charges]:
         return ["the charges are not those of the settings"]
-    return _too_small(charges, again)
+    return _too_small(charges, recomputed)
 
 
 def _too_small(charges: Sequence[Charge], expected: Sequence[Charge]) -> list[str]:
     """Say which sensitivities are below those that the settings amount to."""
     return [
-        f"{charge.what}: sensitivity {charge.sensitivity}, should be {again.sensitivity}"
-        for charge, again in zip(charges, expected, strict=True)
-        if charge.scale != 1 and charge.sensitivity < again.sensitivity  # scale 1: the number is mu itself
+        f"{charge.what}: sensitivity {charge.sensitivity}, should be {recomputed.sensitivity}"
+        for charge, recomputed in zip(charges, expected, strict=True)
+        if charge.scale != 1
+        and charge.sensitivity < recomputed.sensitivity  # scale 1: the number is mu itself
     ]
 
 
-def rebuilt_design(release: Release) -> Design:
+def rebuilt_design(release: Release) -> MomentConfig:
     """Return a design with the settings of a moment release and the budget that its charges amount to."""
     settings, totals = release.certificate.settings, release.certificate.totals
     second = settings["second"]
     delta = totals.delta
-    design = Design(
+    design = MomentConfig(
         Fraction(totals.epsilon_proved),
         delta,
         int(settings["k"]),
@@ -147,7 +148,7 @@ def rebuilt_design(release: Release) -> Design:
     if settings["allocation"] == "identical":
         return design
     steps = release.tensors["step"][1:].double().numpy()
-    scales = tuple(float(b) for b in steps * (design.clip().room / design.level))
+    scales = tuple(float(b) for b in steps * (design.clip().feature_norm_bound / design.clip_norm))
     return replace(design, scales=scales)
 
 
@@ -159,14 +160,14 @@ def _moments(release: Release) -> list[str]:
     settings, charges = release.certificate.settings, release.certificate.charges
     design = rebuilt_design(release)
     neighbours = release.certificate.domain.neighbours
-    _, again = calibrate(design, neighbours)
-    earlier, own = charges[: len(charges) - len(again)], charges[len(charges) - len(again) :]
-    if [c.mechanism for c in again] != [c.mechanism for c in own]:
+    _, recomputed = calibrate(design, neighbours)
+    earlier, own = charges[: len(charges) - len(recomputed)], charges[len(charges) - len(recomputed) :]
+    if [c.mechanism for c in recomputed] != [c.mechanism for c in own]:
         return ["the charges are not those of the settings"]
     _, first = calibrate(replace(design, scales=None, second=None), neighbours)
     if len(earlier) not in (0, len(first)):
         return ["there are charges that the settings do not account for"]
-    faults = [*(_too_small(earlier, first) if earlier else ()), *_too_small(own, again)]
+    faults = [*(_too_small(earlier, first) if earlier else ()), *_too_small(own, recomputed)]
     if not design.joint:
         faults.extend(_stated_noise(settings["sd_sums"], own[0], design))
     table = release.tensors["class_sums"]
@@ -178,7 +179,7 @@ def _moments(release: Release) -> list[str]:
     return faults
 
 
-def _stated_noise(sd: float, charge: Charge, design: Design) -> list[str]:
+def _stated_noise(sd: float, charge: Charge, design: MomentConfig) -> list[str]:
     """Compare the standard deviation that the settings state with the scale that was charged."""
     spread = {"laplace": math.sqrt(2), "radial": math.sqrt(2 + design.k), "gaussian": 1.0}[charge.mechanism]
     if not math.isclose(sd, spread * float(charge.scale), rel_tol=1e-9):
@@ -186,7 +187,7 @@ def _stated_noise(sd: float, charge: Charge, design: Design) -> list[str]:
     return []
 
 
-def _joint(settings: Mapping[str, Any], charge: Charge, design: Design, neighbours: str) -> str:
+def _joint(settings: Mapping[str, Any], charge: Charge, design: MomentConfig, neighbours: str) -> str:
     """Derive the cost of class sums and second moments together from the stated noise."""
     sums, second = (Fraction(settings[key]) for key in ("sd_sums", "sd_second_diagonal"))
     loss = design.clip().joint_loss_squared(sums, second, neighbours) * design.contributions**2

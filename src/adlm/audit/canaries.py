@@ -15,16 +15,16 @@ import numpy.typing as npt
 import torch
 
 from adlm.analyst.examples import Examples
-from adlm.analyst.training import Plan, train
+from adlm.analyst.training import TrainingConfig, train
 from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.statistics import one_run_bound
 from adlm.curator.ledger import Ledger
-from adlm.curator.moments import Design, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig, release_moments
 from adlm.curator.noise import Source
+from adlm.estimation.class_model import fit_class_model
+from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
-from adlm.release import Release
-from adlm.sampling import class_laws
 
 Reals = npt.NDArray[np.float64]
 
@@ -48,7 +48,9 @@ class Planted:
         return self.coins.size
 
 
-def plant(design: Design, neighbours: str, classes: int, rng: np.random.Generator, source: Source) -> Planted:
+def plant(
+    design: MomentConfig, neighbours: str, classes: int, rng: np.random.Generator, source: Source
+) -> Planted:
     """Make a release whose records are canaries: coordinate j alone, in class c, for all j and c.
 
     A canary of this kind puts all that a record may weigh into one released number, so nothing is lost to
@@ -56,7 +58,7 @@ def plant(design: Design, neighbours: str, classes: int, rng: np.random.Generato
     """
     domain = Domain((design.k,), 0.0, 1.0, tuple(f"class {c}" for c in range(classes)), neighbours)
     coins = rng.random((classes, design.k)) < 0.5
-    values = np.tile(np.eye(design.k), (classes, 1)) * design.level
+    values = np.tile(np.eye(design.k), (classes, 1)) * design.clip_norm
     codes = np.repeat(np.arange(classes), design.k)
     if neighbours == "add-remove":
         values, codes = values[coins.ravel()], codes[coins.ravel()]
@@ -87,13 +89,13 @@ def model_scores(planted: Planted, epochs: int, *, drawn: int = 4000, seed: int 
     The model is a linear head trained by the product's loop on vectors drawn from the release.
     """
     release = planted.release
-    laws = class_laws(release.moments(), None)
+    laws = fit_class_model(release.moments(), None)
     x, y = laws.sample(drawn, torch.Generator().manual_seed(seed))
     classes, k = planted.coins.shape
     head = torch.nn.Linear(k, classes)
     torch.nn.init.zeros_(head.weight)
     torch.nn.init.zeros_(head.bias)
-    plan = Plan(epochs=epochs, batch_size=500, optimiser="SGD", learning_rate=0.5, seed=seed)
+    plan = TrainingConfig(epochs=epochs, batch_size=500, optimiser="SGD", learning_rate=0.5, seed=seed)
     train(head, Examples(x, y), plan, device="cpu")
     weight = head.weight.detach().double().numpy()
     return np.asarray(weight - weight.mean(0))  # what a coordinate says for one class against the others
@@ -136,6 +138,6 @@ def one_run(
     )
 
 
-def canary_design(k: int, epsilon: Fraction = Fraction(1)) -> Design:
+def canary_design(k: int, epsilon: Fraction = Fraction(1)) -> MomentConfig:
     """Return the release that canaries are planted in: class sums and counts, pure epsilon."""
-    return Design(epsilon, Fraction(0), k, 1.0, constant=0.05)
+    return MomentConfig(epsilon, Fraction(0), k, 1.0, constant=0.05)

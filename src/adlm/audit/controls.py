@@ -24,11 +24,11 @@ from adlm.audit.support import naive_laplace, support
 from adlm.audit.tap import draw
 from adlm.audit.two_worlds import curve, two_worlds
 from adlm.audit.worst_case import Neighbours, worst_neighbours
-from adlm.certificate import Charge, Epsilon
 from adlm.curator.ledger import Ledger
-from adlm.curator.moments import Design, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig, release_moments
 from adlm.curator.noise import Source
 from adlm.curator.relevance import private_relevance
+from adlm.privacy.accounting import Charge, Epsilon
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
 
@@ -159,7 +159,7 @@ def noise_drawn_once(runs: int, source: Source) -> Finding:
 
 def learnt_bounds(runs: int, source: Source) -> Finding:
     """Bounds of the domain taken from the records: one outlier moves everybody."""
-    design = Design(Fraction(1), Fraction(0), 1, 1.0)
+    design = MomentConfig(Fraction(1), Fraction(0), 1, 1.0)
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         domain = Domain((1,), float(data.values.min()), float(data.values.max()), ("a", "b"))

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from adlm.certificate import Epsilon, number, show
+from adlm.privacy.accounting import Epsilon, number, show
 
 COMMAND_ALPHA = 1e-3  # chance that a sound product is called violated by one whole command
 MOST_TESTS = 100  # statistical tests that one command makes at most

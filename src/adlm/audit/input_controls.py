@@ -16,10 +16,10 @@ from adlm.audit.controls import Control, _attacked, _finding
 from adlm.audit.finding import Finding
 from adlm.audit.subject import Records, Subject
 from adlm.audit.tap import draw
-from adlm.certificate import Charge
 from adlm.curator.ledger import Ledger
-from adlm.curator.moments import Design, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig, release_moments
 from adlm.curator.noise import Source
+from adlm.privacy.accounting import Charge
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
 
@@ -29,7 +29,10 @@ LIMIT, N = 50, 60
 
 def _subject(name: str, neighbours: str, reads: Callable[[Records], Records]) -> Subject:
     """A release of one class sum at epsilon 2, of what is read of the records."""
-    domain, design = Domain((1,), 0.0, 1.0, ("a", "b"), neighbours), Design(Fraction(2), Fraction(0), 1, 1.0)
+    domain, design = (
+        Domain((1,), 0.0, 1.0, ("a", "b"), neighbours),
+        MomentConfig(Fraction(2), Fraction(0), 1, 1.0),
+    )
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         read = reads(data)

@@ -20,15 +20,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from adlm import progress
 from adlm.analyst.examples import Examples
-from adlm.analyst.training import Plan, train
+from adlm.analyst.training import TrainingConfig, train
 from adlm.curator.ledger import Ledger
-from adlm.curator.moments import Design, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig, release_moments
 from adlm.curator.noise import Source
+from adlm.estimation.class_model import fit_class_model
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
-from adlm.sampling import class_laws
+from adlm.runtime import progress
 
 Reals = npt.NDArray[np.float64]
 EPOCHS = (1, 100)
@@ -113,11 +113,11 @@ def _private_examples(
         lambda: [(z, pool.codes[rows])],
         domain=domain,
         features=features,
-        design=Design(epsilon, Fraction(0), d, 1.0),
+        design=MomentConfig(epsilon, Fraction(0), d, 1.0),
         ledger=Ledger(),
         source=source,
     )
-    return Examples(*class_laws(release.moments(), None).sample(drawn))
+    return Examples(*fit_class_model(release.moments(), None).sample(drawn))
 
 
 def shadows(
@@ -156,7 +156,7 @@ def shadows(
                 if epoch in found:
                     found[epoch].append(confidences(network, z, codes))
 
-            plan = Plan(epochs=max(EPOCHS), batch_size=100, learning_rate=1e-2, seed=shadow)
+            plan = TrainingConfig(epochs=max(EPOCHS), batch_size=100, learning_rate=1e-2, seed=shadow)
             train(head, examples, plan, device="cpu", after_epoch=keep)
             advance(1)
     return {epochs: np.stack(rows) for epochs, rows in found.items()}, members

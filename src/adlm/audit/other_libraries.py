@@ -78,10 +78,16 @@ def opacus_step() -> Mechanism:
 
     two = np.array([[0.0, -2.0, 0.0], [3.0, 0.0, 0.0]])
     return Mechanism(
-        f"opacus {_version('opacus')}, one step of DPOptimizer", run=run, data=two, neighbour=two[:1],
-        epsilon=repr(epsilon), delta=DELTA, relation="add-remove", slow=5,
+        f"opacus {_version('opacus')}, one step of DPOptimizer",
+        run=run,
+        data=two,
+        neighbour=two[:1],
+        epsilon=repr(epsilon),
+        delta=DELTA,
+        relation="add-remove",
+        slow=5,
         not_tried="Poisson sampling, several steps, its data loader, gradients of real layers, secure mode",
-    )  # fmt: skip
+    )
 
 
 def _library(module: str, name: str) -> Any:

@@ -32,8 +32,8 @@ from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.statistics import two_worlds_bound
 from adlm.audit.support import low_byte
 from adlm.audit.two_worlds import curve
-from adlm.certificate import parse_delta, parse_epsilon
 from adlm.errors import UserError
+from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.public.domain import NEIGHBOURS
 
 Reals = npt.NDArray[np.float64]

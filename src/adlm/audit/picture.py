@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from adlm.artefact import write_file
 from adlm.audit.finding import Finding
 from adlm.audit.runner import Audit
-from adlm.certificate import gaussian_mu
+from adlm.privacy.accounting import gaussian_mu
+from adlm.runtime.artefact import write_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

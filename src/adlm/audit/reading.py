@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from adlm.audit.finding import Finding
 from adlm.audit.reading_cases import FOREIGN, FORMS, TAG, Case, Form, Written
-from adlm.curator.tables import read_batches
 from adlm.errors import UserError
-from adlm.estimator_input import bounded
-from adlm.public.encoding import encode_frame, encode_labels
+from adlm.public.domain.encoding import encode_frame, encode_labels
+from adlm.readers.tables import read_batches
+from adlm.workflows.sklearn.inputs import bounded
 
 CASES = 250  # neighbours of each form
 
@@ -93,7 +93,7 @@ def search(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outcome:
             found.compared += 1
             changed = others_changed(case, one, two)
             if changed > found.changed:
-                found.changed, found.example = changed, case.told
+                found.changed, found.example = changed, case.summary
     return found
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from adlm.public.columns import Column
-from adlm.public.tables import TableDomain
+from adlm.public.domain.column import Column
+from adlm.public.domain.table import TableDomain
 
 Record = tuple[Any, ...]
 N = 8  # records of a case
@@ -70,7 +70,7 @@ class Case:
     two: Written
     relation: str
     at: int
-    told: str  # what differs, for a finding's note
+    summary: str  # what differs, for a finding's note
 
 
 Form = Callable[[Random, Path], Case | None]  # None where a library itself refuses such a column

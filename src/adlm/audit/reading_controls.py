@@ -18,14 +18,14 @@ from pyarrow import csv as arrow_csv
 from adlm.audit.finding import Finding
 from adlm.audit.reading import Read, Reader, finding, product, rows_of, search
 from adlm.audit.reading_cases import Form, Written, frames, text_files
-from adlm.curator.csv_rows import DELIMITERS
 from adlm.curator.noise import Source
-from adlm.curator.tables import read_batches
 from adlm.errors import UserError
-from adlm.public.cells import plain
-from adlm.public.columns import Column
-from adlm.public.encoding import encode_frame, encode_labels
-from adlm.public.tables import TableDomain
+from adlm.public.domain.column import Column
+from adlm.public.domain.encoding import encode_frame, encode_labels
+from adlm.public.domain.table import TableDomain
+from adlm.public.domain.values import plain
+from adlm.readers.csv_rows import DELIMITERS
+from adlm.readers.tables import read_batches
 
 CASES = 300
 LIMIT = 5

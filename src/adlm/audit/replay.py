@@ -16,9 +16,9 @@ import numpy as np
 
 from adlm.audit.subject import Records, Subject
 from adlm.audit.tap import Call, DivergedError, Tape, tapped
-from adlm.certificate import Charge, Epsilon, gaussian_epsilon, root_up
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
+from adlm.privacy.accounting import Charge, Epsilon, gaussian_epsilon, root_up
 
 
 @dataclass(frozen=True)

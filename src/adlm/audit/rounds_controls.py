@@ -17,16 +17,16 @@ from adlm.audit.subjects import DELTA, of_moments
 from adlm.audit.tap import DivergedError
 from adlm.curator import noise
 from adlm.curator.feature_store import FeatureStore
-from adlm.curator.gradient_rounds import GradientClip, GradientPass
-from adlm.curator.moments import Design
+from adlm.curator.mechanisms.gradient_rounds import GradientClip, GradientPass
+from adlm.curator.mechanisms.moments import MomentConfig
 from adlm.curator.noise import Source
 from adlm.estimation.gradient_head import Descent
-from adlm.public.rounds_rule import GradientRounds
+from adlm.public.planning.rounds import GradientRounds
 
 
-def _design(clip_norm: float = 0.25) -> Design:
+def _design(clip_norm: float = 0.25) -> MomentConfig:
     rounds = GradientRounds(2, clip_norm, 8.0, 2)
-    return Design(Fraction(4), DELTA, 3, 1.0, share_sums=Fraction(1, 2), rounds=rounds)
+    return MomentConfig(Fraction(4), DELTA, 3, 1.0, share_sums=Fraction(1, 2), rounds=rounds)
 
 
 def _pair() -> tuple[Records, Records]:
@@ -110,7 +110,7 @@ def head_before_noise(runs: int, source: Source) -> Finding:
             descent.update(total)  # should be what was released
         return np.stack(released)
 
-    import adlm.curator.moments as moments
+    import adlm.curator.mechanisms.moments as moments
 
     with _put(moments, "run_rounds", peeking):
         data, neighbour = _pair()
@@ -150,7 +150,7 @@ def noise_used_again(runs: int, source: Source) -> Finding:
             descent.update(released[-1])
         return np.stack(released)
 
-    import adlm.curator.moments as moments
+    import adlm.curator.mechanisms.moments as moments
 
     with _put(moments, "run_rounds", again):
         return _found("noise of one round used in the next", "one draw covers two sums", source)

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from adlm import progress
 from adlm.audit.artefact import audit_release
 from adlm.audit.canaries import canary_design, model_scores, one_run, plant, release_scores
 from adlm.audit.controls import SINGLE, Control, half_sensitivity
@@ -33,6 +32,7 @@ from adlm.audit.worst_case import report, worst_neighbours
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.public.domain import NEIGHBOURS
+from adlm.runtime import progress
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def moved(features: Features, domain: Domain, *, n: int = 40, seed: int = 0) -> 
         other = featurise(_spread(changed, domain), domain, features)[1:]
     clip = Clip("l1", (1.0,) * features.width, math.sqrt(features.width))
     distance = np.abs(clip.integers(whole[1:]) - clip.integers(other)).sum()
-    return float(distance / clip.whole)
+    return float(distance / clip.record_norm_bound)
 
 
 def _spread(
@@ -83,9 +83,9 @@ def product_separability() -> list[Finding]:
 
 def table_separability(neighbours: str) -> Finding:
     """Map a table's records alone, in batches of several sizes and in another order: every bit must agree."""
-    from adlm.public.columns import Column
+    from adlm.public.domain.column import Column
+    from adlm.public.domain.table import TableDomain
     from adlm.public.features.scaled_table import ScaledTable, TableIndicators
-    from adlm.public.tables import TableDomain
 
     table = TableDomain(
         (

@@ -14,10 +14,10 @@ import numpy as np
 from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.subject import Reals
 from adlm.audit.two_worlds import judge
-from adlm.certificate import Charge
 from adlm.curator.ledger import Ledger
-from adlm.curator.moments import Design, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig, release_moments
 from adlm.curator.noise import Source
+from adlm.privacy.accounting import Charge
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
 
@@ -26,7 +26,7 @@ BYSTANDER = 0.25  # a record in each class that is the same in both worlds
 
 
 def released(
-    design: Design, neighbours: str, runs: int, record: float | None, source: Source
+    design: MomentConfig, neighbours: str, runs: int, record: float | None, source: Source
 ) -> tuple[Reals, tuple[Charge, ...]]:
     """Return (runs,) released sums of as many classes, and what each release was charged.
 
@@ -70,7 +70,7 @@ def side_by_side(
     The released number is the score. The noise has a monotone likelihood ratio in one dimension, so no other
     test of it is better.
     """
-    design = Design(epsilon, delta, 1, 1.0, constant=0.0)
+    design = MomentConfig(epsilon, delta, 1, 1.0, constant=0.0)
     with_record, charges = released(design, neighbours, runs, 1.0, source)
     opposite = None if neighbours == "add-remove" else -1.0
     without, _ = released(design, neighbours, runs, opposite, source)

@@ -9,9 +9,9 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from adlm.certificate import Charge
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
+from adlm.privacy.accounting import Charge
 
 Reals = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]

@@ -10,25 +10,25 @@ import torch
 from torch import nn
 
 from adlm.audit.subject import Reals, Records, Subject
-from adlm.certificate import Charge
-from adlm.curation import privatise
-from adlm.curator.additive import release_additive
 from adlm.curator.ledger import Ledger
-from adlm.curator.moments import Design, release_moments
+from adlm.curator.mechanisms.additive import release_additive
+from adlm.curator.mechanisms.moments import MomentConfig, release_moments
+from adlm.curator.mechanisms.record_release import release_records
+from adlm.curator.mechanisms.records import Settings
+from adlm.curator.mechanisms.second_moments import CrossMoments, Second
+from adlm.curator.mechanisms.table_rounds import TableRoundsPlan, release_table
 from adlm.curator.noise import Source
-from adlm.curator.record_release import release_records
-from adlm.curator.records import Settings
 from adlm.curator.relevance import PrivateRelevance, private_relevance
-from adlm.curator.second import Cross, Second
-from adlm.public.columns import Column
+from adlm.privacy.accounting import Charge
 from adlm.public.domain import NEIGHBOURS, Domain
+from adlm.public.domain.column import Column
+from adlm.public.domain.table import TableDomain
 from adlm.public.features.identity import Identity
 from adlm.public.features.tabular import TabularFeatures
-from adlm.public.rounds_rule import GradientRounds
-from adlm.public.rule import Plan
-from adlm.public.table_rule import TablePlan
-from adlm.public.tables import TableDomain
-from adlm.table_rounds import TableRoundsPlan, release_table
+from adlm.public.planning.moments import MomentPlan
+from adlm.public.planning.rounds import GradientRounds
+from adlm.public.planning.tables import TablePlan
+from adlm.workflows.privatise import privatise
 
 DELTA = Fraction(1, 10**5)
 CROWD = 300  # seven times the noise on the number of records, or more
@@ -36,7 +36,7 @@ CROWD = 300  # seven times the noise on the number of records, or more
 
 def of_moments(
     name: str,
-    design: Design,
+    design: MomentConfig,
     neighbours: str,
     covers: tuple[int | None, ...],
     *,
@@ -125,7 +125,7 @@ def of_table_rounds(name: str, delta: Fraction, neighbours: str, *, focus: int |
     return Subject(name, neighbours, run, covers, width, focus=focus, tight=False, box=True)
 
 
-def of_product(name: str, delta: Fraction, neighbours: str, *, plan: Plan | None = None,
+def of_product(name: str, delta: Fraction, neighbours: str, *, plan: MomentPlan | None = None,
                relevance: str = "prior") -> Subject:  # fmt: skip
     """Audit the whole way from raw records: domain, public features, the public rule, the release.
 
@@ -227,13 +227,13 @@ def of_algorithm1(name: str, width: int) -> Subject:
     return Subject(name, "replace-one", run, (0, None, 1, 2), width, tight=False, box=True)
 
 
-def designs() -> dict[str, tuple[Design, tuple[int | None, ...], int | None]]:
+def designs() -> dict[str, tuple[MomentConfig, tuple[int | None, ...], int | None]]:
     """The moment releases that are audited: design, charges covered, focus of the search."""
-    pure = Design(Fraction(1), Fraction(0), 3, 1.0)
-    gaussian = Design(Fraction(4), DELTA, 3, 1.0)
+    pure = MomentConfig(Fraction(1), Fraction(0), 3, 1.0)
+    gaussian = MomentConfig(Fraction(4), DELTA, 3, 1.0)
     radial = replace(pure, epsilon=Fraction(4), pure="radial")
     around = Second(3, "means", 0.5, around="means")
-    across = Second(2, "means", 0.5, around="means", cross=Cross(0.5, 0.5, Fraction(1, 2)))
+    across = Second(2, "means", 0.5, around="means", cross=CrossMoments(0.5, 0.5, Fraction(1, 2)))
     descent = GradientRounds(3, 0.25, 2.0, 10)
     rounds = replace(gaussian, rounds=descent, share_sums=Fraction(1, 2))
     return {
@@ -251,7 +251,7 @@ def designs() -> dict[str, tuple[Design, tuple[int | None, ...], int | None]]:
         "one class sum, radial": (replace(pure, k=1, constant=0.0, pure="radial"), (0,), None),
         "class sums, radial": (replace(pure, pure="radial"), (0,), None),
         "class sums, Gaussian": (gaussian, (0,), None),
-        "second moments, Gaussian": (replace(gaussian, second=Second(3, level=0.5)), (0, 1, 1), 1),
+        "second moments, Gaussian": (replace(gaussian, second=Second(3, clip_norm=0.5)), (0, 1, 1), 1),
         "class sums and second moments, Gaussian": (replace(gaussian, second=Second(3)), (0, 0, 0), None),
         "second moments, radial": (replace(radial, second=Second(3)), (0, 1), 1),
         "second moments around means, radial": (replace(radial, second=around), (0, 1), 1),
@@ -310,9 +310,9 @@ def subjects() -> tuple[Subject, ...]:
     made.extend(
         of_product(f"private relevance, {noise}", delta, relation, plan=plan, relevance="private")
         for noise, delta, plan in (
-            ("radial", Fraction(0), Plan(4, "radial", 1.0, 0.5)),
-            ("Laplace", Fraction(0), Plan(4, "laplace", 1.0, 0.5)),
-            ("Gaussian", DELTA, Plan(4, "gaussian", 1.0, 0.5)),
+            ("radial", Fraction(0), MomentPlan(4, "radial", 1.0, 0.5)),
+            ("Laplace", Fraction(0), MomentPlan(4, "laplace", 1.0, 0.5)),
+            ("Gaussian", DELTA, MomentPlan(4, "gaussian", 1.0, 0.5)),
         )
         for relation in NEIGHBOURS
     )

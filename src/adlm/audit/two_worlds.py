@@ -19,8 +19,8 @@ from adlm.audit.statistics import gaussian_bound, two_worlds_bound
 from adlm.audit.subject import Records, Subject
 from adlm.audit.tap import Call, draw
 from adlm.audit.worst_case import Neighbours
-from adlm.certificate import Charge, compose, gaussian_epsilon
 from adlm.curator.noise import Source
+from adlm.privacy.accounting import Charge, compose, gaussian_epsilon
 
 Reals = npt.NDArray[np.float64]
 Pair = tuple[Call, Call]

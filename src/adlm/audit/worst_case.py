@@ -14,8 +14,8 @@ import numpy as np
 from adlm.audit.finding import Finding
 from adlm.audit.replay import Comparison, replay
 from adlm.audit.subject import Reals, Records, Subject
-from adlm.certificate import compose
 from adlm.curator.noise import Source
+from adlm.privacy.accounting import compose
 
 EVALUATIONS = 160
 KEPT = 4

@@ -13,8 +13,8 @@ import warnings
 from fractions import Fraction
 from functools import lru_cache
 
-from adlm.certificate import gaussian_mu
 from adlm.errors import UserError
+from adlm.privacy.accounting import gaussian_mu
 
 _MISSING = "DP-SGD needs Opacus, which is not installed here; install it with: pip install adlm[baseline]"
 _PRECISION = 0.002  # of epsilon, relative: how near the search for sigma comes to its aim

@@ -20,10 +20,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from adlm import progress
 from adlm.baselines.accounting import epsilon_spent, noise_multiplier, quick_epsilon, require_opacus
-from adlm.certificate import Totals, parse_delta, parse_epsilon
 from adlm.errors import UserError
+from adlm.privacy.accounting import Totals, parse_delta, parse_epsilon
+from adlm.runtime import progress
 
 NEIGHBOURS = "add-remove"
 NOTE = (

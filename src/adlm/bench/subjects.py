@@ -53,15 +53,15 @@ def _domain(given: Given) -> Any:
 
 
 def _settings(batch: int) -> Any:
-    from adlm.curator.records import Settings
+    from adlm.curator.mechanisms.records import Settings
 
     return Settings(Fraction(1), Fraction(1, 2), batch, Fraction(9800), "given", 25, "identical")
 
 
 def _record_release(given: Given) -> Any:
     from adlm.curator.ledger import Ledger
+    from adlm.curator.mechanisms.record_release import release_records
     from adlm.curator.noise import Source
-    from adlm.curator.record_release import release_records
 
     x, y = _noise_images(given)
     return release_records(
@@ -84,11 +84,11 @@ def epoch_release(given: Given) -> Figures:
     import torch
 
     from adlm.analyst.examples import from_records
-    from adlm.analyst.training import Plan, train
+    from adlm.analyst.training import TrainingConfig, train
 
     release = _record_release(given)
     network, examples = _network(given), from_records(release)
-    plan = Plan(epochs=1, batch_size=given["batch"], optimiser="SGD", learning_rate=0.01)
+    plan = TrainingConfig(epochs=1, batch_size=given["batch"], optimiser="SGD", learning_rate=0.01)
 
     def epoch() -> None:
         train(network, examples, plan, device="cpu")
@@ -195,8 +195,8 @@ def steps_normalised(given: Given) -> Figures:
 def pipeline_release(given: Given) -> Figures:
     """From a data set's files to an evaluated model, by a moment release."""
     from adlm.analyst.fit import fit
-    from adlm.curation import privatise
     from adlm.public import datasets
+    from adlm.workflows.privatise import privatise
 
     start = time.perf_counter()
     train, test = datasets.load(given["data"], "train"), datasets.load(given["data"], "test")
@@ -243,8 +243,8 @@ def to_the_end(seconds: float, training: float, share: float) -> float:
 def release_records_to_disk(given: Given) -> Figures:
     """Stream a record release to a folder."""
     from adlm.curator.ledger import Ledger
+    from adlm.curator.mechanisms.record_release import write_records
     from adlm.curator.noise import Source
-    from adlm.curator.record_release import write_records
 
     x, y = _noise_images(given)
     with tempfile.TemporaryDirectory() as folder:
@@ -258,20 +258,20 @@ def release_records_to_disk(given: Given) -> Figures:
 
 def release_moments_of(given: Given) -> Figures:
     """Class sums and second moments of vectors that are there already."""
-    from adlm.curation import design
     from adlm.curator.ledger import Ledger
-    from adlm.curator.moments import release_moments
+    from adlm.curator.mechanisms.moments import release_moments
     from adlm.curator.noise import Source
     from adlm.public.domain import Domain
     from adlm.public.features.identity import Identity
-    from adlm.public.rule import Plan
+    from adlm.public.planning.moments import MomentPlan
+    from adlm.workflows.privatise import design
 
     k = given["k"]
     chance = np.random.default_rng(0)
     y = chance.integers(0, 10, (given["n"],), dtype=np.int64)
     z = chance.normal(size=(given["n"], k)).astype(np.float32)
     z /= np.linalg.norm(z, axis=1, keepdims=True)
-    plan = Plan(k, "gaussian", 1.0, 0.2, q=k)
+    plan = MomentPlan(k, "gaussian", 1.0, 0.2, q=k)
     domain = Domain((k,), 0, 1, tuple(map(str, range(10))))
     features = Identity((k,))
 
@@ -324,8 +324,8 @@ def write_table(file: Path, rows: int) -> None:
 
 def release_table(given: Given) -> Figures:
     """Release a table from a CSV file of so many rows, read batch by batch."""
-    from adlm.privatise_table import privatise_table
-    from adlm.public.tables import TableDomain
+    from adlm.public.domain.table import TableDomain
+    from adlm.workflows.privatise_table import privatise_table
 
     domain = TableDomain.from_toml(TABLE)
     start = time.perf_counter()

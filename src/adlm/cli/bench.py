@@ -32,7 +32,7 @@ def bench(
     "low", "high", "sense", "asked", "met", "note", "detail"}]}.
     """
     from adlm.bench.comparisons import Scale
-    from adlm.bench.conduct import HEADINGS, cells, conduct
+    from adlm.bench.run import HEADINGS, run, table_rows
 
     output = Output(as_json, quiet)
     words = ["adlm bench", *(["--quick"] if quick else []), f"--repeats {repeats}"]
@@ -40,9 +40,9 @@ def bench(
     words += ["--kymatio-python PATH"] if kymatio_python else []
     names = [part.strip() for part in (only or "").split(",") if part.strip()]
     scale = Scale(quick, repeats, kymatio_python or sys.executable)
-    result = conduct(names, scale, out, " ".join(words))
+    result = run(names, scale, out, " ".join(words))
     output.result(result)
-    output.table(HEADINGS, [cells(entry) for entry in result["ratios"]])
+    output.table(HEADINGS, [table_rows(entry) for entry in result["ratios"]])
     for entry in result["ratios"]:
         if entry["note"]:
             output.say(f"{entry['name']}: {entry['note']}")

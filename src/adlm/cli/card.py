@@ -30,11 +30,11 @@ def card(
     measured; on private records that figure is not private. An earlier card is written anew, any other
     file is left alone. With --json: {"out", "measured", "stamps"} and the totals.
     """
-    from adlm.artefact import write_file
     from adlm.cli.report import _evaluation
     from adlm.errors import UserError
     from adlm.report.card import HEAD, model_card
     from adlm.report.subject import find
+    from adlm.runtime.artefact import write_file
 
     subject = find(model, evaluation=_evaluation(evaluation))
     text = model_card(subject, licence=licence)

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from adlm import progress
+from adlm.runtime import progress
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -101,7 +101,7 @@ def stamped(stamps: Sequence[str]) -> str:
 
 def key_of(path: Path | None) -> Ed25519PrivateKey | None:
     """Read the key to sign with, before anything is spent or made."""
-    from adlm.signature import load_key
+    from adlm.privacy.signature import load_key
 
     return None if path is None else load_key(path)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from adlm.analyst.model import Model
-    from adlm.release import Release
+    from adlm.privacy.release import Release
 
 
 def demo(
@@ -29,13 +29,13 @@ def demo(
     "audit_violations", "report", "seconds"} and the certificate's totals.
     """
     from adlm.analyst.metrics import measure
-    from adlm.artefact import canonical, write_file
     from adlm.audit.runner import Depth, run
-    from adlm.curation import privatise
     from adlm.errors import UserError
+    from adlm.privacy.release import CERTIFICATE, Release
     from adlm.public import datasets
-    from adlm.release import CERTIFICATE, Release
     from adlm.report import write_report
+    from adlm.runtime.artefact import canonical, write_file
+    from adlm.workflows.privatise import privatise
 
     output = Output(as_json, quiet)
     if out.exists():
@@ -88,8 +88,8 @@ def demo(
 def _models(release: Release) -> Iterator[tuple[str, Model]]:
     """Make the same release into a linear classifier and into a network trained shortly and for long."""
     from adlm.analyst.fit import fit
-    from adlm.analyst.training import Plan
+    from adlm.analyst.training import TrainingConfig
 
     yield "closed-form", fit(release)
     for epochs, name in ((1, "network-1-epoch"), (100, "network-100-epochs")):
-        yield name, fit(release, "mlp", Plan(epochs=epochs, batch_size=250), draws=10_000)
+        yield name, fit(release, "mlp", TrainingConfig(epochs=epochs, batch_size=250), draws=10_000)

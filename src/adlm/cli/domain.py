@@ -46,10 +46,10 @@ def init(
     With --peek they are taken from the data, which is not private: every certificate made with the domain is
     stamped `bounds learnt from data`. With --json: {"out", "columns", "bounds_learnt_from_data"}.
     """
-    from adlm.artefact import write_file
-    from adlm.curator.table_draft import draft, header_of
-    from adlm.curator.table_draft import peek as look
     from adlm.errors import UserError
+    from adlm.readers.table_draft import draft, header_of
+    from adlm.readers.table_draft import peek as peek_at
+    from adlm.runtime.artefact import write_file
 
     place = out or Path(file.name.split(".")[0] + ".toml")
     if place.exists():
@@ -57,7 +57,7 @@ def init(
     if delimiter is not None and len(delimiter) != 1:
         raise UserError(f"--delimiter is one character (got {delimiter!r})")
     if peek:
-        seen = look(file, label=label, person=person, header=header, delimiter=delimiter)
+        seen = peek_at(file, label=label, person=person, header=header, delimiter=delimiter)
         text = seen.to_toml()
     else:
         text = draft(file, label=label, person=person, header=header, delimiter=delimiter)
@@ -84,8 +84,8 @@ def check(
     "dropped", "unnamed", "fits"}. `refused` counts texts that the domain does not allow, `unnamed` records
     that name no person.
     """
-    from adlm.curator.table_draft import check as survey
-    from adlm.public.tables import TableDomain
+    from adlm.public.domain.table import TableDomain
+    from adlm.readers.table_draft import check as survey
 
     output = Output(as_json, quiet)
     table = TableDomain.load(domain)

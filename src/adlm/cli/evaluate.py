@@ -34,10 +34,10 @@ def evaluate(
     """
     from adlm.analyst.metrics import measure
     from adlm.analyst.model import Model
-    from adlm.artefact import canonical, write_file
     from adlm.class_sizes import SmallClass, sentences
     from adlm.errors import UserError
-    from adlm.prediction import measure_file
+    from adlm.runtime.artefact import canonical, write_file
+    from adlm.serving.predict import measure_file
 
     output = Output(as_json, quiet)
     if (file is None) == (data is None):

@@ -62,29 +62,30 @@ def list_(as_json: AsJson = False, quiet: Quiet = False) -> None:
             "title": e.title,
             "data": e.data,
             "methods": list(dict.fromkeys(group.method for group in e.quick)),
-            "quick_cells": len(e.cells("quick")),
-            "full_cells": len(e.cells("full")),
+            "quick_cells": len(e.trials("quick")),
+            "full_cells": len(e.trials("full")),
         }
         for e in EXPERIMENTS.values()
     ]
     output.result({"experiments": described})
     rows = [
-        [e.name, e.title, str(len(e.cells("quick"))), str(len(e.cells("full")))] for e in EXPERIMENTS.values()
+        [e.name, e.title, str(len(e.trials("quick"))), str(len(e.trials("full")))]
+        for e in EXPERIMENTS.values()
     ]
     output.table(["name", "question", "cells, quick", "cells, full"], rows)
 
 
 def _run(name: str, **options: Any) -> dict[str, Any]:
-    from adlm.experiments.conduct import conduct
+    from adlm.experiments.run import run_experiment
 
     for key in ("epsilons", "methods"):
         if options[key] is not None:
             options[key] = [part.strip() for part in options[key].split(",") if part.strip()]
     for epsilon in options["epsilons"] or ():
-        from adlm.certificate import parse_epsilon
+        from adlm.privacy.accounting import parse_epsilon
 
         parse_epsilon(epsilon)
-    return conduct(name, **options)
+    return run_experiment(name, **options)
 
 
 def _command(name: str, title: str) -> None:
@@ -137,7 +138,8 @@ def tables(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tables, by default Adult and Diabetes-130: ours beside logistic regression, gradient boosting, DP-SGD and diffprivlib.
+    """Tables, by default Adult and Diabetes-130: ours beside logistic regression, gradient boosting, DP-SGD
+    and diffprivlib.
 
     Reads the sets from the folder that ADLM_DATA names; writes OUT/tables.jsonl and OUT/tables.md.
     diffprivlib needs an environment of its own (pip install diffprivlib==0.6.6 scikit-learn==1.6.1) and is

@@ -26,7 +26,7 @@ def export(
     1970-01-01), strings for the rest. With --json: {"out", "bytes", "stamps"} and the totals.
     """
     from adlm.analyst.model import Model
-    from adlm.export import export_onnx
+    from adlm.serving.onnx import export_onnx
 
     key, loaded = key_of(sign), Model.load(model)
     export_onnx(loaded, out, encoded=encoded, key=key)

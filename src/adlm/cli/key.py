@@ -24,7 +24,7 @@ def new(
 
     Existing files are never overwritten. With --json: {"private", "public", "fingerprint"}.
     """
-    from adlm.signature import new_key
+    from adlm.privacy.signature import new_key
 
     fingerprint = new_key(path)
     public = path.with_name(f"{path.name}.pub")
@@ -41,7 +41,7 @@ def show(
     quiet: Quiet = False,
 ) -> None:
     """Print the fingerprint of a public key, to be compared by another way. With --json: {"fingerprint"}."""
-    from adlm.signature import fingerprint, load_public
+    from adlm.privacy.signature import fingerprint, load_public
 
     found = fingerprint(load_public(path))
     Output(as_json, quiet).result({"fingerprint": found}, found)

@@ -32,9 +32,9 @@ def show_ledger(
     "mechanism", "neighbours", "epsilon_claimed", "epsilon_proved", "delta"}], "left", "asked": {"delta",
     "neighbours"}} and the totals, null where charges of different relations do not add up.
     """
-    from adlm.certificate import compose, number, parse_delta, show
     from adlm.curator.ledger import Ledger
     from adlm.errors import UserError
+    from adlm.privacy.accounting import compose, number, parse_delta, show
     from adlm.public.domain import NEIGHBOURS
 
     output, asked = Output(as_json, quiet), parse_delta(delta)

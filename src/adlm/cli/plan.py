@@ -14,8 +14,10 @@ EPSILONS = "0.05,0.1,0.25,0.5,1,3"
 
 def plan(
     data: Annotated[str | None, typer.Option(help="A data set by name; it is not read.")] = None,
-    domain: Annotated[Path | None, typer.Option(help="A domain file; needs --size.")] = None,
-    size: Annotated[int | None, typer.Option(help="Number of records, public or guessed.", min=1)] = None,
+    domain: Annotated[Path | None, typer.Option(help="A domain file; needs --public-size.")] = None,
+    public_size: Annotated[
+        int | None, typer.Option(help="Number of records, public or guessed.", min=1)
+    ] = None,
     epsilon: Annotated[str, typer.Option(help="One or more budgets, separated by commas.")] = EPSILONS,
     delta: Annotated[str, typer.Option(help="0 for pure epsilon, else Gaussian noise.")] = "0",
     neighbours: Annotated[str | None, typer.Option(help="replace-one or add-remove.")] = None,
@@ -34,37 +36,37 @@ def plan(
     With --json: {"n", "classes", "features", "neighbours", "plans": [{"epsilon", "delta", "accuracy",
     "spread", "signal_to_noise", "signal_to_noise_second", "k", "q", "level", "share_sums", "reasons", ...}]}.
     """
-    from adlm import progress
     from adlm.errors import UserError
     from adlm.public import datasets
     from adlm.public.domain import Domain
+    from adlm.public.domain.table import is_table_domain
     from adlm.public.features import for_domain
-    from adlm.public.tables import is_table_domain
-    from adlm.rehearsal import rehearse
+    from adlm.runtime import progress
+    from adlm.workflows.forecast import forecast
 
     output = Output(as_json, quiet)
     if (data is None) == (domain is None):
-        raise UserError("give either --data NAME, or --domain FILE with --size N")
+        raise UserError("give either --data NAME, or --domain FILE with --public-size N")
     if fourier is not None and (domain is None or not is_table_domain(domain)):
         raise UserError("--fourier is for tables; leave it out, or give the --domain of a table")
     if data is not None:
         known = datasets.domain(data)
-        n = size or next(d["train"] for d in datasets.describe() if d["name"] == data)
+        n = public_size or next(d["train"] for d in datasets.describe() if d["name"] == data)
     else:
         assert domain is not None
-        if size is None or size < 1:
-            raise UserError("--domain needs --size, the number of records, public or guessed")
+        if public_size is None or public_size < 1:
+            raise UserError("--domain needs --public-size, the number of records, public or guessed")
         if is_table_domain(domain):
-            _plan_table(domain, size, epsilon.split(","), delta, neighbours, fourier, output, picture)
+            _plan_table(domain, public_size, epsilon.split(","), delta, neighbours, fourier, output, picture)
             return
-        known, n = Domain.load(domain), size
+        known, n = Domain.load(domain), public_size
     features = for_domain(known)
     relation = neighbours or known.neighbours
     budgets = epsilon.split(",")
     plans = []
     with progress.bar(len(budgets), "rehearsals") as advance:
         for budget in budgets:
-            plans.append(rehearse(features, n, len(known.classes), budget, delta, relation))
+            plans.append(forecast(features, n, len(known.classes), budget, delta, relation))
             advance(1)
     rows = [
         [f"{p.epsilon:g}", str(p.plan.k), str(p.plan.q or "-"), p.plan.noise,
@@ -90,10 +92,13 @@ def plan(
         accuracy_over_epsilon(picture, [(p.epsilon, p.accuracy, p.spread) for p in plans], "forecast")
     output.result(
         {
-            "n": n, "classes": len(known.classes), "features": features.spec(), "neighbours": relation,
+            "n": n,
+            "classes": len(known.classes),
+            "features": features.spec(),
+            "neighbours": relation,
             "plans": [p.to_dict() for p in plans],
         }
-    )  # fmt: skip
+    )
 
 
 def _plan_table(
@@ -108,17 +113,17 @@ def _plan_table(
 ) -> None:
     from dataclasses import replace
 
-    from adlm import progress
-    from adlm.cli.release import waves
-    from adlm.public.tables import TableDomain
-    from adlm.rehearsal_tables import rehearse_table
+    from adlm.cli.release import random_fourier_features
+    from adlm.public.domain.table import TableDomain
+    from adlm.runtime import progress
+    from adlm.workflows.forecast_tables import forecast_table
 
     table = TableDomain.load(domain)
     table = table if neighbours is None else replace(table, neighbours=neighbours)
     plans = []
     with progress.bar(len(budgets), "rehearsals") as advance:
         for budget in budgets:
-            plans.append(rehearse_table(table, n, budget, delta, fourier=waves(fourier)))
+            plans.append(forecast_table(table, n, budget, delta, fourier=random_fourier_features(fourier)))
             advance(1)
     rows = [
         [f"{p.epsilon:g}", p.plan.summary, str(p.plan.fourier), f"{100 * p.accuracy:.1f}",

@@ -23,7 +23,7 @@ def predict(
     """
     from adlm.analyst.model import Model
     from adlm.errors import UserError
-    from adlm.prediction import predict_file
+    from adlm.serving.predict import predict_file
 
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out or remove it first")

@@ -28,7 +28,7 @@ def pretrain(
     --relevance-network. With --json: {"out", "network", "epochs", "provenance"}.
     """
     from adlm.public import datasets
-    from adlm.relevance_network import make_public
+    from adlm.workflows.relevance_network import make_public
 
     output, key = Output(as_json, quiet), key_of(sign)
     made = make_public(datasets.domain(data).shape, name=network, epochs=epochs, seed=seed)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from adlm.curator.ledger import Ledger
-    from adlm.release import Release
+    from adlm.privacy.release import Release
 
 KINDS = ("moments", "records")
 METHODS = ("adlm", "ilm")
@@ -24,7 +24,9 @@ LARGE_EPSILON = 10  # from here on a person is warned
 # Options that mean something for one kind of release, or for one place of the records, and nothing elsewhere
 # fmt: off
 ONLY_FOR = {
-    "--kind moments": ("k", "second", "share", "relevance", "fourier", "size", "cache"),
+    "--kind moments": (
+        "k", "second_moment_dim", "sums_budget_share", "relevance", "fourier", "public_size", "cache",
+    ),
     "--kind records": (
         "split", "network", "batch_size", "delta_h0", "mode", "loss", "relevance_network",
         "relevance_provenance", "trust",
@@ -59,10 +61,10 @@ def release(
         str | None, typer.Option(help="Epsilon (or EPSILON,DELTA) that the ledger may spend in all.")
     ] = None,
     k: Annotated[int | None, typer.Option(help="Moments: coordinates, instead of the rule's.")] = None,
-    second: Annotated[
+    second_moment_dim: Annotated[
         int | None, typer.Option(help="Moments: coordinates with second moments, instead of the rule's.")
     ] = None,
-    share: Annotated[
+    sums_budget_share: Annotated[
         float | None, typer.Option(help="Moments: share of the budget for class sums, instead of the rule's.")
     ] = None,
     allocation: Annotated[
@@ -108,7 +110,7 @@ def release(
         list[Path] | None,
         typer.Option(help="Records: public key that signed the --relevance-network.", metavar="PUBKEY"),
     ] = None,
-    size: Annotated[
+    public_size: Annotated[
         int | None,
         typer.Option(help="A public guess of the number of records, if that is private.", min=1),
     ] = None,
@@ -135,10 +137,10 @@ def release(
     "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "ledger", "charges",
     "signed_by"}.
     """
-    from adlm.artefact import require_room
     from adlm.class_sizes import sentences, small_classes
     from adlm.curator.noise import Source
     from adlm.errors import StoppedError, UserError
+    from adlm.runtime.artefact import require_room
 
     output = Output(as_json, quiet)
     if kind not in KINDS:
@@ -152,7 +154,7 @@ def release(
     if (file is None) == (data is None):
         raise UserError("give either a file with --domain, or --data NAME; adlm data list shows the names")
     _check_options(context, kind, "--data" if file is None else "tables from a file")
-    _warn(epsilon, delta, size)
+    _warn(epsilon, delta, public_size)
     key = key_of(sign)
     require_room(out, what="release")
     source = Source.system() if seed is None else Source.seeded_with(seed)
@@ -166,11 +168,21 @@ def release(
             relevance_network, relevance_provenance, trust or (), book, source, out,
         )  # fmt: skip
     else:
-        options = {"epsilon": epsilon, "delta": delta, "ledger": book, "source": source, "device": chosen,
-                   "k": k, "second": second, "share_sums": share, "relevance": relevance, "size": size,
-                   "allocation": allocation or ("identical" if method == "ilm" else None)}  # fmt: skip
+        options = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "ledger": book,
+            "source": source,
+            "device": chosen,
+            "k": k,
+            "second": second_moment_dim,
+            "share_sums": sums_budget_share,
+            "relevance": relevance,
+            "size": public_size,
+            "allocation": allocation or ("identical" if method == "ilm" else None),
+        }
         if fourier is not None:
-            options["fourier"] = waves(fourier)
+            options["fourier"] = random_fourier_features(fourier)
         make = _moments_maker(data, file, domain, neighbours, limit, cache, options, out, key)
     try:
         made = make()
@@ -198,8 +210,8 @@ def release(
 
 def _warn(epsilon: str, delta: str, size: int | None) -> None:
     """Say so before anything is read, when a budget is one that protects hardly anybody."""
-    from adlm.certificate import parse_delta, parse_epsilon
-    from adlm.release import MOST_DELTA, MOST_EPSILON
+    from adlm.privacy.accounting import parse_delta, parse_epsilon
+    from adlm.privacy.release import MOST_DELTA, MOST_EPSILON
 
     asked, slack = parse_epsilon(epsilon), parse_delta(delta)
     if asked > LARGE_EPSILON:
@@ -221,7 +233,7 @@ def _caution(words: str) -> None:
 
 def _stopped(book: Ledger, place: Path, out: Path) -> str:
     """Say what a release that its user stopped has cost, and whether it was made."""
-    from adlm.certificate import compose
+    from adlm.privacy.accounting import compose
 
     made = (
         f"{out} was written" if out.exists() else f"{out} was not made; nothing half-written is left behind"
@@ -236,8 +248,8 @@ def _stopped(book: Ledger, place: Path, out: Path) -> str:
 
 def _signed(release: Release, key: Ed25519PrivateKey, out: Path) -> Release:
     """Sign a release that is on disk already."""
-    from adlm.artefact import canonical, write_file
-    from adlm.signature import FILE
+    from adlm.privacy.signature import FILE
+    from adlm.runtime.artefact import canonical, write_file
 
     signed = release.signed(key)
     assert signed.signature is not None
@@ -255,7 +267,7 @@ def _check_options(context: typer.Context, kind: str, place: str) -> None:
                 raise UserError(f"--{name.replace('_', '-')} is for {needed}; leave it out")
 
 
-def waves(text: str | None) -> int | Literal["auto"]:
+def random_fourier_features(text: str | None) -> int | Literal["auto"]:
     """Read --fourier: a number of random Fourier features, `auto`, or none of them."""
     from adlm.errors import UserError
 
@@ -268,8 +280,8 @@ def waves(text: str | None) -> int | Literal["auto"]:
 
 def _ledger(path: Path | None, budget: str | None, name: str) -> tuple[Ledger, Path]:
     """Open the ledger that was asked for, or the one this person keeps for the data set."""
-    from adlm.certificate import parse_delta, parse_epsilon
     from adlm.curator.ledger import Budget, Ledger, default_path
+    from adlm.privacy.accounting import parse_delta, parse_epsilon
 
     place = path or default_path(name)
     limit = None
@@ -290,9 +302,9 @@ def _moments_maker(
     out: Path,
     key: Ed25519PrivateKey | None,
 ) -> Callable[[], Release]:
-    from adlm.curation import privatise
     from adlm.errors import UserError
-    from adlm.privatise_table import privatise_table
+    from adlm.workflows.privatise import privatise
+    from adlm.workflows.privatise_table import privatise_table
 
     def make() -> Release:
         if data is not None:

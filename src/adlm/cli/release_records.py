@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from adlm.curator.ledger import Ledger
+    from adlm.privacy.release import Release
     from adlm.public.domain import Domain
-    from adlm.release import Release
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,10 +44,10 @@ def from_table(file: Path, domain: Path | None, neighbours: str | None) -> Recor
     """Read a whole table for a record release."""
     import numpy as np
 
-    from adlm.curator.tables import read_batches
     from adlm.errors import UserError
-    from adlm.public.tables import TableDomain
-    from adlm.release import PEEKED
+    from adlm.privacy.release import PEEKED
+    from adlm.public.domain.table import TableDomain
+    from adlm.readers.tables import read_batches
 
     if domain is None:
         raise UserError("a file needs --domain FILE.toml; adlm domain init drafts one")
@@ -78,12 +78,12 @@ def records_maker(
     out: Path,
 ) -> Callable[[], Release]:  # fmt: skip
     """Check what a record release is asked for, and return what makes it."""
-    from adlm.algorithm1 import Budgets, Explained, make_release
+    from adlm.algorithm1 import Budgets, RelevanceSource, make_release
     from adlm.analyst import networks
     from adlm.errors import UserError
-    from adlm.release import Release
-    from adlm.relevance_network import RelevanceNetwork, make_public
-    from adlm.signature import load_public
+    from adlm.privacy.release import Release
+    from adlm.privacy.signature import load_public
+    from adlm.workflows.relevance_network import RelevanceNetwork, make_public
 
     if Fraction(delta) != 0:
         raise UserError("a record release has pure epsilon; leave --delta at 0")
@@ -112,7 +112,7 @@ def records_maker(
                     f"the relevance network {explained_by} is for records of shape {known.shape}, and these "
                     f"have shape {shape}; make one for them with adlm pretrain, or leave it out"
                 )
-            explained = Explained(known.network, known.provenance)
+            explained = RelevanceSource(known.network, known.provenance)
         make_release(
             records.x, records.y, records.domain, built, budgets, explained=explained, L=batch_size,
             delta_h0=sensitivity, allocation=allocation or "linear",
@@ -126,8 +126,8 @@ def records_maker(
 
 def _delta_h0(text: str) -> str | Fraction:
     """Read --delta-h0: how to count, or a positive number."""
-    from adlm.certificate import parse_epsilon
     from adlm.errors import UserError
+    from adlm.privacy.accounting import parse_epsilon
 
     if text in ("counted", "per-patch"):
         return text

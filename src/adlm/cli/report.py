@@ -31,7 +31,7 @@ def report(
     from adlm.report.subject import find
 
     subject = find(folder, evaluation=_evaluation(evaluation), audit=_audit(audit))
-    from adlm.artefact import write_file
+    from adlm.runtime.artefact import write_file
 
     write_file(out, render(subject).encode(), what="report")
     certificate = subject.certificate

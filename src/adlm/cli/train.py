@@ -74,7 +74,7 @@ def train(
     from adlm.analyst.training import ENOUGH_STEPS, default_plan
     from adlm.class_sizes import sentences, small_classes
     from adlm.errors import UserError
-    from adlm.release import Release
+    from adlm.privacy.release import Release
 
     output = Output(as_json, quiet)
     if out.exists():

@@ -25,9 +25,9 @@ def verify(
     "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "charges", "artefact", "digest",
     "signed_by", "release_signed_by", "trusted", "says"}.
     """
-    from adlm.certificate import number, show
-    from adlm.signature import load_public
-    from adlm.verification import verify as check
+    from adlm.privacy.accounting import number, show
+    from adlm.privacy.signature import load_public
+    from adlm.serving.verification import verify as check
 
     output = Output(as_json, quiet)
     found = check(artefact, [load_public(path) for path in trust or ()])

@@ -16,8 +16,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from adlm.certificate import root_up
 from adlm.errors import UserError
+from adlm.privacy.accounting import root_up
 
 Norm = Literal["l1", "l2"]
 RESOLUTION = 1 << 20  # the norm of a whole record in grid steps: products of two fit a double exactly
@@ -36,32 +36,32 @@ class Clip:
     ----------
     norm : `l1` for Laplace noise, `l2` for radial and Gaussian noise.
     scales : (k,) relative noise scale b_j of each coordinate; larger means more noise there.
-    level : records are shrunk until the norm of z_j / b_j is at most this. Public.
+    clip_norm : records are shrunk until the norm of z_j / b_j is at most this. Public.
     constant : share of the ball that carries the count, in [0, 1); 0 when no count is released.
 
     Formal guarantees
     -----------------
-    Every row of `integers` has norm at most `room`, and with the count `whole`, in exact integer arithmetic,
-    for any input whatever. Proved in docs/proof-moments.md (Lemma 1).
+    Every row of `integers` has norm at most `feature_norm_bound`, and with the count `record_norm_bound`, in
+    exact integer arithmetic, for any input whatever. Proved in docs/proof-moments.md (Lemma 1).
     """
 
     norm: Norm
     scales: tuple[float, ...]
-    level: float
+    clip_norm: float
     constant: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.scales or not all(math.isfinite(b) and b > 0 for b in self.scales):
             raise UserError("noise scales must be positive finite numbers, one for each feature coordinate")
-        if not (math.isfinite(self.level) and self.level > 0):
-            raise UserError(f"the clip level must be a positive number, got {self.level}")
-        if self.level * min(self.scales) < 1e-200:
+        if not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
+            raise UserError(f"the clip level must be a positive number, got {self.clip_norm}")
+        if self.clip_norm * min(self.scales) < 1e-200:
             raise UserError("noise scales or clip level are too small to divide by; give larger ones")
         if not 0 <= self.constant < 1:
             raise UserError(f"the count's share of the clip must lie in [0, 1), got {self.constant}")
 
     @property
-    def whole(self) -> int:
+    def record_norm_bound(self) -> int:
         """Norm bound of a record with its count, in grid steps."""
         return RESOLUTION
 
@@ -71,16 +71,16 @@ class Clip:
         return math.floor(self.constant * RESOLUTION)
 
     @property
-    def room(self) -> int:
+    def feature_norm_bound(self) -> int:
         """Norm bound of a record without its count, in grid steps."""
         if self.norm == "l1":
-            return self.whole - self.count
-        return math.isqrt(self.whole**2 - self.count**2)
+            return self.record_norm_bound - self.count
+        return math.isqrt(self.record_norm_bound**2 - self.count**2)
 
     @property
     def steps(self) -> Reals:
         """Real size of a grid step, (k,)."""
-        return np.asarray(self.scales) * (self.level / self.room)
+        return np.asarray(self.scales) * (self.clip_norm / self.feature_norm_bound)
 
     def integers(self, z: npt.ArrayLike) -> Reals:
         """Shrink (n, k) rows into the ball and round them towards zero: whole numbers, as doubles."""
@@ -92,7 +92,7 @@ class Clip:
         with np.errstate(over="ignore"):  # a quotient beyond 2^60 steps is as far outside as any
             ratio = np.clip(values / self.steps, -(2.0**60), 2.0**60)
         size = np.abs(ratio).sum(1) if self.norm == "l1" else np.sqrt((ratio**2).sum(1))
-        shrink = np.minimum(1.0, self.room / np.maximum(size, 1e-300))
+        shrink = np.minimum(1.0, self.feature_norm_bound / np.maximum(size, 1e-300))
         rows: Reals = np.trunc(ratio * shrink[:, None])
         over = np.flatnonzero(self._exceeds(rows))
         while over.size:  # the float norm was a rounding error too small
@@ -104,39 +104,43 @@ class Clip:
     def _exceeds(self, rows: Reals) -> npt.NDArray[np.bool_]:
         """Whether rows are outside the ball. Sums of whole numbers below 2^53 are exact in doubles."""
         if self.norm == "l1":
-            return np.asarray(np.abs(rows).sum(1) > self.room)
-        return np.asarray((rows**2).sum(1) > self.room**2)
+            return np.asarray(np.abs(rows).sum(1) > self.feature_norm_bound)
+        return np.asarray((rows**2).sum(1) > self.feature_norm_bound**2)
 
     def sums_sensitivity(self, neighbours: str) -> Fraction:
         """Return the distance of (counts, class sums) of neighbours, in this norm, in grid steps.
 
-        Replace-one, L1: both records at most `whole`. L2: records of different classes are orthogonal, so
-        sqrt(2) whole; two of one class share their count, so 2 room.
+        Replace-one, L1: both records at most `record_norm_bound`. L2: records of different classes are
+        orthogonal, so sqrt(2) of it; two of one class share their count, so 2 `feature_norm_bound`.
         """
         if neighbours == "add-remove":
-            return Fraction(self.whole)
+            return Fraction(self.record_norm_bound)
         if self.norm == "l1":
-            return Fraction(2 * self.whole)
-        return root_up(Fraction(max(2 * self.whole**2, 4 * self.room**2)))
+            return Fraction(2 * self.record_norm_bound)
+        return root_up(Fraction(max(2 * self.record_norm_bound**2, 4 * self.feature_norm_bound**2)))
 
     def counts_sensitivity(self, neighbours: str) -> Fraction:
         """Return the L2 distance of one sum, over all records, of rows without a negative entry.
 
-        Two such rows have an inner product of at least 0, so replacing one moves the sum by sqrt(2) room.
+        Two such rows have an inner product of at least 0, so replacing one moves the sum by sqrt(2) bounds.
         """
         if self.norm != "l2":
             raise UserError("counts of indicators are clipped in the L2 norm")
-        return Fraction(self.room) if neighbours == "add-remove" else root_up(Fraction(2 * self.room**2))
+        return (
+            Fraction(self.feature_norm_bound)
+            if neighbours == "add-remove"
+            else root_up(Fraction(2 * self.feature_norm_bound**2))
+        )
 
     def rows_sensitivity(self, neighbours: str) -> Fraction:
         """Return the distance of (counts, class sums) of neighbours, in the sum of the rows' L2 norms.
 
-        A record moves one row by at most `whole`; replacing one moves two rows by that, or one row by
-        2 room, which is less.
+        A record moves one row by at most `record_norm_bound`; replacing one moves two rows by that, or one
+        row by 2 `feature_norm_bound`, which is less.
         """
         if self.norm != "l2":
             raise UserError("radial noise needs records clipped in the L2 norm")
-        return Fraction(self.whole if neighbours == "add-remove" else 2 * self.whole)
+        return Fraction(self.record_norm_bound if neighbours == "add-remove" else 2 * self.record_norm_bound)
 
     def second_sensitivity(self, neighbours: str) -> Fraction:
         """Return the distance of second moments of neighbours, in grid steps squared.
@@ -145,7 +149,11 @@ class Clip:
         sum_j a_j^2 / 2 = |a|_1^2 / 2. L2: the Frobenius norm |a|_2^2 of one record, sqrt(2) times
         that for two (their inner product only helps).
         """
-        one = Fraction(self.room**2, 2) if self.norm == "l1" else Fraction(self.room**2)
+        one = (
+            Fraction(self.feature_norm_bound**2, 2)
+            if self.norm == "l1"
+            else Fraction(self.feature_norm_bound**2)
+        )
         if neighbours == "add-remove":
             return one
         return 2 * one if self.norm == "l1" else root_up(2 * one**2)
@@ -155,14 +163,14 @@ class Clip:
 
         `second_scale` is the noise on the diagonal; off it the noise is at least 1/sqrt(2) of that, so that
         the cost is a Frobenius norm. Both are of the same integer rows (or some of their columns). With
-        P = room^2/s1^2, Q = room^4/s2^2 and c the cosine of two records of one class, the cost is
-        2P + 2Q - 2Pc - 2Qc^2, largest at c = -P/2Q, or at -1 (Lemma 3).
+        b = feature_norm_bound, P = b^2/s1^2, Q = b^4/s2^2 and c the cosine of two records of one class, the
+        cost is 2P + 2Q - 2Pc - 2Qc^2, largest at c = -P/2Q, or at -1 (Lemma 3).
         """
         if self.norm != "l2":
             raise UserError("class sums and second moments share a cost only under Gaussian noise")
         unit = 1 / Fraction(sums_scale) ** 2
-        p, q = self.room**2 * unit, self.room**4 / Fraction(second_scale) ** 2
+        p, q = self.feature_norm_bound**2 * unit, self.feature_norm_bound**4 / Fraction(second_scale) ** 2
         if neighbours == "add-remove":
-            return self.whole**2 * unit + q
+            return self.record_norm_bound**2 * unit + q
         same = 2 * p + 2 * q + p * p / (2 * q) if p <= 2 * q else 4 * p
-        return max(same, 2 * self.whole**2 * unit + 2 * q)
+        return max(same, 2 * self.record_norm_bound**2 * unit + 2 * q)

@@ -16,10 +16,10 @@ import numpy.typing as npt
 import torch
 from platformdirs import user_cache_dir
 
-from adlm import progress
-from adlm.artefact import write_file
 from adlm.public.domain import Domain
 from adlm.public.features import Features, Narrowed
+from adlm.runtime import progress
+from adlm.runtime.artefact import write_file
 
 
 def cache_folder() -> Path:

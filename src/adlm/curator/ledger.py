@@ -24,10 +24,10 @@ from typing import IO, Any
 
 from platformdirs import user_data_dir
 
-from adlm.artefact import sha256
-from adlm.certificate import Charge, Totals, compose, left_over, show
 from adlm.errors import UserError
-from adlm.notebook import box, charges_part, guarantee
+from adlm.privacy.accounting import Charge, Totals, compose, left_over, show
+from adlm.privacy.notebook import box, charges_part, guarantee
+from adlm.runtime.artefact import sha256
 
 SCHEMA = 1
 _START = b'{"adlm ledger":'

@@ -31,7 +31,7 @@ import numpy.typing as npt
 
 from adlm.curator.randomness import Probability, Source, Trials
 from adlm.errors import UserError
-from adlm.memory import keep_freed
+from adlm.runtime.memory import keep_freed
 
 __all__ = ["Scale", "Source", "gaussian", "laplace", "radial"]
 

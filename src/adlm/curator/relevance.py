@@ -14,15 +14,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from adlm import progress
-from adlm.certificate import Charge
 from adlm.curator.ledger import Ledger
-from adlm.curator.lrp import relevance as propagate
 from adlm.curator.noise import Source, laplace
 from adlm.errors import UserError
+from adlm.estimation.lrp import relevance as propagate
+from adlm.privacy.accounting import Charge
+from adlm.privacy.release import Certificate
 from adlm.public.domain import Domain
 from adlm.public.features.probe import coupling
-from adlm.release import Certificate
+from adlm.runtime import progress
 
 STEPS = 1 << 20  # grid steps in [0, 1]; a relevance is truncated to the grid
 SENSITIVITIES = ("paper", "tight")

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.errors import UserError
-from adlm.public.rounds_rule import GradientRounds
+from adlm.public.planning.rounds import GradientRounds
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]

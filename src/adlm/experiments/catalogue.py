@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from adlm.baselines import dpsgd
 from adlm.errors import UserError
-from adlm.experiments.cells import Cell
+from adlm.experiments.trials import Trial
 
 Preset = Literal["quick", "full"]
 PRESETS = ("quick", "full")
@@ -54,14 +54,14 @@ class Experiment:
     pairs: tuple[tuple[str, str], ...] = ()
     curves: tuple[str, ...] = ()
 
-    def cells(
+    def trials(
         self,
         preset: str,
         *,
         epsilons: Sequence[str] | None = None,
         seeds: int | None = None,
         methods: Sequence[str] | None = None,
-    ) -> list[Cell]:
+    ) -> list[Trial]:
         """The cells of a preset, with epsilons, seeds and methods changed as asked."""
         if preset not in PRESETS:
             raise UserError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
@@ -73,7 +73,7 @@ class Experiment:
         if seeds is not None and seeds < 1:
             raise UserError(f"there must be at least one seed, got {seeds}")
         return [
-            Cell(group.method, self.data, epsilon, group.delta, seed, group.settings_at(epsilon))
+            Trial(group.method, self.data, epsilon, group.delta, seed, group.settings_at(epsilon))
             for group in groups
             if methods is None or group.method in methods
             for epsilon in (group.epsilons if group.epsilons == ("0",) else epsilons or group.epsilons)

@@ -15,20 +15,20 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from adlm.analyst import discriminant
-from adlm.artefact import canonical, write_file
-from adlm.certificate import parse_delta, parse_epsilon
-from adlm.curation import design
 from adlm.curator.ledger import Ledger
-from adlm.curator.moments import release_moments
+from adlm.curator.mechanisms.moments import release_moments
 from adlm.curator.noise import Source
 from adlm.errors import UserError
-from adlm.experiments import material
+from adlm.estimation import discriminant
+from adlm.experiments import benchmark_data
+from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.public import datasets
 from adlm.public.features import Backbone, Features, Narrowed, narrowed
+from adlm.public.planning.moments import plan_moments
 from adlm.public.priors.deep import PROCESSES, meta_train
 from adlm.public.priors.fisher import prior_statistics
-from adlm.public.rule import choose
+from adlm.runtime.artefact import canonical, write_file
+from adlm.workflows.privatise import design
 
 FAMILIES = {
     "drawn": ("mnist", 10_000),
@@ -77,8 +77,8 @@ def held_out_accuracy(
     """Release all but the last `held` records by the rule, fit, and measure on those; accuracy and k."""
     epsilon, delta = budget
     kept = len(z) - held
-    domain = material.domain(data, "replace-one")
-    plan = choose(kept, len(domain.classes), float(epsilon), float(delta), domain.neighbours, features)
+    domain = benchmark_data.domain(data, "replace-one")
+    plan = plan_moments(kept, len(domain.classes), float(epsilon), float(delta), domain.neighbours, features)
     public = narrowed(features, plan.k)
     vectors = (public.of(z) if isinstance(public, Narrowed) else z).numpy()
 
@@ -106,14 +106,14 @@ def compare(families: Sequence[str], out: Path, *, steps: int = STEPS, releases:
     rows = []
     for family in families:
         data, held = FAMILIES[family]
-        split = material.split(data, "train")
-        shipped = material.features(data)
+        split = benchmark_data.split(data, "train")
+        shipped = benchmark_data.features(data)
         deep = deep_features(family, datasets.domain(data).shape, steps)
-        images = material.scaled(data, "train")
+        images = benchmark_data.scaled(data, "train")
         with torch.inference_mode():
             embedded = torch.cat([deep(part) for part in images.split(2048)]).clone()  # type: ignore[no-untyped-call]
         taken = {
-            "shipped": (shipped, torch.from_numpy(np.array(material.vectors(data, "train")))),
+            "shipped": (shipped, torch.from_numpy(np.array(benchmark_data.vectors(data, "train")))),
             "convolutional network": (deep, embedded),
         }
         for name, (features, z) in taken.items():
@@ -124,9 +124,16 @@ def compare(families: Sequence[str], out: Path, *, steps: int = STEPS, releases:
                 ]
                 shares = [share for share, _ in found]
                 rows.append(
-                    Row(family, name, *budget, float(np.mean(shares)), float(np.std(shares)), releases,
-                        found[0][1])
-                )  # fmt: skip
+                    Row(
+                        family,
+                        name,
+                        *budget,
+                        float(np.mean(shares)),
+                        float(np.std(shares)),
+                        releases,
+                        found[0][1],
+                    )
+                )
     facts = {"command": f"adlm experiment deep-prior --families {','.join(families)} --steps {steps}",
              "rows": [asdict(row) for row in rows]}  # fmt: skip
     write_file(out / "deep-prior.json", canonical(facts), what="comparison")

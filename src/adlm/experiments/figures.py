@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adlm.artefact import write_file
 from adlm.experiments.tabulate import epsilon as shown
+from adlm.runtime.artefact import write_file
 
 _COLOURS = {
     "moments-pure": "#1b7837",
@@ -106,13 +106,13 @@ def _curve(rows: Sequence[Mapping[str, Any]], method: str) -> list[Mapping[str, 
 def _legend(row: Mapping[str, Any], claimed: bool) -> str:
     """A curve's label with what its epsilon means."""
     if not claimed:
-        told = str(row["label"])
-        return told if row["neighbours"] in told else f"{told} ({row['neighbours']})"
+        label = str(row["label"])
+        return label if row["neighbours"] in label else f"{label} ({row['neighbours']})"
     if row["epsilon_proved"] == row["epsilon_claimed"]:
         return f"{row['label']}: epsilon claimed and proved"
     proved = row["epsilon_proved"]
-    told = "none proved" if proved is None else f"proved {shown(proved / row['epsilon_claimed'])} times that"
-    return f"{row['label']}: epsilon claimed, {told}"
+    label = "none proved" if proved is None else f"proved {shown(proved / row['epsilon_claimed'])} times that"
+    return f"{row['label']}: epsilon claimed, {label}"
 
 
 def _over_epsilon(summary: Mapping[str, Any]) -> Any:
@@ -207,8 +207,8 @@ def _epochs(summary: Mapping[str, Any]) -> Any:
         right.plot(x, spent, ls=":", color=colour, label=f"{row['label']}: epsilon")
     _log_axis(axes, [point[0] for row in summary["rows"] for point in row["history"]])
     right.set_yscale("log")
-    told = {shown(point[2]): point[2] for row in summary["rows"] for point in row["history"]}
-    right.set_yticks(list(told.values()), list(told))
+    label = {shown(point[2]): point[2] for row in summary["rows"] for point in row["history"]}
+    right.set_yticks(list(label.values()), list(label))
     right.set_yticks([], minor=True)
     axes.set_xlabel("epochs")
     axes.set_ylabel("test accuracy, %")

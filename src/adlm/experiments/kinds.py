@@ -25,11 +25,11 @@ from adlm.analyst.training import accuracy, default_plan, train
 from adlm.analyst.unsupervised import Unsupervised
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
+from adlm.estimation.polynomial import CROSS_ENTROPY
 from adlm.experiments.tabulate import epsilon as shown
 from adlm.experiments.tabulate import grid
-from adlm.polynomial import CROSS_ENTROPY
+from adlm.privacy.release import Release
 from adlm.public import datasets
-from adlm.release import Release
 
 KINDS = ("mlp", "small-cnn", "auto-encoder", "rbm", "deep-belief", "recurrent", "attention")
 SCALES = (Fraction(1, 100), Fraction(1, 4), Fraction(1))  # of the noise on a pixel, in its range

@@ -15,34 +15,34 @@ import numpy as np
 import torch
 from torch import nn
 
-from adlm.algorithm1 import Budgets, Explained, make_release
-from adlm.analyst.anatomy import perturb_bias
+from adlm.algorithm1 import Budgets, RelevanceSource, make_release
 from adlm.analyst.examples import from_records
 from adlm.analyst.fit import fit
+from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.networks import build
-from adlm.analyst.training import Plan, accuracy, train
+from adlm.analyst.training import TrainingConfig, accuracy, train
 from adlm.baselines import dpsgd
 from adlm.baselines import networks as baseline_networks
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.errors import UserError
-from adlm.experiments import material
-from adlm.experiments.cells import Cell, Outcome
+from adlm.experiments import benchmark_data
+from adlm.experiments.trials import Outcome, Trial
 from adlm.public import datasets
-from adlm.rehearsal import rehearse
-from adlm.relevance_network import RelevanceNetwork, make_public
+from adlm.workflows.forecast import forecast
+from adlm.workflows.relevance_network import RelevanceNetwork, make_public
 
 NOTHING = "0.000001"  # an epsilon at which a release carries nothing of the records
 
 
-def moments(cell: Cell) -> Outcome:
+def moments(trial: Trial) -> Outcome:
     """A moment release and its discriminants in closed form."""
-    asked = material.Asked(**cell.settings)
-    release = material.moment_release(
-        cell.data, asked, epsilon=cell.epsilon, delta=cell.delta, seed=cell.entropy
+    asked = benchmark_data.ReleaseRequest(**trial.settings)
+    release = benchmark_data.moment_release(
+        trial.data, asked, epsilon=trial.epsilon, delta=trial.delta, seed=trial.entropy
     )
     try:
-        found = material.measured(fit(release).head, cell.data, release.features().width, asked)
+        found = benchmark_data.measured(fit(release).head, trial.data, release.features().width, asked)
         reached = {"accuracy": found.accuracy, "calibration_error": found.calibration_error}
     except UserError:  # the noisy counts of a small data set under add-remove can say that nobody is there
         reached = {"accuracy": 1 / len(release.certificate.domain.classes)}
@@ -50,51 +50,51 @@ def moments(cell: Cell) -> Outcome:
     return release.certificate.totals.to_dict() | reached | {"k": plan["k"], "q": plan["q"]}
 
 
-def ceiling(cell: Cell) -> Outcome:
+def ceiling(trial: Trial) -> Outcome:
     """The same discriminants without noise: no privacy."""
-    return _costs(None, None) | {"accuracy": material.ceiling(cell.data, cell.settings.get("n"))}
+    return _costs(None, None) | {"accuracy": benchmark_data.ceiling(trial.data, trial.settings.get("n"))}
 
 
-def prior(cell: Cell) -> Outcome:
+def prior(trial: Trial) -> Outcome:
     """What the public prior gives by itself: a release whose budget is too small to say anything."""
-    return moments(replace(cell, epsilon=NOTHING))
+    return moments(replace(trial, epsilon=NOTHING))
 
 
-def planned(cell: Cell) -> Outcome:
+def planned(trial: Trial) -> Outcome:
     """The accuracy that `adlm plan` predicts from public quantities alone, reading no record."""
-    n = cell.settings.get("n") or len(material.split(cell.data, "train").y)
-    public, classes = material.features(cell.data), len(datasets.domain(cell.data).classes)
-    found = rehearse(public, n, classes, cell.epsilon, cell.delta, seed=cell.seed)
+    n = trial.settings.get("n") or len(benchmark_data.split(trial.data, "train").y)
+    public, classes = benchmark_data.features(trial.data), len(datasets.domain(trial.data).classes)
+    found = forecast(public, n, classes, trial.epsilon, trial.delta, seed=trial.seed)
     return _costs(0.0, 0.0) | {"accuracy": found.accuracy}
 
 
-def records(cell: Cell) -> Outcome:
+def records(trial: Trial) -> Outcome:
     """Algorithm 1 (adlm) or its identical twin (ilm): noisy records, a network trained on them."""
-    s, method = dict(cell.settings), cell.method
-    declared = material.domain(cell.data, "replace-one")
-    part = material.split(cell.data, "train").first(s.get("n"))
-    torch.manual_seed(cell.entropy)
+    s, method = dict(trial.settings), trial.method
+    declared = benchmark_data.domain(trial.data, "replace-one")
+    part = benchmark_data.split(trial.data, "train").first(s.get("n"))
+    torch.manual_seed(trial.entropy)
     network = build(s["network"], declared.shape, len(declared.classes))
     paper = build(s["sized"], declared.shape, len(declared.classes))
     explained = None
     if method == "adlm":
-        public = relevance_network(cell.data, s["relevance"])
-        explained = Explained(public.network, "public")
+        public = relevance_network(trial.data, s["relevance"])
+        explained = RelevanceSource(public.network, "public")
     release = make_release(
-        part.x, part.y, declared, paper, Budgets.split(cell.epsilon, method=method), explained=explained,
-        L=s["batch"], delta_h0=s["delta_h0"], ledger=Ledger(), source=Source.seeded_with(cell.entropy),
+        part.x, part.y, declared, paper, Budgets.split(trial.epsilon, method=method), explained=explained,
+        L=s["batch"], delta_h0=s["delta_h0"], ledger=Ledger(), source=Source.seeded_with(trial.entropy),
     )  # fmt: skip
     assert release is not None
     perturb_bias(network, declared.shape, float(release.tensors["bias"]))
     history: list[tuple[int, float]] = []
-    x = material.scaled(cell.data, "test")
-    answers = torch.from_numpy(material.split(cell.data, "test").y)
+    x = benchmark_data.scaled(trial.data, "test")
+    answers = torch.from_numpy(benchmark_data.split(trial.data, "test").y)
 
     def after_epoch(epoch: int, trained: nn.Module) -> None:
         if epoch in s["shown"] or epoch == s["epochs"]:
             history.append((epoch, accuracy(trained, x, answers, device="cpu", together=True)))
 
-    plan = Plan(epochs=s["epochs"], batch_size=s["train_batch"], seed=cell.seed)
+    plan = TrainingConfig(epochs=s["epochs"], batch_size=s["train_batch"], seed=trial.seed)
     ended = train(network, from_records(release), plan, device="cpu", after_epoch=after_epoch)
     if ended.stopped and (not history or history[-1][0] < s["epochs"]):  # before its last epoch
         history.append((s["epochs"], accuracy(network, x, answers, device="cpu", together=True)))
@@ -112,31 +112,33 @@ def relevance_network(data: str, size: str) -> RelevanceNetwork:
     return make_public(datasets.domain(data).shape, name=name, per_class=per_class, epochs=epochs)
 
 
-def psgd_network(cell: Cell) -> Outcome:
+def psgd_network(trial: Trial) -> Outcome:
     """DP-SGD on the paper's network or on the tanh network, from pixels."""
-    s = dict(cell.settings)
-    shape, classes = datasets.domain(cell.data).shape, len(datasets.domain(cell.data).classes)
-    torch.manual_seed(cell.entropy)
-    if cell.method == "psgd-tanh":
+    s = dict(trial.settings)
+    shape, classes = datasets.domain(trial.data).shape, len(datasets.domain(trial.data).classes)
+    torch.manual_seed(trial.entropy)
+    if trial.method == "psgd-tanh":
         network = baseline_networks.tanh(shape, classes)
     else:
         network = baseline_networks.uncoupled(build(s.pop("network"), shape, classes))
-    x, y = material.scaled(cell.data, "train"), material.split(cell.data, "train").y
-    test, answers = material.scaled(cell.data, "test"), material.split(cell.data, "test").y
-    return _dpsgd(cell, s, network, (x, y), (test, answers))
+    x, y = benchmark_data.scaled(trial.data, "train"), benchmark_data.split(trial.data, "train").y
+    test, answers = benchmark_data.scaled(trial.data, "test"), benchmark_data.split(trial.data, "test").y
+    return _dpsgd(trial, s, network, (x, y), (test, answers))
 
 
-def psgd_linear(cell: Cell) -> Outcome:
+def psgd_linear(trial: Trial) -> Outcome:
     """DP-SGD on a linear head over the same public features that the release sums."""
-    s = dict(cell.settings)
-    width = s.pop("width", None) or material.features(cell.data).width
-    network = baseline_networks.linear(width, len(datasets.domain(cell.data).classes))
-    z, test = (torch.from_numpy(np.array(material.narrowed(cell.data, p, width))) for p in ("train", "test"))
-    y, answers = material.split(cell.data, "train").y, material.split(cell.data, "test").y
-    return _dpsgd(cell, s, network, (z, y), (test, answers))
+    s = dict(trial.settings)
+    width = s.pop("width", None) or benchmark_data.features(trial.data).width
+    network = baseline_networks.linear(width, len(datasets.domain(trial.data).classes))
+    z, test = (
+        torch.from_numpy(np.array(benchmark_data.narrowed(trial.data, p, width))) for p in ("train", "test")
+    )
+    y, answers = benchmark_data.split(trial.data, "train").y, benchmark_data.split(trial.data, "test").y
+    return _dpsgd(trial, s, network, (z, y), (test, answers))
 
 
-def _dpsgd(cell: Cell, s: dict[str, Any], network: nn.Module, seen: Any, test: Any) -> Outcome:
+def _dpsgd(trial: Trial, s: dict[str, Any], network: nn.Module, seen: Any, test: Any) -> Outcome:
     n, shown = s.pop("n", None), tuple(s.pop("shown", ()))
     settings = dpsgd.Settings(**s)
     history: list[tuple[int, float]] = []
@@ -146,8 +148,8 @@ def _dpsgd(cell: Cell, s: dict[str, Any], network: nn.Module, seen: Any, test: A
             history.append((epoch, dpsgd.accuracy(trained, *test)))
 
     trained = dpsgd.train(
-        network, seen[0][:n], seen[1][:n], settings, epsilon=cell.epsilon, delta=cell.delta,
-        seed=cell.entropy, on_epoch=on_epoch,
+        network, seen[0][:n], seen[1][:n], settings, epsilon=trial.epsilon, delta=trial.delta,
+        seed=trial.entropy, on_epoch=on_epoch,
     )  # fmt: skip
     found = trained.accuracy(*test)
     last = math.ceil(settings.epochs)

@@ -8,7 +8,7 @@ from adlm.experiments.paper_readings import SPLIT, attack, delta_h0_readings, si
 from adlm.experiments.readings import READINGS
 from adlm.experiments.tabulate import epsilon, grid
 from adlm.public import datasets
-from adlm.record_plan import Budgets
+from adlm.workflows.record_plan import Budgets
 
 NETWORKS = {"mnist": ("authors-mnist", 1800), "cifar10": ("authors-cifar10", 7200)}
 CLAIMED = ("0.25", "0.5", "2", "8")

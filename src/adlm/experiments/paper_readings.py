@@ -25,23 +25,23 @@ from platformdirs import user_cache_dir
 from torch import Tensor, nn
 
 from adlm.analyst import in_chunks
-from adlm.analyst.anatomy import Anatomy, anatomy
+from adlm.analyst.layer_sizes import LayerSizes, layer_sizes
 from adlm.analyst.networks import build
 from adlm.analyst.normalisation import by_batch
-from adlm.analyst.training import Plan, train
-from adlm.artefact import write_file
+from adlm.analyst.training import TrainingConfig, train
 from adlm.audit.statistics import two_worlds_bound
-from adlm.certificate import parse_epsilon
 from adlm.curator.ledger import Ledger
+from adlm.curator.mechanisms.records import SCALE, RecordMechanism, Settings, prepare
 from adlm.curator.noise import Source
-from adlm.curator.records import SCALE, Perturbation, Settings, prepare
 from adlm.curator.relevance import PrivateRelevance, private_relevance
-from adlm.experiments import material, readings
-from adlm.experiments.cells import Cell, Outcome
+from adlm.experiments import benchmark_data, readings
+from adlm.experiments.trials import Outcome, Trial
+from adlm.privacy.accounting import parse_epsilon
 from adlm.public import datasets
 from adlm.public.domain import Domain
-from adlm.record_plan import Budgets
-from adlm.relevance_network import make_public
+from adlm.runtime.artefact import write_file
+from adlm.workflows.record_plan import Budgets
+from adlm.workflows.relevance_network import make_public
 
 SPLIT = ("0.25", "0.25", "0.5")
 DELTAS = ("counted", "neurons x patch", "maps x d", "per-patch", "one neuron", "one patch")
@@ -55,12 +55,12 @@ def budgets_of(method: str, epsilon: str) -> Budgets:
     return whole if method.startswith("adlm") else replace(whole, epsilon1=None)
 
 
-def sizes_of(name: str, shape: tuple[int, ...], classes: int) -> Anatomy:
+def sizes_of(name: str, shape: tuple[int, ...], classes: int) -> LayerSizes:
     """Sizes of a network by its name."""
-    return anatomy(build(name, shape, classes), shape)
+    return layer_sizes(build(name, shape, classes), shape)
 
 
-def delta_h0_readings(sizes: Anatomy) -> dict[str, int]:
+def delta_h0_readings(sizes: LayerSizes) -> dict[str, int]:
     """Delta_h0 as it can be read: Lemma 3 counts every neuron of h0 with all d inputs, the code a patch."""
     maps = sizes.neurons // sizes.map_size
     return dict(
@@ -79,7 +79,7 @@ def delta_h0_readings(sizes: Anatomy) -> dict[str, int]:
     )
 
 
-def perform(cell: Cell) -> Outcome:
+def perform(cell: Trial) -> Outcome:
     """Train a network by the reading of a cell and measure it on the public test split.
 
     Test records are measured all together, with their own batch statistics: training saw the statistics of
@@ -87,14 +87,16 @@ def perform(cell: Cell) -> Outcome:
     """
     s = dict(cell.settings)
     declared, part = (
-        material.domain(cell.data, "replace-one"),
-        material.split(cell.data, "train").first(s["n"]),
+        benchmark_data.domain(cell.data, "replace-one"),
+        benchmark_data.split(cell.data, "train").first(s["n"]),
     )
-    x, labels = material.scaled(cell.data, "train")[: s["n"]], torch.from_numpy(part.y)
+    x, labels = benchmark_data.scaled(cell.data, "train")[: s["n"]], torch.from_numpy(part.y)
     torch.manual_seed(cell.seed)
     network = build(s["network"], declared.shape, len(declared.classes))
     assert isinstance(network, nn.Sequential)
-    plan = Plan(steps=s["steps"], batch_size=s["train_batch"], learning_rate=s["rate"], seed=cell.seed)
+    plan = TrainingConfig(
+        steps=s["steps"], batch_size=s["train_batch"], learning_rate=s["rate"], seed=cell.seed
+    )
     per_epoch = math.ceil(len(x) / plan.batch_size)
     reads = math.ceil(s["steps"] / per_epoch)
     if s["reading"] == "no-noise":
@@ -107,7 +109,7 @@ def perform(cell: Cell) -> Outcome:
         perturbation = _perturbation(declared, s, budgets, relevance)
     examples, matrix = readings.read(s["reading"], x, labels, perturbation, Source.seeded_with(cell.entropy))
     readings.share_label_noise(network, matrix)
-    test, answers = material.scaled(cell.data, "test"), material.split(cell.data, "test").y
+    test, answers = benchmark_data.scaled(cell.data, "test"), benchmark_data.split(cell.data, "test").y
     kept = _kept(cell)
     history: list[list[float]] = json.loads(kept.with_suffix(".json").read_text()) if kept.exists() else []
 
@@ -146,7 +148,7 @@ def accuracy(network: nn.Module, x: Tensor, labels: Any) -> float:
 
 def _perturbation(
     domain: Domain, s: dict[str, Any], budgets: Budgets, relevance: PrivateRelevance | None
-) -> Perturbation:
+) -> RecordMechanism:
     """Noise scales of the full-width network, whatever the width of the one that is trained."""
     sizes = sizes_of(s["sized"], domain.shape, len(domain.classes))
     settings = Settings(
@@ -165,22 +167,22 @@ def _perturbation(
 def _relevance(data: str, n: int | None, epsilon1: str, seed: int) -> PrivateRelevance:
     """Private relevances by a public network, raised to the authors' floor."""
     public = make_public(datasets.domain(data).shape, name="mlp", per_class=50, epochs=6)
-    part = material.split(data, "train").first(n)
+    part = benchmark_data.split(data, "train").first(n)
     found = private_relevance(
-        public.network, part.x, material.domain(data, "replace-one"), provenance="public",
+        public.network, part.x, benchmark_data.domain(data, "replace-one"), provenance="public",
         epsilon=parse_epsilon(epsilon1), ledger=Ledger(), source=Source.seeded_with(seed),
     )  # fmt: skip
     return replace(found, values=np.maximum(found.values, readings.FLOOR))
 
 
-def _kept(cell: Cell) -> Path:
+def _kept(cell: Trial) -> Path:
     """Where a cell is kept while it runs; the data sets are public, so this may be in the cache."""
     folder = Path(os.environ.get("ADLM_CACHE") or user_cache_dir("adlm")) / "experiments"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{cell.key}.checkpoint"
 
 
-def estimate(cells: Iterable[Cell]) -> float:
+def estimate(cells: Iterable[Trial]) -> float:
     """Seconds that cells of readings will take in one process, from the speed of a few steps."""
     speed: dict[str, float] = {}
     total = 0.0

@@ -29,11 +29,11 @@ from torch import Tensor, nn
 
 from adlm.analyst.examples import Examples
 from adlm.analyst.objective import Coefficients, coefficients
-from adlm.certificate import Charge, Totals, compose
+from adlm.curator.mechanisms.records import SCALE, RecordMechanism
 from adlm.curator.noise import Source, laplace
-from adlm.curator.records import SCALE, Perturbation
 from adlm.errors import UserError
-from adlm.release import Certificate
+from adlm.privacy.accounting import Charge, Totals, compose
+from adlm.privacy.release import Certificate
 
 READINGS = ("no-noise", "shared", "shared-own-labels", "one-image", "own-once", "own-redrawn")
 PROVED = ("own-once", "own-redrawn")
@@ -67,7 +67,7 @@ class Reading(Examples):
 
 
 def read(
-    reading: str, x: Tensor, labels: Tensor, perturbation: Perturbation, source: Source
+    reading: str, x: Tensor, labels: Tensor, perturbation: RecordMechanism, source: Source
 ) -> tuple[Reading, Tensor | None]:
     """Records by a reading, and the (M, |h|) noise that all of training shares on the output layer's loss.
 
@@ -127,7 +127,9 @@ def share_label_noise(network: nn.Sequential, matrix: Tensor | None) -> Callable
     return lambda: handle.remove()
 
 
-def certify(reading: str, perturbation: Perturbation, extra: tuple[Charge, ...], reads: int) -> Certificate:
+def certify(
+    reading: str, perturbation: RecordMechanism, extra: tuple[Charge, ...], reads: int
+) -> Certificate:
     """What a reading claims, and what is proved of it after every record was read so many times.
 
     Formal guarantees
@@ -155,7 +157,7 @@ def certify(reading: str, perturbation: Perturbation, extra: tuple[Charge, ...],
     return Certificate("reading", perturbation.domain, {}, settings, charges, stamps)
 
 
-def totals(reading: str, perturbation: Perturbation, extra: tuple[Charge, ...], reads: int) -> Totals:
+def totals(reading: str, perturbation: RecordMechanism, extra: tuple[Charge, ...], reads: int) -> Totals:
     """Claimed and proved epsilon of a reading."""
     return compose(certify(reading, perturbation, extra, reads).charges)
 

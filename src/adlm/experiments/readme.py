@@ -21,14 +21,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from adlm.artefact import write_file
-from adlm.bench.conduct import HEADINGS, cells
+from adlm.bench.run import HEADINGS, table_rows
 from adlm.errors import UserError
 from adlm.experiments import kinds
 from adlm.experiments.catalogue import EXPERIMENTS
-from adlm.experiments.conduct import SUMMARY
+from adlm.experiments.run import SUMMARY
 from adlm.experiments.tables import quoted
 from adlm.experiments.tabulate import calibration, grid, table, tests
+from adlm.runtime.artefact import write_file
 
 INSTEAD = {"tests": tests, "calibration": calibration}  # of the main table
 _BLOCK = re.compile(r"<!-- results: (?P<path>\S+)(?P<methods>[^>]*?) -->\n.*?<!-- /results -->", re.DOTALL)
@@ -71,7 +71,7 @@ def _table(path: Path, methods: list[str]) -> str:
     except (OSError, ValueError) as error:
         raise UserError(f"the results {path} cannot be read ({error}); run the experiment first") from None
     if "ratios" in found:
-        return grid(HEADINGS, [cells(entry) for entry in found["ratios"]])
+        return grid(HEADINGS, [table_rows(entry) for entry in found["ratios"]])
     if len(methods) == 1 and methods[0] in INSTEAD:
         return INSTEAD[methods[0]](found)
     if methods:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import lru_cache
 
-from adlm.experiments import forever, material, methods, paper_readings
-from adlm.experiments.cells import Cell, Done, Outcome
+from adlm.experiments import benchmark_data, methods, paper_readings, postprocessing_cost
+from adlm.experiments.trials import Done, Outcome, Trial
 
 BESIDE = {"half-k": "half the k", "twice-k": "twice the k", "sums-only": "class sums only"}
 READINGS = {
@@ -23,10 +23,10 @@ READINGS = {
 FROM_PIXELS = ("adlm", "ilm", "psgd-abadi", "psgd-tanh", *READINGS)
 
 
-def perform(cell: Cell) -> Outcome:
+def perform(trial: Trial) -> Outcome:
     """Run a cell; the outcome names the public features it rests on, if it does."""
-    outcome = METHODS[cell.method](cell)
-    return outcome if cell.method in FROM_PIXELS else outcome | {"features": fingerprint(cell.data)}
+    outcome = METHODS[trial.method](trial)
+    return outcome if trial.method in FROM_PIXELS else outcome | {"features": fingerprint(trial.data)}
 
 
 def current(done: Done) -> bool:
@@ -37,18 +37,20 @@ def current(done: Done) -> bool:
         return False
     if METHODS[done.cell.method] is not methods.moments:
         return True
-    cell = done.cell
-    plan = material.planned(cell.data, cell.epsilon, cell.delta, material.Asked(**cell.settings))
+    trial = done.cell
+    plan = benchmark_data.planned(
+        trial.data, trial.epsilon, trial.delta, benchmark_data.ReleaseRequest(**trial.settings)
+    )
     return (done.outcome["k"], done.outcome["q"]) == (plan.k, plan.q)
 
 
 @lru_cache(maxsize=4)
 def fingerprint(data: str) -> str:
     """Short name of the public features of a data set."""
-    return material.features(data).fingerprint()[:16]
+    return benchmark_data.features(data).fingerprint()[:16]
 
 
-METHODS: dict[str, Callable[[Cell], Outcome]] = {
+METHODS: dict[str, Callable[[Trial], Outcome]] = {
     "moments-pure": methods.moments,
     "moments": methods.moments,
     "moments-add-remove": methods.moments,
@@ -67,10 +69,10 @@ METHODS: dict[str, Callable[[Cell], Outcome]] = {
     "prior": methods.prior,
     "plan-pure": methods.planned,
     "plan": methods.planned,
-    "epochs-release": forever.epochs_release,
-    "epochs-psgd": forever.epochs_psgd,
-    "search-release": forever.search_release,
-    "search-psgd": forever.search_psgd,
+    "epochs-release": postprocessing_cost.epochs_release,
+    "epochs-psgd": postprocessing_cost.epochs_psgd,
+    "search-release": postprocessing_cost.search_release,
+    "search-psgd": postprocessing_cost.search_psgd,
 }
 
 LABELS = {
@@ -82,8 +84,8 @@ LABELS = {
     "ilm-moments-pure": "moment release, identical noise, pure",
     "adlm-moments-pure": "moment release, adaptive noise, pure",
     **{
-        f"{name}{suffix}": f"{told}, {noise}"
-        for name, told in BESIDE.items()
+        f"{name}{suffix}": f"{summary}, {noise}"
+        for name, summary in BESIDE.items()
         for suffix, noise in (("-pure", "pure"), ("", "delta 1e-5"))
     },
     **READINGS,

@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 
 from adlm.curator.ledger import Ledger
-from adlm.curator.lrp import relevance
 from adlm.curator.noise import Source
 from adlm.curator.relevance import STEPS, private_relevance, relevance_sum
+from adlm.estimation.lrp import relevance
 from adlm.public import datasets
-from adlm.relevance_network import make_public
 from adlm.report.relevance import heat_map, record_heat_maps
+from adlm.workflows.relevance_network import make_public
 
 EPSILON = Fraction(1, 2)
 DIGITS = 5

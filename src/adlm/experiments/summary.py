@@ -12,10 +12,10 @@ import torch
 
 from adlm.experiments import published
 from adlm.experiments.catalogue import Experiment
-from adlm.experiments.cells import Done
 from adlm.experiments.registry import LABELS
 from adlm.experiments.statistics import compare, spread
 from adlm.experiments.tabulate import place, pure_suffix
+from adlm.experiments.trials import Done
 from adlm.version import __version__
 
 _CARRIED = (

@@ -16,7 +16,7 @@ from adlm.analyst.fit import fit
 from adlm.analyst.metrics import Measures, measure
 from adlm.errors import UserError
 from adlm.experiments.table_split import Split
-from adlm.privatise_table import Fourier, privatise_encoded
+from adlm.workflows.privatise_table import Fourier, privatise_encoded
 
 OURS = "adlm, replace-one"
 OURS_WAVES = "adlm with random Fourier features, replace-one"
@@ -50,7 +50,7 @@ def without_privacy(split: Split, method: str) -> list[Measures]:
 
     make: Callable[[], Any]
     if method == LOGISTIC:
-        (x, test), make = split.cells(), lambda: LogisticRegression(max_iter=2000)
+        (x, test), make = split.indicators(), lambda: LogisticRegression(max_iter=2000)
     else:
         x, test, make = split.x, split.test, lambda: HistGradientBoostingClassifier(random_state=0)
     return [measure(make().fit(x, split.y).predict_proba(test), split.truth)]

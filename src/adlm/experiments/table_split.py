@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adlm.curator.tables import read_batches
 from adlm.errors import UserError
+from adlm.public.domain.table import TableDomain
 from adlm.public.features.tabular import TabularFeatures
-from adlm.public.tables import TableDomain
+from adlm.readers.tables import read_batches
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +50,7 @@ class Split:
             train, test = (features(torch.from_numpy(x)) for x in (self.x, self.test))
         return train.numpy(), test.numpy()
 
-    def cells(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def indicators(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Cells of both sides, a cell that is on being 1."""
         unit = TabularFeatures(self.table).unit
         train, test = self.features()

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import numpy as np
 
-from adlm import progress
 from adlm.analyst.metrics import Measures
-from adlm.artefact import write_file
 from adlm.errors import UserError
 from adlm.experiments import table_methods as methods
 from adlm.experiments.table_methods import BOOSTING, DPSGD, LOGISTIC, OURS, OURS_WAVES, PENALTIES
 from adlm.experiments.table_split import SMALL, Split, load
-from adlm.privatise_table import Fourier
+from adlm.runtime import progress
+from adlm.runtime.artefact import write_file
+from adlm.workflows.privatise_table import Fourier
 
 COMMAND = "adlm experiment tables"
 EPSILONS = ("0.1", "0.5", "1", "3")

@@ -22,19 +22,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from adlm.algorithm1 import Budgets, Explained, learn, make_release
-from adlm.analyst.anatomy import Anatomy, anatomy
+from adlm.algorithm1 import Budgets, RelevanceSource, learn, make_release
+from adlm.analyst.layer_sizes import LayerSizes, layer_sizes
 from adlm.analyst.networks import build
-from adlm.analyst.training import Plan, accuracy
-from adlm.certificate import show
+from adlm.analyst.training import TrainingConfig, accuracy
 from adlm.curator.ledger import Ledger
+from adlm.curator.mechanisms.records import Settings, prepare
 from adlm.curator.noise import Source
-from adlm.curator.records import Settings, prepare
 from adlm.experiments import figures
+from adlm.privacy.accounting import show
+from adlm.privacy.release import Release
 from adlm.public import datasets
 from adlm.public.domain import Domain
-from adlm.release import Release
-from adlm.relevance_network import make_public
+from adlm.workflows.relevance_network import make_public
 
 NETWORK = "mlp"  # what is trained; the sizes in the sensitivities are those of the paper's network
 RECORDS, EPOCHS, BATCH, RATE = 60_000, 5, 200, 1e-3
@@ -65,7 +65,7 @@ class Setting:
         beside = "" if self.batch_size == L else f" {self.batch_size}"
         return f"{self.method} {self.epsilon} {self.rule}{beside}"
 
-    def delta_h0(self, paper: Anatomy) -> int:
+    def delta_h0(self, paper: LayerSizes) -> int:
         """Delta_h0 of the paper's network; `given`: |L| d, for which eps2 is proved as it is claimed."""
         given = self.batch_size * paper.features
         return {"per-patch": paper.per_patch, "counted": paper.counted, "given": given}[self.rule]
@@ -81,9 +81,9 @@ def settings() -> Iterator[Setting]:
         yield Setting(*beside)
 
 
-def sizes(domain: Domain) -> Anatomy:
+def sizes(domain: Domain) -> LayerSizes:
     """Sizes of the paper's network for MNIST."""
-    return anatomy(build("paper-mnist", domain.shape, len(domain.classes)), domain.shape)
+    return layer_sizes(build("paper-mnist", domain.shape, len(domain.classes)), domain.shape)
 
 
 def linear(release: Release) -> nn.Module:
@@ -126,7 +126,7 @@ def run(out: Path, only: str | None, threads: int) -> None:
             train.domain,
             build(NETWORK, train.domain.shape, 10),
             budgets,
-            explained=Explained(relevance.network, relevance.provenance) if budgets.epsilon1 else None,
+            explained=RelevanceSource(relevance.network, relevance.provenance) if budgets.epsilon1 else None,
             L=setting.batch_size,
             delta_h0=setting.delta_h0(paper),
             ledger=Ledger(),
@@ -135,7 +135,7 @@ def run(out: Path, only: str | None, threads: int) -> None:
         assert release is not None
         torch.manual_seed(0)
         network = build(NETWORK, train.domain.shape, 10)
-        plan = Plan(epochs=EPOCHS, batch_size=BATCH, learning_rate=RATE)
+        plan = TrainingConfig(epochs=EPOCHS, batch_size=BATCH, learning_rate=RATE)
         history = learn(release, network, plan, device="cpu")
         totals = release.certificate.totals
         line = {

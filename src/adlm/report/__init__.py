@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adlm.artefact import write_file
 from adlm.report import provenance, sections
 from adlm.report.accuracy import accuracy
 from adlm.report.allocation import allocation, relevance_maps
@@ -14,6 +13,7 @@ from adlm.report.audit import audit as audit_section
 from adlm.report.html import join
 from adlm.report.page import page
 from adlm.report.subject import Subject, find
+from adlm.runtime.artefact import write_file
 
 __all__ = ["render", "write_report"]
 

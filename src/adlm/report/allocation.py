@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from adlm.analyst.tables import has_columns, relevance_picture
-from adlm.moments import Moments
-from adlm.release import Certificate, Release
+from adlm.estimation.moments import Moments
+from adlm.privacy.release import Certificate, Release
 from adlm.report import drawing
 from adlm.report.html import Markup, figure, join
 from adlm.report.page import Section
@@ -82,12 +82,12 @@ def allocation(subject: Subject) -> Section | None:
 def _both_looks(release: Release) -> Moments:
     """Return released moments; of a table that was looked at twice, both looks by how sure each is."""
     moments, tensors = release.moments(), release.tensors
-    again = [c for c in release.certificate.charges if c.what.startswith(AGAIN)]
-    if "class_sums_again" not in tensors or len(again) != 1:
+    second_round = [c for c in release.certificate.charges if c.what.startswith(AGAIN)]
+    if "class_sums_again" not in tensors or len(second_round) != 1:
         return moments
     step = tensors["step_again"].double()
-    spread = math.sqrt(2.0) if again[0].mechanism == "laplace" else 1.0
-    fine = spread * float(again[0].scale) * step
+    spread = math.sqrt(2.0) if second_round[0].mechanism == "laplace" else 1.0
+    fine = spread * float(second_round[0].scale) * step
     first, second = moments.sd_sums**-2, fine**-2
     sums = (first * moments.sums + second * tensors["class_sums_again"].double() * step) / (first + second)
     return replace(moments, sums=sums, sd_sums=(first + second) ** -0.5)

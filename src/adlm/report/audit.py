@@ -38,10 +38,10 @@ def _summary(findings: Sequence[Finding]) -> Markup:
     for control, name in ((False, "attacks on the product"), (True, "controls")):
         verdicts = Counter(str(f.get("verdict", "")) for f in findings if bool(f.get("control")) is control)
         for verdict, count in verdicts.most_common():
-            told = tag(
+            label = tag(
                 "span", "caught" if control and verdict == "violated" else verdict, class_=_style(verdict)
             )
-            parts += [f"{count} {name}: ", told, ". "]
+            parts += [f"{count} {name}: ", label, ". "]
     return paragraph(*parts)
 
 

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from adlm.certificate import show
 from adlm.errors import UserError
-from adlm.privacy_header import unit_of
-from adlm.release import Certificate
+from adlm.privacy.accounting import show
+from adlm.privacy.header import unit_of
+from adlm.privacy.release import Certificate
+from adlm.privacy.signature import Signature
 from adlm.report.attacker import best_guess, odds_factor
 from adlm.report.sections import MEANINGS, RELATIONS
 from adlm.report.subject import Subject, Trained
-from adlm.signature import Signature
 
 HEAD = "---\nlibrary_name: adlm\n"
 MOST_ROWS = 60  # of a table in the card

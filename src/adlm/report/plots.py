@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from adlm.artefact import write_file
 from adlm.errors import UserError
 from adlm.report import drawing
 from adlm.report.html import Markup, tag
 from adlm.report.page import STYLE
+from adlm.runtime.artefact import write_file
 
 GROUND = "svg{background:var(--bg)}"
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from adlm.certificate import show
+from adlm.privacy.accounting import show
+from adlm.privacy.release import Certificate
+from adlm.privacy.signature import Signature
 from adlm.public.features import TABLES
-from adlm.release import Certificate
 from adlm.report.html import join, paragraph, table, tag
 from adlm.report.page import Section
-from adlm.signature import Signature
 
 BIBTEX = """@inproceedings{phan2017adaptive,
   title     = {Adaptive {L}aplace Mechanism: Differential Privacy Preservation in Deep Learning},
@@ -66,7 +66,7 @@ def _records(certificate: Certificate) -> str:
 
 def _size(certificate: Certificate) -> str:
     """The public guess that a release needs where the number of records is private."""
-    return " --size GUESS" if certificate.settings.get("n") is None else ""
+    return " --public-size GUESS" if certificate.settings.get("n") is None else ""
 
 
 def _asked(certificate: Certificate) -> str:
@@ -82,7 +82,8 @@ def _asked(certificate: Certificate) -> str:
     plan = settings.get("plan")
     if isinstance(plan, Mapping) and plan.get("fourier"):
         options["fourier"] = str(plan["fourier"])
-    return " ".join(f"--{name} {_quoted(value)}" for name, value in options.items())
+    flags = {"second": "second-moment-dim", "share": "sums-budget-share"}
+    return " ".join(f"--{flags.get(name, name)} {_quoted(value)}" for name, value in options.items())
 
 
 def _features(certificate: Certificate) -> object:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from adlm.certificate import Charge, show
-from adlm.release import (
+from adlm.privacy.accounting import Charge, show
+from adlm.privacy.release import (
     MOST_EPSILON,
     NOT_PUBLIC,
     PEEKED,

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from adlm.analyst.model import DESCRIPTION, read_folder
-from adlm.artefact import read_json
 from adlm.errors import UserError
-from adlm.release import CERTIFICATE, TENSORS, Certificate, Release
-from adlm.signature import FILE, OF_RELEASE, Signature
+from adlm.privacy.release import CERTIFICATE, TENSORS, Certificate, Release
+from adlm.privacy.signature import FILE, OF_RELEASE, Signature
+from adlm.runtime.artefact import read_json
 
 EVALUATION, AUDIT = "evaluation.json", "audit.json"
 

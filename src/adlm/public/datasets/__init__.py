@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from adlm import progress
 from adlm.errors import UserError
 from adlm.public.datasets.catalogue import CATALOGUE, named
 from adlm.public.datasets.places import Say, find, obtain, place
 from adlm.public.domain import Domain
+from adlm.runtime import progress
 
 SPLITS = ("train", "test")
 

@@ -12,11 +12,11 @@ import numpy as np
 import platformdirs
 from numpy.typing import NDArray
 
-from adlm import progress
 from adlm.errors import UserError
 from adlm.public.datasets.arrays import PARTS, read_npy, verify
 from adlm.public.datasets.catalogue import DataSet
 from adlm.public.datasets.routes import RouteError
+from adlm.runtime import progress
 
 Say = Callable[[str], None]
 

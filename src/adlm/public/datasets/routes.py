@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from adlm import progress
+from adlm.runtime import progress
 
 _LARGEST = 1 << 30  # no file of these data sets comes near; a runaway download stops here
 _PATIENCE = 1800.0  # seconds for a registry's client, enough for 140 MB over a slow line

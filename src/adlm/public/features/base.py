@@ -24,15 +24,17 @@ class PriorStatistics:
     weight : (k,) between-class variance of each coordinate: its relevance to telling classes apart.
     within : (k, k) covariance of z within synthetic classes.
     mean : (k,) mean of z over synthetic records.
-    heat : how much less coordinates of one record tell than independent normal ones would, so how much surer
-        than right a model that takes them for such is.
+    temperature : how much less coordinates of one record tell than independent normal ones would, so how much
+        surer than right a model that takes them for such is.
     """
 
     typical: Tensor
     weight: Tensor
     within: Tensor
     mean: Tensor
-    heat: float = 5.0  # fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public
+    temperature: float = (
+        5.0  # fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public
+    )
 
 
 class Features(nn.Module, ABC):
@@ -45,7 +47,9 @@ class Features(nn.Module, ABC):
 
     width: int
     prior: PriorStatistics | None = None
-    apart: float = 1.0  # how far real classes lie apart, compared with the most alike synthetic ones
+    class_separation: float = (
+        1.0  # how far real classes lie apart, compared with the most alike synthetic ones
+    )
     provenance: str = ""  # of features of your own: `public`, or `private` if records had a part in them
     path: float = 0.1  # of gradient rounds, over the signal; fixed on held-out training images
     by_variance: bool = False  # whether coordinates are principal directions, the strongest first

@@ -27,11 +27,11 @@ class Colour(nn.Module):
     Parameters
     ----------
     bins : bins along luminance and along each chroma axis.
-    cells : cells along each side of the histogram's grid.
+    grid : cells along each side of the histogram's grid.
     thumbnail : side of the thumbnail.
     """
 
-    def __init__(self, bins: tuple[int, int, int] = (5, 5, 5), cells: int = 3, thumbnail: int = 8) -> None:
+    def __init__(self, bins: tuple[int, int, int] = (5, 5, 5), grid: int = 3, thumbnail: int = 8) -> None:
         super().__init__()
         light = (torch.arange(bins[0]) + 0.5) / bins[0]
         # Chroma of everyday pictures lies well inside its range, so its bins sit closer around grey.
@@ -39,10 +39,10 @@ class Colour(nn.Module):
         self.register_buffer("light", light)
         self.register_buffer("yellow", yellow)
         self.register_buffer("red", red)
-        self.cells = cells
+        self.grid = grid
         self.thumbnail = thumbnail
-        left = (cells + 1) // 2
-        self.widths = (bins[0] * bins[1] * bins[2] * cells * left, 3 * thumbnail * ((thumbnail + 1) // 2))
+        left = (grid + 1) // 2
+        self.widths = (bins[0] * bins[1] * bins[2] * grid * left, 3 * thumbnail * ((thumbnail + 1) // 2))
         self.width = sum(self.widths)
 
     def histogram(self, colours: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class Colour(nn.Module):
             # Triangular bins: the memberships of a value sum to one.
             parts.append((1.0 - (value[:, None] - centres[:, None, None]).abs() / width).clamp_min(0.0))
         joint = torch.einsum("nahw,nbhw,nchw->nabchw", *parts).flatten(1, 3)
-        pooled = functional.adaptive_avg_pool2d(joint, self.cells)
+        pooled = functional.adaptive_avg_pool2d(joint, self.grid)
         return flip_average(pooled).flatten(1).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class Narrowed(Features):
         if not 1 <= width <= inner.width:
             raise UserError(f"features of width {inner.width} can be narrowed to 1 to that many, got {width}")
         self.inner, self.width = inner, width
-        self.apart, self.batch, self.path = inner.apart, inner.batch, inner.path
+        self.class_separation, self.batch, self.path = inner.class_separation, inner.batch, inner.path
         self.prior = None if inner.prior is None else narrow(inner.prior, width)
 
     def forward(self, x: Tensor) -> Tensor:

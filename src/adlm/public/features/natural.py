@@ -25,7 +25,7 @@ from adlm.public.features.patches import Patches
 
 SIZE = 32
 SHIPPED = "natural-32"
-HEAT = (
+TEMPERATURE = (
     2.6  # averages over many patches are nearly normal; fixed on the last 8,000 training images of CIFAR-10
 )
 SHIPPED_FOLDER = Path(__file__).parent / "weights"
@@ -95,7 +95,7 @@ def restore_prior(weights: Mapping[str, Tensor]) -> PriorStatistics:
         weight=weights["prior.weight"],
         within=correlation * spread * spread[:, None],
         mean=weights["prior.mean"],
-        heat=HEAT,
+        temperature=TEMPERATURE,
     )
 
 
@@ -123,7 +123,9 @@ class NaturalImages(Features):
     projection: Tensor
     mean: Tensor
     offset: Tensor
-    apart = 0.42  # photographs are far less plain than procedural scenes; fixed on the same images as HEAT
+    class_separation = (
+        0.42  # photographs are far less plain than procedural scenes; fixed on the same images as HEAT
+    )
 
     by_variance = True
 

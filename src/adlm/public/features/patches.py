@@ -108,17 +108,17 @@ class Patches(nn.Module):
     ----------
     filters : (atoms, c, side, side) from `learn_dictionary`.
     threshold : t in relu(+-d.x - t).
-    cells : cells along each side of the pooling grid.
+    grid : cells along each side of the pooling grid.
     """
 
     filters: Tensor
 
-    def __init__(self, filters: Tensor, threshold: float = 0.5, cells: int = 3) -> None:
+    def __init__(self, filters: Tensor, threshold: float = 0.5, grid: int = 3) -> None:
         super().__init__()
         self.register_buffer("filters", filters)
         self.threshold = threshold
-        self.cells = cells
-        self.width = 2 * len(filters) * cells * cells
+        self.grid = grid
+        self.width = 2 * len(filters) * grid * grid
 
     def responses(self, x: Tensor) -> Tensor:
         """d.x for each atom, then each mirrored atom, at each place: (n, 2 * atoms, h', w')."""
@@ -132,9 +132,9 @@ class Patches(nn.Module):
 
     def _pooled(self, x: Tensor) -> Tensor:
         d = self.responses(x)
-        up = functional.adaptive_avg_pool2d((d - self.threshold).relu_(), self.cells)
-        down = functional.adaptive_avg_pool2d(d.neg_().sub_(self.threshold).relu_(), self.cells)
-        pooled = torch.stack([up, down], 1).reshape(len(x), 2, 2, -1, self.cells, self.cells)
+        up = functional.adaptive_avg_pool2d((d - self.threshold).relu_(), self.grid)
+        down = functional.adaptive_avg_pool2d(d.neg_().sub_(self.threshold).relu_(), self.grid)
+        pooled = torch.stack([up, down], 1).reshape(len(x), 2, 2, -1, self.grid, self.grid)
         folded = 0.5 * (pooled[:, :, 0] + pooled[:, :, 1].flip(4))
         return folded.reshape(len(x), -1).sqrt()
 

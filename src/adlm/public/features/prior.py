@@ -12,16 +12,19 @@ from torch import Tensor, nn
 
 from adlm.errors import UserError
 from adlm.public.features.base import Features, PriorStatistics, unit_norm
-from adlm.public.features.lanes import in_lanes
+from adlm.public.features.deskew import deskew
 from adlm.public.features.narrowed import narrow
 from adlm.public.features.scattering import ROWS, Scattering
-from adlm.public.features.upright import upright
+from adlm.public.features.threads import map_blocks_threaded
 
 SIZE = 28  # images of other sizes are resized to this
 WEIGHTS = Path(__file__).parent / "weights"
 WIDTHS = {"drawn": 300, "garments": 600}  # directions that are kept unless more are asked for
 FAMILIES = tuple(WIDTHS)
-APART = {"drawn": 1.06, "garments": 0.77}  # fixed on the last 10,000 training images of (Fashion-)MNIST
+CLASS_SEPARATION = {
+    "drawn": 1.06,
+    "garments": 0.77,
+}  # fixed on the last 10,000 training images of (Fashion-)MNIST
 PATH = {"drawn": 0.05, "garments": 0.12}  # likewise: strokes are told apart by shorter weights
 LEANING = ("drawn",)  # families whose pictures are stood up first
 FLOOR = 1e-3  # of the mean coefficient: what is less is next to rounding, which a root would enlarge
@@ -32,22 +35,23 @@ class NormedScattering(nn.Module):
     """Square root of scattering, each order centred and scaled to unit norm per record: (n, H, W) to (n, p).
 
     The square root evens out strong and weak responses; centring and scaling take away brightness and
-    contrast. An order that is constant over an image becomes zero. With `stand`, images are stood up first.
+    contrast. An order that is constant over an image becomes zero. With `deskewed`, images are stood up
+    first.
     """
 
-    def __init__(self, shape: tuple[int, int], J: int = 2, L: int = 8, *, stand: bool = False) -> None:
+    def __init__(self, shape: tuple[int, int], J: int = 2, L: int = 8, *, deskewed: bool = False) -> None:
         super().__init__()
-        self.scattering, self.stand = Scattering(shape, J, L), stand
+        self.scattering, self.deskewed = Scattering(shape, J, L), deskewed
         self.counts = torch.bincount(self.scattering.orders).tolist()
         self.width = self.scattering.channels * math.prod(self.scattering.output)
 
     def forward(self, x: Tensor) -> Tensor:
         out = x.new_empty(len(x), self.width, dtype=torch.float32)
-        return in_lanes(lambda block, mine: mine.copy_(self.of(block)), x, out, ROWS)
+        return map_blocks_threaded(lambda block, mine: mine.copy_(self.of(block)), x, out, ROWS)
 
     def of(self, x: Tensor) -> Tensor:
         """Map all images at once."""
-        orders = torch.split(self.scattering(upright(x) if self.stand else x), self.counts, 1)
+        orders = torch.split(self.scattering(deskew(x) if self.deskewed else x), self.counts, 1)
         return torch.cat([_normed(order.flatten(1)) for order in orders], 1)
 
 
@@ -79,8 +83,12 @@ class PriorProjection(Features):
         if family not in FAMILIES:
             raise UserError(f"family must be one of {', '.join(FAMILIES)} (got {family!r})")
         self.family, self.shape = family, tuple(int(s) for s in shape)
-        self.image, self.apart, self.path = _image_shape(self.shape), APART[family], PATH[family]
-        self.transform = NormedScattering((SIZE, SIZE), stand=family in LEANING)
+        self.image, self.class_separation, self.path = (
+            _image_shape(self.shape),
+            CLASS_SEPARATION[family],
+            PATH[family],
+        )
+        self.transform = NormedScattering((SIZE, SIZE), deskewed=family in LEANING)
         stored = load_file(WEIGHTS / f"{family}.safetensors")
         most = stored["projection"].shape[1]
         self.width = WIDTHS[family] if width is None else width
@@ -112,7 +120,7 @@ class PriorProjection(Features):
             out.copy_(unit_norm((self.transform(self._frame(block)) - self.centre) @ directions))
 
         out = images.new_empty(len(images), width, dtype=torch.float32)
-        return in_lanes(project, images, out, TOGETHER)
+        return map_blocks_threaded(project, images, out, TOGETHER)
 
     def _frame(self, images: Tensor) -> Tensor:
         """Bring images to 28 x 28 pixels, as the random process drew them."""

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from adlm.errors import UserError
-from adlm.public.columns import MISSING, Column
+from adlm.public.domain.column import MISSING, Column
+from adlm.public.domain.table import TableDomain
 from adlm.public.features.base import Features
-from adlm.public.tables import TableDomain
 
 # Settled on parts of the training records of the tables in docs/guide-tables.md.
 KNOTS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)

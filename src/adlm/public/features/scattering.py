@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from adlm.errors import UserError
-from adlm.public.features.lanes import in_lanes
+from adlm.public.features.threads import map_blocks_threaded
 
 SIGMA = 0.8  # spread of the finest wavelet's envelope, in pixels
 XI = 3 * math.pi / 4  # centre frequency of the finest wavelet
@@ -263,7 +263,7 @@ class Scattering(nn.Module):
             )
         flat = x.reshape(-1, *self.shape).to(self.wavelets.real.dtype)
         out = flat.new_empty(len(flat), self.channels, *self.output)
-        return in_lanes(self._transform, flat, out, ROWS).view(len(x), -1, *self.output)
+        return map_blocks_threaded(self._transform, flat, out, ROWS).view(len(x), -1, *self.output)
 
     def _transform(self, x: Tensor, out: Tensor) -> None:
         """Fill `out` (n, channels, h, w) with the coefficients of images x (n, H, W)."""

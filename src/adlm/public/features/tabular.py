@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from adlm.errors import UserError
-from adlm.public.columns import MISSING, Column
+from adlm.public.domain.column import MISSING, Column
+from adlm.public.domain.table import TableDomain
 from adlm.public.features.base import Features
-from adlm.public.tables import TableDomain
 
 DETAIL = (4, 16)  # least and most cells of a numeric column without cuts
 FREQUENCY = 3.0  # standard deviation of a wave's angle over the whole range of one column
@@ -59,9 +59,11 @@ class TabularFeatures(Features):
             start += column.width
         self.inputs = start
         names: list[tuple[str, list[str]]] = [(c.name, cell_names(c, detail)) for c in table.features]
-        cells = dict(names)
+        indicators = dict(names)
         for left, right in table.crosses:
-            names.append((f"{left} x {right}", [f"{a}, {b}" for a in cells[left] for b in cells[right]]))
+            names.append(
+                (f"{left} x {right}", [f"{a}, {b}" for a in indicators[left] for b in indicators[right]])
+            )
         names += [(f"wave {i + 1}", [f"wave {i + 1} high", f"wave {i + 1} low"]) for i in range(fourier)]
         self.block_names = tuple(name for name, _ in names)
         self.cell_names = tuple(cell for _, block in names for cell in block)
@@ -69,7 +71,7 @@ class TabularFeatures(Features):
         for _, block in names:
             edges.append(edges[-1] + len(block))
         self.edges = tuple(edges)
-        self.cells = self.width = edges[-1]
+        self.indicators = self.width = edges[-1]
         self._first = [self._spans[c.name][0] for c in numeric]
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(len(numeric), fourier, generator=generator)
@@ -89,7 +91,7 @@ class TabularFeatures(Features):
 
     def is_wave(self, cell: int) -> bool:
         """Whether a cell is one of a random Fourier feature."""
-        return cell >= self.cells - 2 * self.fourier
+        return cell >= self.indicators - 2 * self.fourier
 
     @property
     def unit(self) -> float:
@@ -103,13 +105,13 @@ class TabularFeatures(Features):
             raise UserError(f"encoded records have {self.inputs} numbers here, got {x.shape[1]}")
         parts = {c.name: column_cells(c, x[:, slice(*self._spans[c.name])], self.detail)
                  for c in self.table.features}  # fmt: skip
-        cells = list(parts.values())
+        indicators = list(parts.values())
         for left, right in self.table.crosses:
-            cells.append((parts[left].unsqueeze(2) * parts[right].unsqueeze(1)).flatten(1))
+            indicators.append((parts[left].unsqueeze(2) * parts[right].unsqueeze(1)).flatten(1))
         if self.fourier:
-            waves = torch.cos(x[:, self._first] @ self._frequencies + self._phases)
-            cells.append(torch.stack([(1 + waves) / 2, (1 - waves) / 2], 2).flatten(1))
-        return torch.cat(cells, 1) * self.unit
+            cosines = torch.cos(x[:, self._first] @ self._frequencies + self._phases)
+            indicators.append(torch.stack([(1 + cosines) / 2, (1 - cosines) / 2], 2).flatten(1))
+        return torch.cat(indicators, 1) * self.unit
 
     def spec(self) -> dict[str, Any]:
         """Describe the map, with the whole declared table."""
@@ -140,20 +142,20 @@ def column_cells(column: Column, x: Tensor, detail: int) -> Tensor:
         return x
     position = x[:, :1]
     if column.kind == "boolean":
-        cells = torch.cat([1 - position, position], 1)
+        indicators = torch.cat([1 - position, position], 1)
     elif column.cuts:
         cuts = torch.tensor(_cut_positions(column), dtype=x.dtype, device=x.device)
         above = (position >= cuts).to(x.dtype)
         ones, zeros = torch.ones_like(position), torch.zeros_like(position)
-        cells = torch.cat([ones, above], 1) - torch.cat([above, zeros], 1)
+        indicators = torch.cat([ones, above], 1) - torch.cat([above, zeros], 1)
     else:
         knots = _knots(column, detail)
         place = position * (knots - 1)
-        cells = (1 - (place - torch.arange(knots, dtype=x.dtype, device=x.device)).abs()).clamp_min(0)
+        indicators = (1 - (place - torch.arange(knots, dtype=x.dtype, device=x.device)).abs()).clamp_min(0)
     if column.missing is None:
-        return cells
+        return indicators
     gone = x[:, 1:2]
-    return torch.cat([cells * (1 - gone), gone], 1)
+    return torch.cat([indicators * (1 - gone), gone], 1)
 
 
 def cell_names(column: Column, detail: int) -> list[str]:

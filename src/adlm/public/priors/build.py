@@ -33,12 +33,12 @@ class Recipe:
     width: int
     ridge: float = 0.3
     temper: float = 0.0
-    stand: bool = False
+    deskewed: bool = False
     seed: int = 0
 
 
 RECIPES: dict[str, Recipe] = {
-    "drawn": Recipe(strokes.draw, classes=3250, per_class=16, width=800, stand=True),
+    "drawn": Recipe(strokes.draw, classes=3250, per_class=16, width=800, deskewed=True),
     "garments": Recipe(shapes.draw, classes=1700, per_class=14, width=600, temper=0.12),
 }
 
@@ -51,7 +51,7 @@ def build(recipe: Recipe, *, check_classes: int = 600) -> dict[str, Tensor]:
     centre (p,), projection (p, width) in 16 bits, and the statistics of fresh synthetic records.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
-    transform = NormedScattering((SIZE, SIZE), stand=recipe.stand)
+    transform = NormedScattering((SIZE, SIZE), deskewed=recipe.deskewed)
     images, _ = recipe.draw(recipe.classes, recipe.per_class, generator)
     moments = fisher.class_statistics(_in_batches(transform, images), recipe.per_class)
     found = fisher.directions([moments], recipe.width, ridge=recipe.ridge, temper=recipe.temper)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adlm import progress
 from adlm.public.features.base import unit_norm
-from adlm.public.features.upright import upright
+from adlm.public.features.deskew import deskew
 from adlm.public.priors import scenes, shapes, strokes
+from adlm.runtime import progress
 
 Draw = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
 PROCESSES: dict[str, Draw] = {
@@ -33,9 +33,9 @@ LOUDEST = 0.5  # length of the noise on a prototype, where records have length 1
 class Embedding(nn.Module):
     """Images (n, H, W) or (n, 3, H, W) to 64 numbers by strided convolutions; no layer mixes records."""
 
-    def __init__(self, channels: int, size: int, *, stand: bool = False) -> None:
+    def __init__(self, channels: int, size: int, *, deskewed: bool = False) -> None:
         super().__init__()
-        self.channels, self.stand = channels, stand
+        self.channels, self.deskewed = channels, deskewed
         side = math.ceil(size / 8)
         self.layers = nn.Sequential(
             nn.Conv2d(channels, 32, 5, stride=2, padding=2), nn.GroupNorm(8, 32), nn.ReLU(),
@@ -46,12 +46,14 @@ class Embedding(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Embed a batch: (n, 64)."""
-        images = upright(x) if self.stand else x
+        images = deskew(x) if self.deskewed else x
         embedded: Tensor = self.layers(images[:, None] if self.channels == 1 else images)
         return embedded
 
 
-def episode_loss(z: Tensor, length: float, heat: Tensor, generator: torch.Generator) -> tuple[Tensor, float]:
+def episode_loss(
+    z: Tensor, length: float, temperature: Tensor, generator: torch.Generator
+) -> tuple[Tensor, float]:
     """Cross-entropy of records (way, shots, k) against noisy prototypes, and the share that is right.
 
     A record's own prototype leaves the record out, as a mean over many others would.
@@ -65,7 +67,7 @@ def episode_loss(z: Tensor, length: float, heat: Tensor, generator: torch.Genera
     others = (shots * means[:, None] - z) / (shots - 1) + noise[:, None]
     own = (z * others).sum(2) - others.square().sum(2) / 2
     same = torch.eye(way, dtype=torch.bool)[:, None]
-    logits = torch.where(same, own[..., None], logits).flatten(0, 1) * heat.exp()
+    logits = torch.where(same, own[..., None], logits).flatten(0, 1) * temperature.exp()
     classes = torch.arange(way).repeat_interleave(shots)
     right = float((logits.argmax(1) == classes).float().mean())
     return functional.cross_entropy(logits, classes), right
@@ -87,9 +89,11 @@ def meta_train(
     torch.manual_seed(seed)
     images, _ = PROCESSES[family](classes, SHOTS, generator)
     images = images.view(classes, SHOTS, *images.shape[1:])
-    network = Embedding(images.shape[2] if images.ndim == 5 else 1, images.shape[-1], stand=family == "drawn")
-    heat = nn.Parameter(torch.tensor(math.log(10.0)))
-    optimiser = torch.optim.AdamW([*network.parameters(), heat], lr=rate, weight_decay=1e-4)
+    network = Embedding(
+        images.shape[2] if images.ndim == 5 else 1, images.shape[-1], deskewed=family == "drawn"
+    )
+    temperature = nn.Parameter(torch.tensor(math.log(10.0)))
+    optimiser = torch.optim.AdamW([*network.parameters(), temperature], lr=rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, total_steps=steps)
     recent = 0.0
     with progress.bar(steps, f"meta-training on {family}", "episodes") as advance:
@@ -98,7 +102,7 @@ def meta_train(
             z = network(images[chosen].flatten(0, 1)).view(WAY, SHOTS, -1)
             k = LEADING[int(torch.randint(len(LEADING), (1,), generator=generator))]
             length = LOUDEST * float(torch.rand(1, generator=generator))
-            loss, right = episode_loss(z[..., :k], length, heat, generator)
+            loss, right = episode_loss(z[..., :k], length, temperature, generator)
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()

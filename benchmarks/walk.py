@@ -1,0 +1,94 @@
+"""Print how one release, training and evaluation walk through the packages: `python benchmarks/walk.py`.
+
+Every function counts when it is first called, in that order, so that a loop counts once. A change is a step
+from a function of one package to a function of another. Modules that lie on top count as a package, `top`.
+MNIST is used where it is at hand (ADLM_DATA), digits otherwise.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+PACKAGE = Path(__file__).parents[1] / "src" / "adlm"
+
+
+class Walk:
+    """The packages whose functions were called for the first time, in order."""
+
+    def __init__(self) -> None:
+        self.seen: set[Any] = set()
+        self.steps: list[tuple[str, str]] = []
+
+    def __call__(self, frame: FrameType, event: str, _: Any) -> None:
+        """Note a call; this is what `sys.setprofile` wants."""
+        code = frame.f_code
+        if event != "call" or code in self.seen or code.co_name.startswith("<"):
+            return
+        self.seen.add(code)
+        path = Path(code.co_filename)
+        if path.is_relative_to(PACKAGE):
+            parts = path.relative_to(PACKAGE).with_suffix("").parts
+            package = parts[0] if len(parts) > 1 else "top"
+            if package != "cli":
+                self.steps.append((package, ".".join(parts) + "." + code.co_qualname))
+
+    def changes(self) -> list[tuple[str, str]]:
+        """Return (from, to) for each step from one package to another."""
+        packages = [package for package, _ in self.steps]
+        return [(a, b) for a, b in itertools.pairwise(packages) if a != b]
+
+
+def walk(data: str, folder: Path) -> Walk:
+    """Release, train and evaluate in this process, and note the way."""
+    from adlm.cli import app
+
+    found = Walk()
+    words = [
+        ["release", "--data", data, "--epsilon", "1", "--out", f"{folder}/R", "--quiet"],
+        ["train", f"{folder}/R", "--out", f"{folder}/M", "--quiet"],
+        ["evaluate", f"{folder}/M", "--data", data, "--quiet"],
+    ]
+    for command in words:
+        sys.setprofile(found)
+        try:
+            app.app(command, standalone_mode=False)
+        finally:
+            sys.setprofile(None)
+    return found
+
+
+def main() -> None:
+    """Print the walk, its changes and the pairs of packages that it goes back and forth between."""
+    from adlm.errors import UserError
+    from adlm.public import datasets
+
+    data = sys.argv[1] if len(sys.argv) > 1 else "mnist"
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.setdefault("XDG_CACHE_HOME", folder)
+        os.environ["XDG_STATE_HOME"] = os.environ["XDG_DATA_HOME"] = folder
+        if len(sys.argv) < 2:
+            try:
+                datasets.load("mnist", "test")
+            except UserError:
+                data = "digits"
+        found = walk(data, Path(folder))
+    for package, steps in itertools.groupby(found.steps, key=lambda step: step[0]):
+        names = [name for _, name in steps]
+        print(f"{package:12} {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else ""))
+    changes = found.changes()
+    pairs = Counter(frozenset(pair) for pair in changes)
+    top = sum("top" in pair for pair in changes)
+    print(f"\n{data}: {len(changes)} changes of package, {top} through the top")
+    for pair, times in pairs.most_common(8):
+        print(f"{times:4} between {' and '.join(sorted(pair))}")
+
+
+if __name__ == "__main__":
+    main()

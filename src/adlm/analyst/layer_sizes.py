@@ -1,0 +1,205 @@
+"""What Algorithm 1 asks of any network: how large its first layer h0 and its last hidden layer are.
+
+Layers are counted by running the network on a probe, so that pooling, cropping and whatever else a network
+does between its layers is counted too, however it is written. A first layer whose neurons cannot be counted
+is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from adlm.analyst.normalisation import BatchStatistics
+from adlm.errors import UserError
+
+_AFFINE = (nn.Linear, _ConvNd)
+_GATES = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}  # affine transformations of an input for each hidden unit
+_COUNTED = (*_AFFINE, nn.RNNBase, nn.MultiheadAttention)
+_NO_LAYER = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.PReLU, BatchStatistics)
+_BIAS_INPUT = "bias_input"
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """Sizes that the sensitivities of Algorithm 1 are counted from.
+
+    Attributes
+    ----------
+    features : d, numbers in a record.
+    neurons : |h0|, outputs of the first affine transformation for one record.
+    patch : inputs of one neuron of it, the most that any has.
+    map_size : neurons of one of its feature maps; 1 for a dense layer, the steps of a recurrent one.
+    places : neurons of one of its feature maps as the next layer meets them, after pooling; None where the
+        next layer's inputs are not whole maps.
+    hidden : |h_(k)|, neurons of the last hidden layer.
+    outputs : numbers that the network answers a record with.
+    """
+
+    features: int
+    neurons: int
+    patch: int
+    map_size: int
+    places: int | None
+    hidden: int
+    outputs: int
+
+    @property
+    def counted(self) -> int:
+        """Delta_h0 = 2 sum over h0 of d (Lemma 3)."""
+        return 2 * self.neurons * self.features
+
+    @property
+    def per_patch(self) -> int:
+        """Delta_h0 as the authors' code counts it: 2 places patch.
+
+        9,800 for their MNIST network, which the paper's text agrees with; 5,400 for their CIFAR-10 network,
+        which crops images to 20 by 20 and has stride 2 (`authors-cifar10`). On a network of the text's own
+        sizes, `paper-cifar10`, the same count gives 13,824.
+        """
+        if self.places is None:
+            raise UserError(
+                "delta_h0 cannot be counted per patch: between the first two layers of this network its "
+                "feature maps are not kept apart; choose counted, or give a number"
+            )
+        return 2 * self.places * self.patch
+
+
+@dataclass(frozen=True)
+class _Met:
+    """A layer with weights, as the probe met it: what went in and what came out."""
+
+    layer: nn.Module
+    inputs: Tensor
+    output: Tensor
+
+
+def layer_sizes(network: nn.Module, shape: tuple[int, ...]) -> LayerSizes:
+    """Count the first and the last layer of any network for records of ``shape``."""
+    met, answer = _run(network, shape)
+    first, last = met[0], met[-1]
+    neurons, maps = _neurons(first)
+    return LayerSizes(
+        features=math.prod(shape),
+        neurons=neurons,
+        patch=_patch(first),
+        map_size=neurons // maps,
+        places=_places(met, neurons, maps),
+        hidden=_patch(last),
+        outputs=answer[0].numel(),
+    )
+
+
+def perturb_bias(network: nn.Module, shape: tuple[int, ...], bias: float) -> None:
+    """Let the first layer's biases grow on the released bias input (line 14), in place.
+
+    With the static bias as input 0, the layer computes b W_b beside x W (proof of Lemma 4). The product is
+    what is trained: W_b is multiplied by the released b once, before training, so a large b does not
+    inflate the steps. The layer remembers b: trained on the same release again it goes on from where it is,
+    and on another release its W_b meets that release's b instead. Weights that are set anew in the same
+    module are taken for trained ones, so build a new module for a new start.
+    """
+    first = _run(network, shape)[0][0].layer
+    biases = [
+        parameter
+        for name, parameter in first.named_parameters(recurse=False)
+        # of a stack of recurrent layers only the lowest meets the record
+        if "bias" in name and (not isinstance(first, nn.RNNBase) or "_l0" in name)
+    ]
+    with torch.no_grad():
+        for parameter in biases:
+            parameter.mul_(bias / (getattr(first, _BIAS_INPUT, 1.0) or 1.0))
+    if biases:
+        object.__setattr__(first, _BIAS_INPUT, bias)  # a plain attribute: no part of the network's state
+
+
+def _neurons(met: _Met) -> tuple[int, int]:
+    """Outputs of a layer's affine transformation for one record, and into how many maps they fall."""
+    layer, output = met.layer, met.output
+    if isinstance(layer, nn.RNNBase):
+        gates = next(count for kind, count in _GATES.items() if isinstance(layer, kind))
+        maps = gates * layer.hidden_size * (2 if layer.bidirectional else 1)
+        return maps * (met.inputs[0].numel() // layer.input_size), maps
+    if isinstance(layer, nn.MultiheadAttention):  # queries, keys and values of every place
+        maps = 3 * layer.embed_dim
+        return maps * (met.inputs[0].numel() // layer.embed_dim), maps
+    maps = layer.out_features if isinstance(layer, nn.Linear) else output.shape[1]
+    return output[0].numel(), maps
+
+
+def _patch(met: _Met) -> int:
+    """The most inputs that a neuron of a layer has."""
+    layer = met.layer
+    if isinstance(layer, nn.RNNBase):
+        return layer.input_size
+    if isinstance(layer, nn.MultiheadAttention):
+        return int(layer.embed_dim)
+    if isinstance(layer, _ConvTransposeNd):  # how many inputs meet in an output depends on the stride
+        kept = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
+        with torch.no_grad():
+            for name, parameter in layer.named_parameters():
+                parameter.fill_(0.0 if name == "bias" else 1.0)
+            found = round(float(layer.forward(torch.ones_like(met.inputs)).max()))
+            for name, parameter in layer.named_parameters():
+                parameter.copy_(kept[name])
+        return found
+    return layer.get_parameter("weight")[0].numel()
+
+
+def _places(met: list[_Met], neurons: int, maps: int) -> int | None:
+    """Neurons of a map of the first layer as the next layer meets them."""
+    if isinstance(met[0].layer, nn.Linear) or len(met) == 1:
+        return neurons // maps
+    meets = met[1].inputs[0].numel()
+    channels = met[0].output.shape[1] if isinstance(met[0].layer, _ConvNd) else met[0].output.shape[-1]
+    return None if meets % channels else meets // channels
+
+
+def _run(network: nn.Module, shape: tuple[int, ...]) -> tuple[list[_Met], Tensor]:
+    """Layers with weights in the order a blank record meets them, and the network's answer to it."""
+    met: list[_Met] = []
+
+    def note(layer: nn.Module, given: Any, output: Any) -> None:
+        met.append(_Met(layer, given[0], output[0] if isinstance(output, tuple) else output))
+
+    layers = [
+        layer
+        for layer in network.modules()
+        if isinstance(layer, _COUNTED)
+        or (not any(True for _ in layer.children()) and any(True for _ in layer.parameters()))
+    ]
+    layers = [layer for layer in layers if not isinstance(layer, _NO_LAYER)]
+    hooks = [layer.register_forward_hook(note) for layer in layers]
+    was_training = network.training
+    was_fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)  # it goes past the layers inside of a transformer
+        with torch.no_grad():
+            device = next((p.device for p in network.parameters()), torch.device("cpu"))
+            answer: Tensor = network.eval()(torch.zeros(1, *shape, device=device))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_fast)
+        network.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    inside = {
+        id(child) for m in met if isinstance(m.layer, nn.MultiheadAttention) for child in m.layer.modules()
+    }
+    met = [m for m in met if isinstance(m.layer, nn.MultiheadAttention) or id(m.layer) not in inside]
+    if not any(isinstance(m.layer, _COUNTED) for m in met):
+        raise UserError(
+            "the network has no linear or convolutional layer, so it has no first layer to perturb."
+        )
+    if not isinstance(met[0].layer, _COUNTED):
+        raise UserError(
+            f"the network's first layer with weights is {type(met[0].layer).__name__}, whose neurons cannot "
+            "be counted for Delta_h0; let a linear, convolutional, recurrent or attention layer come first"
+        )
+    counted = [m for m in met if isinstance(m.layer, _COUNTED)]
+    return counted, answer

@@ -1,0 +1,70 @@
+"""Search for settings on one release: it costs nothing, however many are tried."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from adlm.analyst import tables
+from adlm.analyst.fit import fit
+from adlm.analyst.model import Model
+from adlm.errors import UserError
+from adlm.privacy.release import Release
+
+
+@dataclass(frozen=True)
+class Search:
+    """Models trained on one release, best first."""
+
+    models: tuple[Model, ...]
+    settings: tuple[Mapping[str, Any], ...]
+    scores: tuple[float, ...]
+
+    @property
+    def best(self) -> Model:
+        """The model with the highest score."""
+        return self.models[0]
+
+
+def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], score: Any) -> Search:
+    """Try settings on one release: free, however many there are, if `score` reads nothing private.
+
+    Parameters
+    ----------
+    settings : keyword arguments of `adlm.analyst.tables.train` (`stages`, `noise_penalty`) for a table's
+        release, of `adlm.fit` (`network`, `plan`, `draws`) otherwise.
+    score : from a `Model` to a number, larger is better. It should read public or drawn records: choosing by
+        private ones is a statistic of them that nothing accounts for.
+    """
+    tried = [dict(s) for s in settings]
+    if not tried:
+        raise UserError("there is nothing to search; give at least one set of settings")
+    for given in tried:  # all of them, before the first is trained
+        _check(release, given)
+    models = [train_on_release(release, given) for given in tried]
+    scores = [float(score(model)) for model in models]
+    order = sorted(range(len(models)), key=lambda i: -scores[i])
+    return Search(
+        tuple(models[i] for i in order), tuple(tried[i] for i in order), tuple(scores[i] for i in order)
+    )
+
+
+def train_on_release(release: Release, settings: Mapping[str, Any]) -> Model:
+    """Train on a release by settings as `search_on_release` takes them; it costs nothing."""
+    _check(release, settings)
+    made: Model = _trainer(release)(release, **settings)
+    return replace(made, release_signature=release.signature)
+
+
+def _trainer(release: Release) -> Any:
+    return tables.train if tables.is_additive(release) else fit
+
+
+def _check(release: Release, settings: Mapping[str, Any]) -> None:
+    known = list(inspect.signature(_trainer(release)).parameters)[1:]
+    for name in settings:
+        if name not in known:
+            kind = "a table's release" if tables.is_additive(release) else "this release"
+            raise UserError(f"there is no setting {name!r} for {kind}; it has {', '.join(known)}")

@@ -1,0 +1,1 @@
+"""The mechanisms: each reads records, is charged, and gives noisy numbers."""

@@ -1,0 +1,267 @@
+"""An additive model from noisy contingency tables: what follows each stage of a table's release.
+
+Stage one releases, for each column, a table of its cells by class. From these come *scores*: smoothed log
+ratios, one for each cell and class. Stage two releases the first and second derivatives of the logistic
+loss at a public share of the sum of the scores, in one weight a column; a Newton step gives the weights,
+and so takes account of what the columns tell twice. Stage three releases tables of what is still
+unexplained. Everything here reads noisy numbers alone: it is post-processing, for the curator between stages
+and for the analyst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Reals = npt.NDArray[np.float64]
+Block = tuple[int, int]
+
+ALIKE = 0.125  # correlation that columns are taken to have before stage two tells how alike they are
+MOST_WEIGHT = 1.5
+MOST_SCORE = 3.0
+RARE = 0.02  # a cell's share of a class is kept within this factor of none and of all
+SCORE_SPREADS = (0.03, 0.1, 0.2, 0.4, 0.8, 1.6)  # how far scores may spread; the tables say which fits
+RESIDUAL_SPREADS = (0.02, 0.05, 0.1, 0.2, 0.4)
+CORRELATION = 3.0  # cells of an ordered column over which scores stay alike
+LEAST_RELEVANCE = 0.1  # of a column, as a share of the mean
+DAMPING = 0.5  # of the cell-by-cell step of stage three
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear classifier: logits z @ weight' + bias, for M classes and k cells."""
+
+    weight: Reals  # (M, k)
+    bias: Reals  # (M,)
+
+    def logits(self, cells: Reals) -> Reals:
+        """Return (n, M)."""
+        return np.asarray(cells @ self.weight.T + self.bias)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What stage one tells.
+
+    Attributes
+    ----------
+    scores : (M, k) log of how much likelier a class is in a cell than overall.
+    prior : (M,) log class shares.
+    rates : (M, k) smoothed class shares in each cell.
+    records : (k,) records in each cell, at least 0.
+    n : records in all.
+    """
+
+    scores: Reals
+    prior: Reals
+    rates: Reals
+    records: Reals
+    n: float
+
+
+def class_scores(
+    sums: Reals,
+    counts: Reals,
+    sd_cells: Reals,
+    sd_counts: float,
+    n: float | None,
+    blocks: Sequence[Block],
+    ordered: Sequence[bool],
+) -> Scores:
+    """Turn noisy tables of cells by class, (M, k), and class counts, (M,), into scores.
+
+    `sd_cells`, (k,), and `sd_counts` are the noise on each; n is None when it is private.
+    """
+    classes, width = sums.shape
+    totals = _class_totals(sums, counts, sd_cells, sd_counts, n, blocks)
+    whole = float(totals.sum())
+    shares = totals / whole
+    scores, rates, records = np.zeros((classes, width)), np.zeros((classes, width)), np.zeros(width)
+    for (start, stop), in_order in zip(blocks, ordered, strict=True):
+        block, sd = sums[:, start:stop], float(sd_cells[start])
+        block = block - (block.sum(1) - totals)[:, None] / (stop - start)  # each row is known to add up
+        size = np.maximum(block.sum(0), max(sd, 1.0))
+        records[start:stop] = np.maximum(block.sum(0), 0.0)
+        for c, share in enumerate(shares):
+            excess = np.clip(block[c] / size, 0.0, 1.0) - share
+            spread = share * (1 - share)
+            noise = (sd / size) ** 2 * ((1 - share) ** 2 + (classes - 1) * share**2) + spread / size
+            rate = share + smooth(excess, noise, spread, SCORE_SPREADS, in_order)
+            rates[c, start:stop] = np.clip(rate, RARE * share, 1 - RARE * (1 - share))
+        scores[:, start:stop] = np.log(rates[:, start:stop] / shares[:, None])
+    return Scores(np.clip(scores, -MOST_SCORE, MOST_SCORE), np.log(shares), rates, records, whole)
+
+
+def noise_by_relevance(summary: Scores, blocks: Sequence[Block], norm: str) -> Reals:
+    """Return (k,) relative noise scales for a second look at the tables: less where a column tells more.
+
+    A column's relevance r is the spread of its scores over the records. For error sum r^2 b^2 under a budget
+    in L1 the best scales b are proportional to r^(-2/3), in L2 to r^(-1/2). A floor keeps every column in.
+    """
+    spread = summary.scores.max(0) - summary.scores.min(0)
+    relevance = np.array(
+        [
+            np.sqrt(float(spread[start:stop] ** 2 @ summary.records[start:stop]) / summary.n)
+            for start, stop in blocks
+        ]
+    )
+    relevance = relevance + LEAST_RELEVANCE * max(float(relevance.mean()), 1e-9)
+    scales = relevance ** (-2 / 3 if norm == "l1" else -1 / 2)
+    scales = scales * ((1 / scales).mean() if norm == "l1" else np.sqrt((1 / scales**2).mean()))
+    return np.concatenate([np.full(stop - start, b) for b, (start, stop) in zip(scales, blocks, strict=True)])
+
+
+def _class_totals(
+    sums: Reals, counts: Reals, sd: Reals, sd_counts: float, n: float | None, blocks: Sequence[Block]
+) -> Reals:
+    """Average all that tells a class's size: its count, and the sum of each column's cells."""
+    summary = [sums[:, start:stop].sum(1) for start, stop in blocks]
+    weight = [1 / ((stop - start) * max(float(sd[start]), 1e-9) ** 2) for start, stop in blocks]
+    if sd_counts > 0:
+        summary.append(counts)
+        weight.append(1 / sd_counts**2)
+    totals = np.average(np.stack(summary), axis=0, weights=weight)
+    if n is not None:
+        totals = totals + (n - totals.sum()) / len(totals)
+    floor = max(0.005 * (n if n is not None else totals.sum()), 1.0)
+    totals = np.maximum(totals, floor)
+    return np.asarray(totals * (n / totals.sum()) if n is not None else totals)
+
+
+def smooth(value: Reals, noise: Reals, unit: float, spreads: Sequence[float], ordered: bool) -> Reals:
+    """Return the mean of what `value` may be without its noise, averaged over how far it may spread.
+
+    A Gaussian prior of standard deviation `unit` times each of `spreads`, correlated between neighbours in
+    an ordered column, is weighted by how well it fits (m,) values of known noise variance (m,).
+    """
+    place = np.arange(len(value))
+    alike = np.exp(-np.abs(place[:, None] - place) / CORRELATION) if ordered else np.eye(len(value))
+    means, fits = [], []
+    for spread in spreads:
+        prior = (spread * unit) ** 2 * alike
+        total = prior + np.diag(np.maximum(noise, 1e-18))
+        solved = np.linalg.solve(total, value)
+        means.append(prior @ solved)
+        fits.append(-0.5 * float(value @ solved) - 0.5 * float(np.linalg.slogdet(total)[1]))
+    odds = np.exp(np.array(fits) - max(fits))
+    return np.asarray((odds / odds.sum()) @ np.stack(means))
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """The model of stage two: logits b_l + sum over columns of alpha times the column's score.
+
+    Parameters theta are M - 1 offsets b (class 0 has none) and q weights alpha; `columns` is (k, q) with
+    ones where a cell belongs to a column. `start` is where
+    every alpha starts from.
+    """
+
+    scores: Reals
+    prior: Reals
+    columns: Reals
+    start: float
+
+    @classmethod
+    def of(cls, scores: Reals, prior: Reals, blocks: Sequence[Block]) -> Weighing:
+        """Make it for the blocks of a feature map."""
+        columns = np.zeros((scores.shape[1], len(blocks)))
+        for index, (start, stop) in enumerate(blocks):
+            columns[start:stop, index] = 1.0
+        return cls(scores, prior, columns, 1 / (1 + ALIKE * (len(blocks) - 1)))
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return len(self.prior) - 1 + int(self.columns.shape[1])
+
+    def linear(self, theta: Reals | None = None) -> Linear:
+        """The classifier of some parameters, or of the start."""
+        offsets, alpha = np.zeros(len(self.prior) - 1), np.full(self.columns.shape[1], self.start)
+        if theta is not None:
+            offsets, alpha = offsets + theta[: len(offsets)], alpha + theta[len(offsets) :]
+        alpha = np.clip(alpha, 0.0, MOST_WEIGHT)
+        return Linear(self.scores * (self.columns @ alpha), self.prior + np.concatenate([[0.0], offsets]))
+
+    def inputs(self, cells: Reals) -> Reals:
+        """What each logit multiplies the parameters with: (n, M, size)."""
+        classes = len(self.prior)
+        out = np.zeros((len(cells), classes, self.size))
+        for c in range(classes):
+            if c:
+                out[:, c, c - 1] = 1.0
+            out[:, c, classes - 1 :] = cells @ (self.scores[c][:, None] * self.columns)
+        return out
+
+    def derivatives(self, cells: Reals, codes: npt.NDArray[np.int64]) -> tuple[Reals, Reals]:
+        """One record's share of the derivatives at the start.
+
+        Returns
+        -------
+        (n, size) gradients of the log likelihood, and (n, rows, size) rows whose products with themselves
+        add up to minus its second derivative: one row for two classes, M for more.
+        """
+        inputs = self.inputs(cells)
+        chance = softmax(self.linear().logits(cells))
+        wrong = -chance
+        wrong[np.arange(len(codes)), codes] += 1.0
+        gradient = np.einsum("nc,ncp->np", wrong, inputs)
+        if len(self.prior) == 2:
+            step = inputs[:, 1:] - inputs[:, :1]
+            return gradient, step * np.sqrt(chance[:, 0] * chance[:, 1])[:, None, None]
+        middle = np.einsum("nc,ncp->np", chance, inputs)
+        return gradient, (inputs - middle[:, None]) * np.sqrt(chance)[:, :, None]
+
+    def length(self, summary: Scores, norm: str) -> float:
+        """How long a record's inputs are in the middle, if columns were independent; from stage one alone."""
+        spread = self.scores.max(0) - self.scores.min(0)
+        squared = float(spread**2 @ summary.records) / summary.n
+        if norm == "l2":
+            return float(np.sqrt(1 + squared))
+        return 1 + float(spread @ summary.records) / summary.n
+
+
+def newton(gradient: Reals, curvature: Reals, sd_gradient: float, sd_curvature: float) -> Reals:
+    """Return the step to the optimum of the noisy quadratic, held back by the size of its noise."""
+    values, vectors = np.linalg.eigh(curvature)
+    edge = 2 * sd_curvature * np.sqrt(len(gradient)) + sd_gradient  # of the noise's own eigenvalues
+    step = vectors @ ((vectors.T @ gradient) / (np.maximum(values, 0.0) + edge))
+    return np.asarray(np.clip(step, -2.0, 2.0))
+
+
+def residual_step(
+    residual: Reals,
+    sd: float,
+    summary: Scores,
+    slope: float,
+    blocks: Sequence[Block],
+    ordered: Sequence[bool],
+) -> Reals:
+    """Turn noisy residual tables, (1, k) for two classes and (M, k) for more, into changes of (M, k) weights.
+
+    `slope` is how much smaller the second derivative is than it would be without a model.
+    """
+    classes = len(summary.prior)
+    change = np.zeros((classes, residual.shape[1]))
+    for row, table in enumerate(residual):
+        rate = summary.rates[1 if classes == 2 else row]
+        strength = np.maximum(summary.records * rate * (1 - rate) * slope, 1e-3)
+        step = np.zeros(len(table))
+        for (start, stop), in_order in zip(blocks, ordered, strict=True):
+            part = slice(start, stop)
+            noise = (sd / strength[part]) ** 2 + 1 / strength[part]
+            raw = np.clip(table[part] / strength[part], -10.0, 10.0)
+            step[part] = DAMPING * smooth(raw, noise, 1.0, RESIDUAL_SPREADS, in_order)
+        if classes == 2:
+            change += np.stack([-step / 2, step / 2])
+        else:
+            change[row] += step
+    return change
+
+
+def softmax(logits: Reals) -> Reals:
+    """Class probabilities, (n, M)."""
+    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    return np.asarray(shifted / shifted.sum(1, keepdims=True))

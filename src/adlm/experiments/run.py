@@ -1,0 +1,99 @@
+"""Run an experiment from end to end: cells, summary, table, figures."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from adlm.experiments import benchmark_data, figures, paper_page, paper_readings, tabulate
+from adlm.experiments.catalogue import Experiment, named
+from adlm.experiments.registry import FROM_PIXELS, current, perform
+from adlm.experiments.summary import summarise
+from adlm.experiments.trials import CELLS, Trial, read, run
+from adlm.runtime import progress
+from adlm.runtime.artefact import canonical, write_file
+
+SUMMARY, PAGE = "summary.json", "README.md"
+
+
+def run_experiment(
+    name: str,
+    *,
+    preset: str = "quick",
+    epsilons: Sequence[str] | None = None,
+    seeds: int | None = None,
+    methods: Sequence[str] | None = None,
+    resume: bool = False,
+    jobs: int | None = None,
+    out: Path = Path("results"),
+) -> dict[str, Any]:
+    """Run what is missing of an experiment, write its folder, and return the summary.
+
+    The folder `out/name` gets `cells.jsonl`, `summary.json`, `README.md` and the figures.
+    """
+    experiment = named(name)
+    trials = experiment.trials(preset, epsilons=epsilons, seeds=seeds, methods=methods)
+    folder, kept = out / name, "-full" if experiment.kind == "paper" and preset == "full" else ""
+    jobs = jobs or os.cpu_count() or 1
+    if preset == "full":
+        _say_how_long(name, trials, folder, jobs)
+    if any(cell.method not in FROM_PIXELS for cell in trials):
+        progress.say(f"{name}: public features of {experiment.data}, taken once")
+        for part in ("train", "test"):
+            benchmark_data.vectors(experiment.data, part)
+    done = run(trials, folder, perform, resume=resume, jobs=jobs, current=current)
+    summary = summarise(
+        experiment, done, preset=preset, command=_command(name, preset, epsilons, seeds, methods)
+    )
+    write_file(folder / SUMMARY.replace(".", f"{kept}."), canonical(summary), what="summary")
+    figures.draw(summary, folder, experiment.curves, kept)
+    write_file(folder / PAGE, _page(experiment, folder, summary).encode(), what="table")
+    return summary
+
+
+def _page(experiment: Experiment, folder: Path, summary: dict[str, Any]) -> str:
+    """The page of an experiment; for the paper's, both presets and what its noise amounts to."""
+    if experiment.kind != "paper":
+        return tabulate.page(summary) + f"\n{_pictures(folder, summary, experiment, '')}\n"
+    parts = []
+    for kept in ("", "-full"):
+        file = folder / SUMMARY.replace(".", f"{kept}.")
+        if file.exists():
+            found = json.loads(file.read_text(encoding="utf-8"))
+            parts.append(tabulate.page(found) + f"\n{_pictures(folder, found, experiment, kept)}\n")
+    return "\n".join([*parts, paper_page.extras(experiment.data)])
+
+
+def _pictures(folder: Path, summary: dict[str, Any], experiment: Experiment, kept: str) -> str:
+    """Links to the figures of a summary."""
+    made = figures.names(summary, folder, experiment.curves, kept)
+    return "\n".join(f"![{path.stem}]({path.name})" for path in made if path.exists())
+
+
+def _say_how_long(name: str, trials: Sequence[Trial], folder: Path, jobs: int) -> None:
+    """Say what is ahead, from the speed of a few steps of each network on this machine."""
+    there = {done.cell.key for done in read(folder / CELLS)}
+    missing = [cell for cell in trials if cell.key not in there]
+    hours = paper_readings.estimate(missing) / jobs / 3600
+    known = sum("reading" in cell.settings for cell in missing)
+    progress.say(
+        f"{name}: {len(missing)} cells to run on {jobs} processes; {known} of them train a network by a "
+        f"reading of the paper's noise and will take about {hours:.1f} hours in all"
+    )
+
+
+def _command(
+    name: str,
+    preset: str,
+    epsilons: Sequence[str] | None,
+    seeds: int | None,
+    methods: Sequence[str] | None,
+) -> str:
+    words = [f"adlm experiment {name} --preset {preset}"]
+    words += [f"--epsilons {','.join(epsilons)}"] if epsilons else []
+    words += [f"--seeds {seeds}"] if seeds else []
+    words += [f"--methods {','.join(methods)}"] if methods else []
+    return " ".join(words)

@@ -1,0 +1,92 @@
+"""What a file of tensors says of its privacy by itself: epsilon, delta, relation, unit, digest, signatures.
+
+The header of `release.safetensors` and `model.safetensors` has one entry, `adlm`: a JSON object that any tool
+which reads such headers can show. An ONNX file has the same values as entries of its metadata. They repeat
+the certificate for whoever has the file alone; loading and `adlm verify` compare them with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from adlm.errors import UserError
+from adlm.privacy.signature import Signature
+
+if TYPE_CHECKING:
+    from adlm.privacy.release import Certificate
+
+ENTRY = "adlm"
+SIGNATURES = ("release_signature", "signature")
+
+
+def unit_of(certificate: Certificate) -> str:
+    """Say whom the guarantee is for: one record, or one person with so many of them at most."""
+    most = certificate.settings.get("contributions", 1)
+    if isinstance(most, int) and most > 1:
+        return f"person, of at most {most} records"
+    spec = certificate.features.get("spec")
+    table = spec.get("table") if isinstance(spec, Mapping) else None
+    columns = table.get("columns") if isinstance(table, Mapping) else None
+    kinds = [c.get("kind") for c in columns] if isinstance(columns, list) else []
+    return "person, of at most 1 record" if "person" in kinds else "record"
+
+
+def privacy_header(
+    certificate: Certificate,
+    stamps: Sequence[str] = (),
+    *,
+    release_signature: Signature | None = None,
+    signature: Signature | None = None,
+) -> dict[str, Any]:
+    """Return what a file says of the release that it is, or was made from, in JSON values.
+
+    Parameters
+    ----------
+    stamps : of the artefact: those of the release and its own.
+    release_signature, signature : of the release, and of the model that the file belongs to.
+    """
+    totals = certificate.totals.to_dict()
+    told: dict[str, Any] = {
+        "epsilon": totals["epsilon_proved"],
+        "epsilon_claimed": totals["epsilon_claimed"],
+        "delta": totals["delta"],
+        "relation": totals["neighbours"],
+        "unit": unit_of(certificate),
+        "stamps": list(stamps),
+        "release_digest": certificate.digest,
+    }
+    if release_signature is not None:
+        told["release_signature"] = release_signature.to_dict()
+    if signature is not None:
+        told["signature"] = signature.to_dict()
+    return told
+
+
+def to_entries(told: Mapping[str, Any]) -> dict[str, str]:
+    """Return the header's entries. One alone: safetensors writes several in an order that changes."""
+    return {ENTRY: json.dumps(told, sort_keys=True, allow_nan=False)}
+
+
+def entries_of(raw: bytes) -> dict[str, str] | None:
+    """Return the entries in the header of a safetensors file, None where it has none."""
+    size = int.from_bytes(raw[:8], "little")
+    found = json.loads(raw[8 : 8 + size]).get("__metadata__")
+    return dict(found) if isinstance(found, dict) else None
+
+
+def check_entries(found: Mapping[str, str], expected: Mapping[str, Any] | None, what: str) -> None:
+    """Refuse a header that says something else than the certificate; signatures may be left out of it."""
+    try:
+        told = json.loads(found[ENTRY]) if set(found) == {ENTRY} else None
+    except ValueError:
+        told = None
+    if not isinstance(told, dict) or expected is None:
+        raise UserError(f"the header of {what} was altered: it is not one that adlm wrote")
+    kept = {key: value for key, value in expected.items() if key not in SIGNATURES or key in told}
+    if told != kept:
+        wrong = sorted(key for key in {*told, *kept} if told.get(key) != kept.get(key))
+        raise UserError(
+            f"the header of {what} was altered: {', '.join(wrong)} is not what the certificate says"
+        )

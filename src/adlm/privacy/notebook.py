@@ -1,0 +1,84 @@
+"""How values show themselves in a notebook: one line of facts, and details that unfold. No outside assets.
+
+`box` escapes everything that it is given, so nothing in an artefact can add markup to a page.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from adlm.privacy.accounting import Charge, Totals, show
+
+MOST_ROWS = 50  # of a table; a notebook is no place for more
+STYLE = (
+    "<style>.adlm-box{font:13px/1.5 system-ui,sans-serif;border:1px solid #8888;border-radius:4px;"
+    "padding:.4em .7em;display:inline-block;max-width:100%;color:inherit}.adlm-box b.adlm-warn{color:#c33}"
+    ".adlm-box table{border-collapse:collapse;margin:.3em 0}.adlm-box td,.adlm-box th{text-align:left;"
+    "padding:.1em .7em .1em 0;border:0;background:none}.adlm-box summary{cursor:pointer}</style>"
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part that unfolds: its summary, headings and rows."""
+
+    summary: str
+    headings: Sequence[str]
+    rows: Iterable[Sequence[object]]
+
+
+def box(title: str, facts: Sequence[tuple[str, object]], parts: Sequence[Part] = (),
+        warnings: Sequence[str] = ()) -> str:  # fmt: skip
+    """Return the HTML of a value.
+
+    Parameters
+    ----------
+    facts : what a person looks for first, name and value; always seen.
+    parts : tables that unfold on a click; empty ones are left out.
+    warnings : always seen, before anything else.
+    """
+    line = " &middot; ".join(f"{_text(name)} <strong>{_text(value)}</strong>" for name, value in facts)
+    warned = "".join(f'<br><b class="adlm-warn">{_text(words)}</b>' for words in warnings)
+    folded = "".join(_folded(part) for part in parts)
+    return f'{STYLE}<div class="adlm-box"><strong>{_text(title)}</strong>{warned}<br>{line}{folded}</div>'
+
+
+def guarantee(totals: Totals) -> list[tuple[str, object]]:
+    """Return the facts that every box begins with."""
+    return [
+        ("epsilon proved", show(totals.epsilon_proved)),
+        ("claimed", show(totals.epsilon_claimed)),
+        ("delta", f"{float(totals.delta):g}"),
+        ("neighbours", totals.neighbours),
+    ]
+
+
+def charges_part(charges: Sequence[Charge]) -> Part:
+    """List what was charged, and where each bound is proved."""
+    rows = [
+        (c.what, c.mechanism, show(c.claimed), show(c.epsilon_proved), f"{float(c.delta):g}",
+         f"not proved: {c.unproved}" if c.unproved else c.proof)
+        for c in charges
+    ]  # fmt: skip
+    return Part(
+        f"{len(rows)} charge{'s' * (len(rows) != 1)}",
+        ("released", "noise", "claimed", "proved", "delta", "proof"),
+        rows,
+    )
+
+
+def _folded(part: Part) -> str:
+    rows = list(part.rows)
+    if not rows:
+        return ""
+    head = "".join(f"<th>{_text(name)}</th>" for name in part.headings)
+    body = "".join(f"<tr>{''.join(f'<td>{_text(c)}</td>' for c in row)}</tr>" for row in rows[:MOST_ROWS])
+    rest = f"and {len(rows) - MOST_ROWS} more" if len(rows) > MOST_ROWS else ""
+    table = f"<table><tr>{head}</tr>{body}</table>"
+    return f"<details><summary>{_text(part.summary)}</summary>{table}{rest}</details>"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value), quote=True)

@@ -1,0 +1,298 @@
+"""What crosses the wall: tensors and a certificate, in a folder.
+
+The folder holds `release.safetensors`, `certificate.json` and, when it is signed, `signature.json`. Nothing
+private, no seed and no generator state is in it. Loading checks everything: the certificate's digest, the
+charges' arithmetic, the totals, and the hash, shape and type of each tensor. No pickle.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from adlm.errors import UserError
+from adlm.estimation.moments import Moments
+from adlm.privacy import signature
+from adlm.privacy.accounting import Charge, Totals, compose
+from adlm.privacy.header import check_entries, entries_of, privacy_header, to_entries
+from adlm.privacy.notebook import Part, box, charges_part, guarantee
+from adlm.privacy.signature import Signature, Statement, sign
+from adlm.public.domain import Domain
+from adlm.public.features import Features, checked
+from adlm.runtime.artefact import canonical, new_folder, read_json, sha256
+from adlm.version import __version__
+
+SCHEMA = 1
+SEEDED = "NOT PRIVATE: seeded"
+PEEKED = "bounds learnt from data"
+NOT_PUBLIC = "NOT PRIVATE: features are not public"
+WEAK_EPSILON = "NOT PRIVATE: epsilon above 100"
+WEAK_DELTA = "NOT PRIVATE: delta of 1/n or more"
+MOST_EPSILON, MOST_DELTA = 100, Fraction(1, 100)  # beyond these nobody would call a release private
+TENSORS, CERTIFICATE = "release.safetensors", "certificate.json"
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a release is, what it cost, and how to check both.
+
+    Attributes
+    ----------
+    kind : `moments` or `records`.
+    domain : the public domain of the records.
+    features : spec and fingerprint of the public features.
+    settings : the public settings of the mechanism.
+    charges : every read of private records.
+    stamps : warnings that travel with the release, such as `NOT PRIVATE: seeded`.
+    tensors : hash, shape and type of each tensor, by name.
+    software : versions that made it.
+    """
+
+    kind: str
+    domain: Domain
+    features: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    charges: tuple[Charge, ...]
+    stamps: tuple[str, ...] = ()
+    tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    software: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def totals(self) -> Totals:
+        """What the charges cost together."""
+        return compose(self.charges)
+
+    @property
+    def private(self) -> bool:
+        """Whether the release protects anybody: no stamp says otherwise, such as that of seeded noise."""
+        return not any(stamp.startswith("NOT PRIVATE") for stamp in self.stamps)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the canonical certificate; it covers the charges, the stamps and every tensor."""
+        return str(self.to_dict()["digest"])
+
+    def statement(self) -> Statement:
+        """What is signed of a release."""
+        digest = self.digest
+        return Statement("release", digest, digest)
+
+    def _repr_html_(self) -> str:
+        facts = [("kind", self.kind), *guarantee(self.totals), ("digest", self.digest[:12])]
+        settings = Part("settings", ("setting", "value"), self.settings.items())
+        return box("Certificate", facts, [charges_part(self.charges), settings], self.stamps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values, with a digest over all of them."""
+        body: dict[str, Any] = {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "domain": self.domain.to_dict(),
+            "features": dict(self.features),
+            "settings": dict(self.settings),
+            "charges": [c.to_dict() for c in self.charges],
+            "totals": self.totals.to_dict(),
+            "stamps": list(self.stamps),
+            "tensors": {name: dict(entry) for name, entry in self.tensors.items()},
+            "software": dict(self.software),
+        }
+        return body | {"digest": sha256(canonical(body))}
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Certificate:
+        """Read a certificate, recomputing its digest, its charges and its totals."""
+        body = {key: value for key, value in raw.items() if key != "digest"}
+        if raw.get("schema") != SCHEMA:
+            raise UserError(f"the certificate has schema {raw.get('schema')!r}, this version reads {SCHEMA}")
+        if raw.get("digest") != sha256(canonical(body)):
+            raise UserError("the certificate's digest does not match its content: it was altered")
+        try:
+            certificate = cls(
+                kind=raw["kind"],
+                domain=Domain.from_dict(raw["domain"]),
+                features=raw["features"],
+                settings=raw["settings"],
+                charges=tuple(Charge.from_dict(c) for c in raw["charges"]),
+                stamps=tuple(raw["stamps"]),
+                tensors=raw["tensors"],
+                software=raw["software"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise UserError(f"the certificate cannot be read: {error!r}") from None
+        if certificate.totals.to_dict() != raw["totals"]:
+            raise UserError("the certificate's totals are not what its charges add up to")
+        return certificate
+
+
+@dataclass(frozen=True)
+class Release:
+    """Noisy tensors and their certificate. All that anybody needs to train, forever.
+
+    A signature, if there is one, is over the certificate's digest, which covers the tensors.
+    """
+
+    tensors: Mapping[str, Tensor]
+    certificate: Certificate
+    signature: Signature | None = None
+
+    @classmethod
+    def make(
+        cls,
+        tensors: Mapping[str, Tensor],
+        *,
+        kind: str,
+        domain: Domain,
+        features: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        charges: tuple[Charge, ...],
+        stamps: tuple[str, ...] = (),
+    ) -> Release:
+        """Put tensors and what is known of them together.
+
+        Parameters
+        ----------
+        stamps : those of everything that went into the release. What its own totals deserve is added.
+        """
+        weak = weaknesses(compose(charges), settings.get("n")) if charges else ()
+        stamps = tuple(dict.fromkeys((*stamps, *weak)))
+        tensors = {name: t.detach().cpu().contiguous() for name, t in sorted(tensors.items())}
+        certificate = Certificate(
+            kind, domain, features, settings, charges, stamps, describe(tensors), _software()
+        )
+        return cls(tensors, certificate)
+
+    def _repr_html_(self) -> str:
+        made = self.certificate
+        signer = "nobody" if self.signature is None else self.signature.signer[:12]
+        facts = [("kind", made.kind), *guarantee(made.totals), ("signed by", signer)]
+        rows = [(name, " x ".join(map(str, t.shape)), t.dtype) for name, t in self.tensors.items()]
+        tensors = Part(f"{len(rows)} tensors", ("name", "shape", "type"), rows)
+        return box("Release", facts, [charges_part(made.charges), tensors], made.stamps)
+
+    def features(self, given: Features | None = None) -> Features:
+        """Build the public features again, or take given ones, and check that they are the release's."""
+        return checked(self.certificate.features, given)
+
+    def moments(self) -> Moments:
+        """Return the released moments with what is known of their noise."""
+        if self.certificate.kind != "moments":
+            raise UserError(f"a release of kind {self.certificate.kind!r} holds no moments")
+        return Moments.from_tensors(self.tensors, self.certificate.settings)
+
+    def sample(self, n: int, seed: int = 0, features: Features | None = None) -> tuple[Tensor, Tensor]:
+        """Draw (n, k) labelled feature vectors and (n,) class codes from released moments: train on them.
+
+        The draws read the release alone, so there may be as many as one likes.
+        """
+        from adlm.estimation.class_model import fit_class_model
+
+        laws = fit_class_model(self.moments(), self.features(features).prior)
+        return laws.sample(n, torch.Generator().manual_seed(seed))
+
+    def signed(self, key: Ed25519PrivateKey) -> Release:
+        """Return the release with the signature of a key's owner."""
+        return replace(self, signature=sign(self.certificate.statement(), key))
+
+    def save(self, folder: Path | str) -> None:
+        """Write the release by one rename: it is there whole, or not at all."""
+        with new_folder(Path(folder), what="release") as temporary:
+            if self.signature is not None:
+                (temporary / signature.FILE).write_bytes(canonical(self.signature.to_dict()))
+            entries = to_entries(_header(self.certificate, self.signature))
+            (temporary / TENSORS).write_bytes(save_tensors(dict(self.tensors), entries))
+            (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
+
+    @classmethod
+    def load(cls, folder: Path | str) -> Release:
+        """Read a release and check all of it; the error names what is wrong."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder} is not a release: it must be a folder with {TENSORS} and {CERTIFICATE}"
+            )
+        if not (folder / TENSORS).exists() and (folder / "model.json").exists():
+            raise UserError(f"{folder} is a model, not a release; give the release that it was trained on")
+        certificate = Certificate.from_dict(read_json(folder / CERTIFICATE, what="certificate"))
+        signed = Signature.read(folder / signature.FILE, certificate.statement(), f"the release {folder}")
+        told = _header(certificate, signed)
+        return cls(read_tensors(folder / TENSORS, certificate.tensors, told), certificate, signed)
+
+
+def weaknesses(totals: Totals, n: object = None) -> tuple[str, ...]:
+    """Return the stamps that totals deserve: an epsilon or a delta that nobody would call private.
+
+    A proved epsilon above 100, and a delta of at least 1/n (of at least 1/100 where n is private): so much
+    is met by a mechanism that publishes a random record as it is.
+    """
+    most = min(Fraction(1, n), MOST_DELTA) if isinstance(n, int) and n > 0 else MOST_DELTA
+    return tuple(
+        stamp
+        for stamp, weak in (
+            (WEAK_EPSILON, MOST_EPSILON < totals.epsilon_proved < math.inf),
+            (WEAK_DELTA, totals.delta >= most),
+        )
+        if weak
+    )
+
+
+def read_tensors(
+    path: Path, described: Mapping[str, Mapping[str, Any]], told: Mapping[str, Any] | None = None
+) -> dict[str, Tensor]:
+    """Read a safetensors file and check every tensor against its description.
+
+    Parameters
+    ----------
+    told : what its header must say of privacy, if it says anything.
+    """
+    try:
+        raw = path.read_bytes()
+        tensors = load_tensors(raw)
+    except OSError as error:
+        raise UserError(f"the tensors {path} cannot be read: {error.strerror or error}") from None
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise UserError(f"the tensors {path} are truncated or altered: {error}") from None
+    if set(tensors) != set(described):
+        raise UserError(
+            f"{path} holds the tensors {sorted(tensors)}, its certificate names {sorted(described)}"
+        )
+    for name, entry in describe(tensors).items():
+        if entry != dict(described[name]):
+            raise UserError(f"tensor {name!r} in {path} was altered: it does not match its certificate")
+    entries = entries_of(raw)
+    if entries is not None:
+        check_entries(entries, told, str(path))
+    if save_tensors({name: tensors[name] for name in sorted(tensors)}, entries) != raw:
+        raise UserError(f"the tensors {path} were altered outside their values")
+    return tensors
+
+
+def describe(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
+    """Return hash, shape and type of each tensor, by name."""
+    return {
+        name: {
+            "dtype": str(t.dtype).removeprefix("torch."),
+            "shape": list(t.shape),
+            "sha256": sha256(t.numpy().tobytes()),
+        }
+        for name, t in tensors.items()
+    }
+
+
+def _header(certificate: Certificate, signed: Signature | None) -> dict[str, Any]:
+    return privacy_header(certificate, certificate.stamps, release_signature=signed)
+
+
+def _software() -> dict[str, str]:
+    return {"adlm": __version__, "torch": torch.__version__, "python": platform.python_version()}

@@ -1,0 +1,240 @@
+"""What may be known of the records without reading them: bounds, shape, classes, neighbours.
+
+A `Domain` is always declared and never learnt: a bound found by looking at records would itself be a
+release of them. It is also the one place that scales records to [0, 1] and turns labels into codes.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import tomli_w
+from numpy.typing import NDArray
+
+from adlm.errors import UserError
+from adlm.public.domain import declaration
+from adlm.public.domain.labels import encode_labels
+
+NEIGHBOURS = ("replace-one", "add-remove")
+FAMILIES = ("drawn", "garments", "natural", "tabular", "generic")
+
+_BLOCK = 1 << 22  # values scaled at a time: keeps the float64 copy small beside 50,000 colour images
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The declared, public description of a data set.
+
+    Parameters
+    ----------
+    shape
+        Shape of one record: `(28, 28)`, `(3, 32, 32)`, `(14,)`.
+    lower, upper
+        Bounds of the values: one number for all features, or one for each feature in C order.
+    classes
+        Names of the classes, at least two. The position of a name is its code.
+    neighbours
+        `replace-one` (n is public) or `add-remove` (n is private too).
+    family
+        What kind of records these are, so that suitable public features can be proposed.
+    features
+        Optional names of the features in C order, used in messages.
+    """
+
+    shape: tuple[int, ...]
+    lower: float | tuple[float, ...]
+    upper: float | tuple[float, ...]
+    classes: tuple[str, ...]
+    neighbours: str = "replace-one"
+    family: str = "generic"
+    features: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__  # the way a frozen dataclass may normalise what it was given
+        put(self, "shape", declaration.shape(self.shape))
+        put(self, "classes", declaration.names("classes", self.classes, "class"))
+        if len(self.classes) < 2:
+            raise UserError(f"domain.classes must name at least two classes (got {len(self.classes)})")
+        declaration.one_of("neighbours", self.neighbours, NEIGHBOURS)
+        declaration.one_of("family", self.family, FAMILIES)
+        if self.features is not None:
+            put(self, "features", declaration.names("features", self.features, "feature"))
+            if len(self.features) != self.size:
+                raise UserError(
+                    f"domain.features must name each of the {self.size} features of shape {self.shape} "
+                    f"(got {len(self.features)} names)"
+                )
+        put(self, "lower", declaration.bound("lower", self.lower, self.size))
+        put(self, "upper", declaration.bound("upper", self.upper, self.size))
+        for index, low, high in self._pairs():
+            where = "" if index is None else f" for feature {self._feature(index)}"
+            if not high > low:
+                raise UserError(f"domain.upper must exceed domain.lower{where} (got {high:g} and {low:g})")
+            if not math.isfinite(high - low):
+                raise UserError(
+                    f"domain.upper - domain.lower must be a finite number{where} (got {high:g} and {low:g})"
+                )
+
+    @property
+    def size(self) -> int:
+        """Number of values in one record, d."""
+        return math.prod(self.shape)
+
+    def scale(self, x: Any) -> NDArray[np.float32]:
+        """Clip records to the bounds and scale them to [0, 1].
+
+        Parameters
+        ----------
+        x
+            Records, (n, *shape) or flattened (n, d): an array, a tensor, a frame or nested lists of
+            finite numbers.
+
+        Returns
+        -------
+        ndarray
+            (n, *shape) float32 in [0, 1].
+
+        Formal guarantees
+        -----------------
+        Record i of the result depends on record i and on the declared domain alone, so neighbouring
+        data sets stay neighbouring, and each value lies in [0, 1] whatever the record holds.
+        """
+        scaled = np.empty((len(rows := self._rows(x)), self.size), dtype=np.float32)
+        lower, upper = np.asarray(self.lower), np.asarray(self.upper)
+        for start, block in self._blocks(rows):
+            np.clip(block, lower, upper, out=block)
+            block -= lower
+            block /= upper - lower
+            np.clip(block, 0.0, 1.0, out=block)  # a subnormal range can round the quotient past 1
+            scaled[start : start + len(block)] = block
+        return scaled.reshape(-1, *self.shape)
+
+    def outside(self, x: Any) -> int:
+        """How many values `scale` would clip: for the curator's eyes only, it is not private."""
+        lower, upper = np.asarray(self.lower), np.asarray(self.upper)
+        blocks = self._blocks(self._rows(x))
+        return sum(int(np.count_nonzero((block < lower) | (block > upper))) for _, block in blocks)
+
+    def encode_labels(self, y: Any) -> NDArray[np.int64]:
+        """Codes of the labels, (n,) int64 in 0..M-1.
+
+        A string must be a class name. A whole number stands for the class of that name if any class
+        name is a whole number, and for a code otherwise, so that a label never has two readings.
+        """
+        return encode_labels(y, self.classes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values, in the order of the fields; what was not given is left out."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in given.items()
+            if value is not None
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The domain that `to_dict` described."""
+        if not isinstance(values, Mapping):
+            raise UserError(f"a domain must be a table of settings (got {declaration.show(values)})")
+        allowed = [field.name for field in fields(cls)]
+        for key in values:
+            if key not in allowed:
+                raise UserError(
+                    f"a domain has no setting {declaration.show(key)}; it has {', '.join(allowed)}"
+                )
+        for key in ("shape", "lower", "upper", "classes"):
+            if key not in values:
+                raise UserError(f"a domain must set {key}; add a line for it")
+        return cls(**values)
+
+    def to_toml(self) -> str:
+        """Text of a domain file."""
+        return tomli_w.dumps(self.to_dict())
+
+    @classmethod
+    def from_toml(cls, text: str) -> Self:
+        """The domain that a domain file's text declares."""
+        try:
+            values = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"a domain must be valid TOML ({declaration.reason(error)})") from None
+        return cls.from_dict(values)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a domain file; mistakes in it are told with the file's name."""
+        try:
+            return cls.from_toml(Path(path).read_text(encoding="utf-8"))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+        except (OSError, ValueError) as error:  # a missing file, or bytes that are not UTF-8
+            raise UserError(f"cannot read the domain file {path} ({declaration.reason(error)})") from None
+
+    def _feature(self, index: int) -> str:
+        return str(index) if self.features is None else repr(self.features[index])
+
+    def _pairs(self) -> Iterator[tuple[int | None, float, float]]:
+        """Index, lower and upper bound of each feature; one pair with no index when both are scalar."""
+        if isinstance(self.lower, tuple) or isinstance(self.upper, tuple):
+            for index in range(self.size):
+                low = self.lower[index] if isinstance(self.lower, tuple) else self.lower
+                high = self.upper[index] if isinstance(self.upper, tuple) else self.upper
+                yield index, low, high
+        else:
+            yield None, self.lower, self.upper
+
+    def _rows(self, x: Any) -> NDArray[Any]:
+        """Records as a numeric (n, d) array, checked for everything but finiteness."""
+        array = _numeric(x)
+        if array.shape[1:] != self.shape and array.shape[1:] != (self.size,):
+            raise UserError(
+                f"records must have shape (n, {', '.join(map(str, self.shape))}) or (n, {self.size}) "
+                f"as the domain says (got {array.shape})"
+            )
+        if len(array) == 0:
+            raise UserError("there are no records (got an empty array); give at least one")
+        return array.reshape(len(array), self.size)
+
+    def _blocks(self, rows: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.float64]]]:
+        """Float64 copies of a few rows at a time, known to be finite."""
+        step = max(1, _BLOCK // self.size)
+        for start in range(0, len(rows), step):
+            block = rows[start : start + step].astype(np.float64)
+            bad = ~np.isfinite(block)
+            if bad.any():
+                row, column = (int(k) for k in np.argwhere(bad)[0])
+                raise UserError(
+                    f"record {start + row} has {block[row, column]} for feature {self._feature(column)}; "
+                    "values must be finite numbers, so fill in or remove such records first"
+                )
+            yield start, block
+
+
+def _numeric(x: Any) -> NDArray[Any]:
+    """The array that was given, or a sentence if its values are not real numbers."""
+    if hasattr(x, "detach"):  # a tensor; numpy has no bfloat16, and float32 holds every such value
+        x = x.detach().cpu()
+        x = (x.float() if x.is_floating_point() and x.element_size() < 4 else x).numpy()
+    try:
+        array = np.asarray(x)
+    except ValueError:
+        raise UserError("records must form one array, all of the same shape (got uneven rows)") from None
+    if array.dtype == object and all(isinstance(value, numbers.Real) for value in array.flat):
+        try:
+            array = array.astype(np.float64)
+        except OverflowError:
+            raise UserError("records must hold numbers that fit a double (got a larger one)") from None
+    if array.dtype.kind not in "buif":
+        raise UserError(
+            f"records must hold real numbers (got values of type {array.dtype}); "
+            "encode texts and dates as numbers first"
+        )
+    return array

@@ -1,0 +1,276 @@
+"""Cells to numbers: how a declared column reads a value. Each number depends on its own cell alone."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adlm.errors import UserError
+from adlm.public.domain.column import Column, iso_day, plain_number
+from adlm.public.domain.declaration import show
+from adlm.public.domain.table import TableDomain
+from adlm.public.domain.values import CellError as CellError
+from adlm.public.domain.values import (
+    Cells,
+    RefusedError,
+    cell_text,
+    cells_of,
+    day_in,
+    number_in,
+    numbers_of,
+    text_in,
+)
+
+Codes = NDArray[np.float64]  # a position in [0, 1], or a category's number; NaN where the cell is missing
+
+
+def encode_column(column: Column, values: Any, missing: tuple[str, ...]) -> NDArray[np.float32]:
+    """Encode (n,) cells as (n, width) numbers in [0, 1]."""
+    codes = _codes(column, values, missing)
+    gone = np.isnan(codes)
+    if gone.any() and column.missing is None:
+        row = int(np.flatnonzero(gone)[0])
+        raise CellError(column.name, row, "the cell is missing; declare what missing means in the domain")
+    out = np.zeros((len(codes), column.width), dtype=np.float32)
+    if column.kind == "categorical":
+        codes = np.where(gone, column.width - 1, codes)
+        out[np.arange(len(codes)), codes.astype(np.intp)] = 1.0
+        return out
+    out[:, 0] = np.where(gone, constant(column), codes) + 0.0  # no negative zero
+    if column.missing is not None:
+        out[:, 1] = gone
+    return out
+
+
+def encode_labels(column: Column, values: Any, missing: tuple[str, ...] = ()) -> NDArray[np.int64]:
+    """Codes of the label's cells, (n,); `missing` has texts that mean missing, if the label allows that."""
+    codes = _codes(column, values, missing if column.missing is not None else ())
+    if column.missing is not None:
+        codes = np.where(np.isnan(codes), column.classes.index(str(column.missing)), codes)
+    if np.isnan(codes).any():
+        row = int(np.flatnonzero(np.isnan(codes))[0])
+        raise CellError(column.name, row, "the label is missing; remove such records first")
+    return codes.astype(np.int64)
+
+
+def encode_frame(table: TableDomain, frame: Any) -> NDArray[np.float32]:
+    """Encode the feature columns of a DataFrame, an Arrow table or a batch: (n, width) in [0, 1]."""
+    names = column_names(frame)
+    parts = []
+    for column in table.features:
+        if names.count(column.name) != 1:
+            how = "is missing" if column.name not in names else "is there twice"
+            raise UserError(f"column {column.name!r} {how}; the columns are {_some(tuple(map(str, names)))}")
+        parts.append(encode_column(column, frame[column.name], table.missing))
+    return np.hstack(parts)
+
+
+def column_names(frame: Any) -> list[Any]:
+    """Names of the columns of a DataFrame, an Arrow table or a batch."""
+    return list(frame.column_names) if hasattr(frame, "column_names") else list(frame.columns)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a column's cells look like against its declaration: not private, for the curator's eyes."""
+
+    cells: int
+    missing: int
+    outside: int  # numbers and dates beyond the bounds
+    refused: dict[str, int]  # texts that the declaration does not allow, with how often each occurs
+
+
+def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Survey:
+    """Count the cells that are missing, outside the bounds, or refused; only a nested type is an error."""
+    cells = _cells(column, values)
+    counts = np.bincount(cells.rows, minlength=len(cells.distinct)).tolist()
+    read = _reader(column, missing)
+    gone = outside = 0
+    refused: dict[str, int] = {}
+    for cell, count in zip(cells.distinct, counts, strict=True):
+        try:
+            code = math.nan if cell is None else read(cell)
+        except RefusedError:
+            text = str(cell_text(cell))
+            refused[text] = refused.get(text, 0) + count
+            continue
+        if math.isnan(code):
+            gone += count
+        elif column.kind in ("numeric", "date") and code in (0.0, 1.0):
+            outside += count * (not _inside(column, cell))
+    return Survey(len(cells.rows), gone, outside, {text: n for text, n in refused.items() if n})
+
+
+def _inside(column: Column, cell: Any) -> bool:
+    return column.number(column.lower) <= _value(column, cell) <= column.number(column.upper)
+
+
+def constant(column: Column) -> float:
+    """Return where a missing cell is placed: at the declared constant, or at 0 beside its indicator."""
+    if column.missing is None or column.missing == "category":
+        return 0.0
+    if column.kind in ("numeric", "date"):
+        return column.position(column.number(column.missing))
+    return column.levels.index(str(column.missing)) / (len(column.levels) - 1)
+
+
+def _codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
+    """Read each cell by itself; a column of numbers at once, as its cells would be one by one."""
+    numbers = numbers_of(values) if column.kind == "numeric" else None
+    if numbers is not None:
+        if marks := marks_of(column, missing):
+            numbers[np.isin(numbers, sorted(marks))] = np.nan
+        return _positions(column, numbers)
+    cells = _cells(column, values)
+    read = _reader(column, missing)
+    lookup = np.full(len(cells.distinct), np.nan)
+    for code, cell in enumerate(cells.distinct):
+        try:
+            lookup[code] = math.nan if cell is None else read(cell)
+        except RefusedError as refused:
+            rows = np.flatnonzero(cells.rows == code)
+            if rows.size:  # a category may be declared in pandas and held by nobody
+                raise CellError(column.name, int(rows[0]), str(refused)) from None
+    return np.asarray(lookup[cells.rows])
+
+
+def _cells(column: Column, values: Any) -> Cells:
+    try:
+        return cells_of(values)
+    except RefusedError as refused:
+        raise CellError(column.name, 0, str(refused)) from None
+
+
+def _positions(column: Column, numbers: Codes) -> Codes:
+    """Positions of numbers, each by operations that round alike at every place of an array."""
+    if np.isinf(numbers).any():
+        row = int(np.flatnonzero(np.isinf(numbers))[0])
+        raise CellError(column.name, row, "the value is infinite; values must be finite numbers")
+    low, high = column.number(column.lower), column.number(column.upper)
+    inside = np.clip(numbers, low, high) - low
+    if column.scale == "log":  # a vectorised logarithm may round by place; this one is `Column.position`'s
+        top = math.log1p(high - low)
+        return np.array([math.log1p(value) / top for value in inside.tolist()], dtype=np.float64)
+    return np.asarray(inside / (high - low))
+
+
+def _reader(column: Column, missing: tuple[str, ...]) -> Callable[[Any], float]:
+    """What turns a cell into a code or a position in [0, 1], or NaN if it means missing."""
+    if column.kind in ("numeric", "date"):
+        marks = marks_of(column, missing)
+
+        def place(cell: Any) -> float:
+            if isinstance(cell, str) and cell in missing:
+                return math.nan
+            value = _value(column, cell)
+            return math.nan if value in marks else column.position(value)
+
+        return place
+    of_text = {"categorical": _category, "label": _label_reader}.get(column.kind, _level)(column)
+
+    def read(cell: Any) -> float:
+        text = text_in(column, cell)
+        return math.nan if text in missing else of_text(text)
+
+    return read
+
+
+def _level(column: Column) -> Callable[[str], float]:
+    known = column.truth() if column.kind == "boolean" else {v: i for i, v in enumerate(column.levels)}
+    top = max(known.values())
+    folded = column.kind == "boolean" and not column.values
+
+    def read(text: str) -> float:
+        key = text.lower() if folded else text
+        if key not in known:
+            raise RefusedError(f"unknown value {text!r}; the column has {_some(tuple(known))}")
+        return known[key] / top
+
+    return read
+
+
+def _label_reader(column: Column) -> Callable[[str], float]:
+    names = {name: float(code) for code, name in enumerate(column.classes)}
+    known = names | {text: names[name] for text, name in column.aliases}
+
+    def read(text: str) -> float:
+        if text not in known:
+            raise RefusedError(f"unknown label {text!r}; the classes are {_some(column.classes)}")
+        return known[text]
+
+    return read
+
+
+def marks_of(column: Column, missing: tuple[str, ...]) -> frozenset[float]:
+    """The numbers (or days) that mean missing, so that -999 is one in text, as -999.0 and as a number.
+
+    A mark that single precision keeps differently is one in that form too, in a column of whatever type.
+    """
+    marks = set()
+    for text in missing:
+        with contextlib.suppress(RefusedError), np.errstate(over="ignore"):
+            value = _value(column, text)
+            marks |= {value, float(np.float32(value))}
+    return frozenset(mark for mark in marks if math.isfinite(mark))
+
+
+def _value(column: Column, cell: Any) -> float:
+    """The number, or the day, that a whole cell is."""
+    if column.kind == "date":
+        day = day_in(cell)
+        return day if day is not None else _day(column, text_in(column, cell))
+    try:
+        value = plain_number(cell) if isinstance(cell, str) else number_in(cell)
+    except ValueError:
+        raise RefusedError(f"{_shown(cell)} is not a number") from None
+    if not math.isfinite(value):
+        raise RefusedError(f"{_shown(cell)} is not a finite number")
+    return value
+
+
+def _shown(cell: Any) -> str:
+    return show(cell) if not isinstance(cell, str) else repr(cell)
+
+
+def _day(column: Column, text: str) -> int:
+    try:
+        if column.format:
+            return datetime.datetime.strptime(text, column.format).date().toordinal()
+        return iso_day(text)
+    except ValueError:
+        raise RefusedError(f"{text!r} is not a date written like {column.format or '2024-05-31'}") from None
+
+
+def _category(column: Column) -> Callable[[str], float]:
+    (exact, ranges), rest = column.category_ranges()
+
+    def read(text: str) -> float:
+        code = exact.get(text)
+        if code is None and ranges:
+            try:
+                whole = math.floor(plain_number(text))
+            except (ValueError, OverflowError):
+                whole = None
+            if whole is not None:
+                code = next((c for low, high, c in ranges if low <= whole <= high), None)
+        if code is None:
+            code = rest
+        if code is None:
+            raise RefusedError(
+                f"unknown category {text!r}; the column has {_some(column.categories)} "
+                '(other = "NAME" in the domain would take in the rest)'
+            )
+        return float(code)
+
+    return read
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

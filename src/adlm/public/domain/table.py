@@ -1,0 +1,249 @@
+"""The public domain of a table: its columns, its label, its privacy unit, and the domain file.
+
+>>> table = TableDomain.from_toml('''
+... [columns.age]
+... kind = "numeric"
+... lower = 0
+... upper = 120
+... [columns.ill]
+... kind = "label"
+... classes = ["no", "yes"]
+... ''')
+>>> table.domain.shape, table.domain.classes
+((1,), ('no', 'yes'))
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from adlm.errors import UserError
+from adlm.public.domain.column import FEATURE_KINDS, Column
+from adlm.public.domain.domain import NEIGHBOURS, Domain
+
+_SETTINGS = (
+    "neighbours", "header", "delimiter", "quote", "newlines_in_values", "bad_rows", "comment", "decimal",
+    "missing", "crosses", "bounds_learnt_from_data", "columns",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TableDomain:
+    """What is declared of a table. Nothing in it is learnt from the records, unless it says so.
+
+    Parameters
+    ----------
+    columns : the columns; in a file without a header row, in the order of the file.
+    neighbours : `replace-one` or `add-remove`, of persons if there is a person column, else of records.
+    header : whether the file has a header row.
+    delimiter, quote : what stands between the cells of a CSV file, and around a cell that holds it. Found
+        out from the header row if they are not declared; a comma and a double quote without one. An empty
+        quote says that quotes are plain text.
+    newlines_in_values : whether a quoted cell of a CSV file may go over several lines. Only for files that
+        were written by a program that doubles quotes: there, a quote that is left open takes rows in.
+    bad_rows : what a row with the wrong number of cells or a misplaced quote is: an `error`, or a record of
+        which all is `missing`. Then every column must declare what missing means, the label too.
+    comment : lines above the header row that start with this are passed over.
+    decimal : what stands before decimals in a CSV file: a point or a comma.
+    missing : texts that mean that a cell is missing.
+    crosses : pairs of columns whose combinations are features of their own.
+    bounds_learnt_from_data : set by `adlm domain init --peek`; every certificate made with it says so.
+    """
+
+    columns: tuple[Column, ...]
+    neighbours: str = "replace-one"
+    header: bool = True
+    comment: str | None = None
+    missing: tuple[str, ...] = ("", "?", "NA", "NaN", "nan", "null")
+    crosses: tuple[tuple[str, str], ...] = ()
+    bounds_learnt_from_data: bool = False
+    decimal: str = "."
+    delimiter: str | None = None
+    quote: str | None = None
+    newlines_in_values: bool = False
+    bad_rows: str = "error"
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        for name in names:
+            if names.count(name) > 1:
+                raise UserError(f"column {name!r} is declared twice; declare each column once")
+        for kind in ("label", "person"):
+            found = [column.name for column in self.columns if column.kind == kind]
+            if len(found) > 1:
+                raise UserError(f"a table has at most one {kind} column (got {', '.join(found)})")
+        if not any(column.kind == "label" for column in self.columns):
+            raise UserError("a table's domain must declare one column of kind label, with its classes")
+        if not self.features:
+            raise UserError("a table's domain must declare at least one column that is not ignored")
+        if self.neighbours not in NEIGHBOURS:
+            raise UserError(f"neighbours must be one of {', '.join(NEIGHBOURS)} (got {self.neighbours!r})")
+        if self.decimal not in (".", ","):
+            raise UserError(f"decimal must be a point or a comma (got {self.decimal!r})")
+        self._check_dialect()
+        usable = {column.name for column in self.features}
+        for pair in self.crosses:
+            if len(pair) != 2 or pair[0] == pair[1] or not set(pair) <= usable:
+                raise UserError(f"a cross names two different feature columns (got {list(pair)})")
+            if sum(set(pair) == set(other) for other in self.crosses) > 1:
+                raise UserError(
+                    f"the cross of {pair[0]!r} and {pair[1]!r} is declared twice; declare it once"
+                )
+        for column in self.features:
+            both = next((value for value in column.values if value in self.missing), None)
+            if both is not None:
+                raise UserError(
+                    f"column {column.name!r}: {both!r} is one of its values and means missing; "
+                    "take it out of one of the two"
+                )
+
+    def _check_dialect(self) -> None:
+        """Refuse what cannot be told apart in a CSV file, and bad rows that would mean nothing."""
+        if self.delimiter is not None and not _mark(self.delimiter):
+            raise UserError(f"delimiter must be one plain character (got {self.delimiter!r})")
+        if self.quote and not _mark(self.quote):
+            raise UserError(f"quote must be one plain character, or empty for none (got {self.quote!r})")
+        if self.delimiter is not None and self.delimiter == self.quote:
+            raise UserError(f"delimiter and quote must differ (got {self.delimiter!r} for both)")
+        if self.bad_rows not in ("error", "missing"):
+            raise UserError(f'bad_rows must be "error" or "missing" (got {self.bad_rows!r})')
+        if self.bad_rows == "missing":
+            if self.person is not None:
+                raise UserError('bad_rows = "missing" does not go with persons: a bad row names nobody')
+            for column in (*self.features, self.label):
+                if column.missing is None:
+                    raise UserError(
+                        f'bad_rows = "missing" needs missing in every column; column {column.name!r} has none'
+                    )
+
+    @property
+    def features(self) -> tuple[Column, ...]:
+        """The columns that a model reads."""
+        return tuple(column for column in self.columns if column.kind in FEATURE_KINDS)
+
+    @property
+    def label(self) -> Column:
+        """The label's column."""
+        return next(column for column in self.columns if column.kind == "label")
+
+    @property
+    def person(self) -> Column | None:
+        """The column that names the person, if records belong to persons."""
+        return next((column for column in self.columns if column.kind == "person"), None)
+
+    @property
+    def contributions(self) -> int:
+        """How many records one person may have."""
+        return self.person.records if self.person else 1
+
+    @property
+    def domain(self) -> Domain:
+        """The domain of encoded records: numbers in [0, 1], one or several for each column."""
+        names = tuple(name for column in self.features for name in column.names)
+        return Domain((len(names),), 0.0, 1.0, self.label.classes, self.neighbours, "tabular", names)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; columns are a list, because their order matters."""
+        out: dict[str, Any] = {"neighbours": self.neighbours, "header": self.header}
+        for key in ("delimiter", "quote"):
+            if getattr(self, key) is not None:
+                out[key] = getattr(self, key)
+        if self.newlines_in_values:
+            out["newlines_in_values"] = True
+        if self.bad_rows != "error":
+            out["bad_rows"] = self.bad_rows
+        if self.comment:
+            out["comment"] = self.comment
+        if self.decimal != ".":
+            out["decimal"] = self.decimal
+        out["missing"] = list(self.missing)
+        if self.crosses:
+            out["crosses"] = [list(pair) for pair in self.crosses]
+        if self.bounds_learnt_from_data:
+            out["bounds_learnt_from_data"] = True
+        return out | {"columns": [column.to_dict() for column in self.columns]}
+
+    @classmethod
+    def from_dict(cls, raw: Any) -> TableDomain:
+        """Read what `to_dict` or a domain file says."""
+        columns = _named_columns(raw.get("columns")) if isinstance(raw, Mapping) else None
+        if columns is None:
+            raise UserError("a table's domain file has one section [columns.NAME] for each column")
+        for key in raw:
+            if key not in _SETTINGS:
+                raise UserError(f"a table's domain has no setting {key!r}; it has {', '.join(_SETTINGS)}")
+        for key in ("header", "newlines_in_values", "bounds_learnt_from_data"):
+            if not isinstance(raw.get(key, True), bool):
+                raise UserError(f"{key} must be true or false (got {raw[key]!r})")
+        for key in ("missing", "crosses"):
+            if not isinstance(raw.get(key, []), list | tuple):
+                raise UserError(f"{key} must be a list (got {raw[key]!r})")
+        for key in ("comment", "delimiter", "quote"):
+            if not isinstance(raw.get(key, ""), str):
+                raise UserError(f"{key} must be a text in quotes (got {raw[key]!r})")
+        given = {key: value for key, value in raw.items() if key != "columns"}
+        if "missing" in given:
+            given["missing"] = tuple(str(text) for text in given["missing"])
+        if "crosses" in given:
+            given["crosses"] = tuple(
+                tuple(pair) if isinstance(pair, list | tuple) else (pair,) for pair in given["crosses"]
+            )
+        return cls(tuple(Column.from_dict(name, settings) for name, settings in columns), **given)
+
+    def to_toml(self) -> str:
+        """Text of a domain file."""
+        raw = self.to_dict()
+        sections = {}
+        for column in raw.pop("columns"):
+            if "groups" in column:
+                column["groups"] = dict(column["groups"])
+            sections[column.pop("name")] = column
+        return tomli_w.dumps(raw | {"columns": sections})
+
+    @classmethod
+    def from_toml(cls, text: str) -> TableDomain:
+        """The domain that a file's text declares."""
+        try:
+            raw = tomllib.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"a domain file must be valid TOML ({str(error).splitlines()[0]})") from None
+        return cls.from_dict(raw)
+
+    @classmethod
+    def load(cls, path: str | Path) -> TableDomain:
+        """Read a domain file; mistakes in it are told with the file's name."""
+        try:
+            return cls.from_toml(Path(path).read_text(encoding="utf-8"))
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise UserError(f"cannot read the domain file {path} ({reason})") from None
+
+
+def _mark(text: str) -> bool:
+    """Whether a text is one character that can stand between or around cells."""
+    return len(text) == 1 and text.isascii() and (text.isprintable() or text == "\t") and not text.isalnum()
+
+
+def _named_columns(raw: Any) -> list[tuple[str, Any]] | None:
+    """Columns by name, from the sections of a file or from the list that `to_dict` gives."""
+    if isinstance(raw, Mapping):
+        return [(str(name), settings) for name, settings in raw.items()]
+    if isinstance(raw, list | tuple) and all(isinstance(c, Mapping) and "name" in c for c in raw):
+        return [(str(c["name"]), {key: v for key, v in c.items() if key != "name"}) for c in raw]
+    return None
+
+
+def is_table_domain(path: str | Path) -> bool:
+    """Whether a domain file declares a table's columns, rather than an array's bounds."""
+    try:
+        return "columns" in tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False

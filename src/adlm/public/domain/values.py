@@ -1,0 +1,245 @@
+"""The cells of a column, one by one: what a cell says never depends on the cells beside it.
+
+A table's library gives each column one type, and one odd cell can change it: a missing value turns whole
+numbers into floats, a text turns numbers into objects. So nothing is inferred here. A column is taken in the
+type that it has, and every cell is read by rules that give the same in all types that could hold it; where
+no such rule exists (is 1.0 in a categorical column "1" or "1.0"?) the cell is refused.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from adlm.errors import UserError
+from adlm.public.domain.column import Column, day_of
+
+AS_TEXT = "read the column as text (dtype=str in pandas)"
+_NOTHING = ("NAType", "NaTType")  # pandas' own missing values, without importing pandas
+_PLAIN = (str, int, bool, float)  # of equal ones of one type, one may stand for all
+
+
+class RefusedError(Exception):
+    """A cell that cannot be read, with the reason as a sentence."""
+
+
+class CellError(UserError):
+    """A cell that its column's declaration does not allow; `row` counts from 0 in what was given."""
+
+    def __init__(self, column: str, row: int, reason: str) -> None:
+        super().__init__(f"row {row + 1}, column {column!r}: {reason}")
+        self.column, self.row, self.reason = column, row, reason
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """A column as the different cells in it, None for a missing one, and which of them each row holds."""
+
+    distinct: list[Any]
+    rows: NDArray[np.intp]
+
+
+def numbers_of(values: Any) -> NDArray[np.float64] | None:
+    """(n,) doubles if the column's type is one of whole or floating-point numbers, NaN where missing."""
+    array = _typed(values)
+    if isinstance(array, pa.Array | pa.ChunkedArray):
+        if pa.types.is_floating(array.type) or pa.types.is_integer(array.type):
+            chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
+            parts = [np.array(c.to_numpy(zero_copy_only=False), dtype=np.float64) for c in chunks]
+            return np.concatenate([np.zeros(0), *parts])
+        return None
+    if isinstance(array, np.ndarray) and array.dtype.kind in "iuf":
+        return np.array(array, dtype=np.float64)
+    return None
+
+
+def cells_of(values: Any) -> Cells:
+    """Take a column apart; its type is the one that it has, and none is inferred from its cells."""
+    array = _typed(values)
+    if isinstance(array, pa.ChunkedArray):
+        return _joined([_arrow_cells(chunk) for chunk in array.chunks])
+    if isinstance(array, pa.Array):
+        return _arrow_cells(array)
+    if _is_category(array):
+        distinct = [plain(cell) for cell in array.categories]
+        codes = np.asarray(array.codes, dtype=np.intp)
+        return Cells([*distinct, None], np.where(codes < 0, len(distinct), codes))
+    if isinstance(array, np.ndarray) and array.dtype.kind in "biuf":
+        found, rows = np.unique(array, return_inverse=True)
+        return Cells([plain(cell) for cell in found.tolist()], rows.astype(np.intp).reshape(-1))
+    return _listed(array.tolist() if isinstance(array, np.ndarray) else array)
+
+
+def _typed(values: Any) -> Any:
+    """Give the column's own array: NumPy's, Arrow's, a pandas category, or a sequence of Python values."""
+    if isinstance(values, pa.Array | pa.ChunkedArray | list | tuple):
+        return values
+    if not isinstance(getattr(values, "dtype", None), np.dtype):
+        inner = getattr(values, "array", values)  # a pandas Series around an extension array
+        if _is_category(inner):
+            return inner
+        if hasattr(inner, "__arrow_array__"):
+            return pa.array(inner, from_pandas=True)
+        if not hasattr(values, "__array__"):
+            return values
+    array = np.asarray(values)
+    return pa.array(array, from_pandas=True) if array.dtype.kind == "M" else array
+
+
+def _is_category(values: Any) -> bool:
+    return hasattr(values, "categories") and hasattr(values, "codes")
+
+
+def _arrow_cells(array: Any) -> Cells:
+    kind = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return _listed(array.to_pylist())
+    if pa.types.is_nested(kind):
+        raise RefusedError(f"a cell holds one value, and the column's type is {kind}; unpack it first")
+    if pa.types.is_dictionary(kind):
+        coded = array
+    else:
+        try:
+            coded = array.dictionary_encode()
+        except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
+            return _listed(array.to_pylist())
+    distinct = [plain(cell) for cell in coded.dictionary.to_pylist()]
+    rows = coded.indices.fill_null(len(distinct)) if coded.indices.null_count else coded.indices
+    return Cells([*distinct, None], np.asarray(rows.to_numpy(zero_copy_only=False), dtype=np.intp))
+
+
+def _listed(values: Iterable[Any]) -> Cells:
+    """Python values as they are; equal ones of a plain type are kept once."""
+    distinct: list[Any] = []
+    known: dict[tuple[type, Any], int] = {}
+    rows = []
+    for value in values:
+        cell = plain(value)
+        key = (type(cell), cell)
+        at = known.get(key, -1) if isinstance(cell, _PLAIN) or cell is None else -1
+        if at < 0:
+            at = len(distinct)
+            distinct.append(cell)
+            if isinstance(cell, _PLAIN) or cell is None:
+                known[key] = at
+        rows.append(at)
+    return Cells(distinct, np.array(rows, dtype=np.intp))
+
+
+def _joined(parts: list[Cells]) -> Cells:
+    distinct: list[Any] = []
+    rows = [np.zeros(0, dtype=np.intp)]
+    for part in parts:
+        rows.append(part.rows + len(distinct))
+        distinct.extend(part.distinct)
+    return Cells(distinct, np.concatenate(rows))
+
+
+def plain(value: Any) -> Any:
+    """Give a cell as a plain Python value; None if there is nothing in it."""
+    if type(value) is str:
+        return value.strip()
+    if value is None or type(value).__name__ in _NOTHING:
+        return None
+    if isinstance(value, np.datetime64):
+        return None if np.isnat(value) else value.astype("datetime64[us]").item()
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    if isinstance(value, decimal.Decimal) and value.is_nan():
+        return None
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8").strip()
+        except UnicodeDecodeError:
+            return value
+    return value.strip() if isinstance(value, str) else value
+
+
+def text_in(column: Column, cell: Any) -> str:
+    """Read a cell of a column whose values are texts.
+
+    A whole number is its digits. What has several spellings that depend on a column's type is refused.
+    """
+    if isinstance(cell, str):
+        return cell
+    if isinstance(cell, bool):
+        if column.kind in ("categorical", "person"):
+            raise RefusedError(f"{cell} in a {column.kind} column is neither a text nor a number; {AS_TEXT}")
+        return "true" if cell else "false"
+    if isinstance(cell, int | uuid.UUID):
+        return str(cell)
+    if isinstance(cell, float | decimal.Decimal):
+        if column.kind == "boolean" and not column.values and cell in (0, 1):
+            return str(int(cell))
+        raise RefusedError(
+            f"the number {cell} in a {column.kind} column has more than one spelling, which depends on the "
+            f"type that the whole column has; {AS_TEXT}"
+        )
+    raise _strange(column, cell)
+
+
+def number_in(cell: Any) -> float:
+    """Read a cell that is a number of any type; ValueError if it is not one."""
+    if isinstance(cell, int | float | decimal.Decimal) and not isinstance(cell, bool):
+        try:
+            return float(cell)
+        except OverflowError:
+            return math.inf
+    raise ValueError(cell)
+
+
+def day_in(cell: Any) -> int | None:
+    """Read a cell that is a date or a time; None if it is something else."""
+    if isinstance(cell, datetime.datetime):
+        return day_of(cell)
+    return cell.toordinal() if isinstance(cell, datetime.date) else None
+
+
+def _strange(column: Column, cell: Any) -> RefusedError:
+    if isinstance(cell, list | tuple | dict | set | np.ndarray):
+        return RefusedError(f"a cell holds one value (got a {type(cell).__name__}); unpack it first")
+    if isinstance(cell, bytes):
+        return RefusedError("the text is not UTF-8; save it with UTF-8 encoding")
+    return RefusedError(f"a {column.kind} column cannot hold a {type(cell).__name__}; {AS_TEXT}")
+
+
+def cell_text(value: Any) -> str | None:
+    """Show a cell as a domain file would spell it, or None if there is nothing in it; for drafts alone."""
+    cell = plain(value)
+    if cell is None:
+        return None
+    if isinstance(cell, bool):
+        return "true" if cell else "false"
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    return cell.isoformat() if isinstance(cell, datetime.date) else str(cell)
+
+
+def person_texts(column: Column, values: Any, missing: tuple[str, ...] = ()) -> list[str]:
+    """Name the person of each record, (n,); empty where nobody is named."""
+    try:
+        cells = cells_of(values)
+    except RefusedError as refused:
+        raise CellError(column.name, 0, str(refused)) from None
+    names = []
+    for code, cell in enumerate(cells.distinct):
+        try:
+            text = "" if cell is None else text_in(column, cell)
+        except RefusedError as refused:
+            rows = np.flatnonzero(cells.rows == code)
+            if rows.size:
+                raise CellError(column.name, int(rows[0]), str(refused)) from None
+            text = ""
+        names.append("" if text in missing else text)
+    return [names[code] for code in cells.rows.tolist()]

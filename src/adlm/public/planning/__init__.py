@@ -1,0 +1,1 @@
+"""Settings from public quantities: number of records, classes, budget, features."""

@@ -1,0 +1,242 @@
+"""The rule that turns public quantities into the settings of a moment release.
+
+It sees the number of records, the number of classes, the budget and what the public prior says of the
+features; it never sees a record. `adlm plan` shows it, and the release follows it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Any, Literal
+
+from scipy.optimize import brentq
+from scipy.special import ndtr
+
+from adlm.errors import UserError
+from adlm.public.features import Features, PriorStatistics
+from adlm.public.features.narrowed import narrow
+from adlm.public.planning.rounds import IMAGE_STEP, GradientRounds, plan_rounds
+
+# Fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public for that.
+PER_COORDINATE = 10  # pure: records of a class, times epsilon, that a coordinate needs
+SPARE = 16  # the same, of a coordinate beyond those that are enough
+FEWEST = 10  # coordinates, however small the budget
+ENOUGH = (100, 200)  # coordinates for class sums without noise: a third of the width, within these
+LEAST = 4  # directions beside the class means for which second moments are worth a part of the budget
+LOUD = 0.2  # with delta: energy of the noise on a class mean, next to a record's, where sums are all
+ACROSS = 500  # pure: epsilon n for each coordinate, from which products across the basis are worth it
+BROAD = 0.6  # least energy of a record around its class mean: real classes are broader than synthetic ones
+LOOSE = 1.1  # clip level of an energy, relative to what is expected
+ROUNDS_FROM = 350  # signal from which gradient rounds do better than moments alone
+ROUNDS_SUMS = Fraction(1, 10)  # share of class sums beside gradient rounds
+ROUNDS_COORDINATES, ROUNDS_FEWEST = 0.22, 150  # coordinates by variance for a unit of signal, and at least
+APART = 0.8  # energy around class means, up to which second moments are best taken around them
+
+
+@dataclass(frozen=True)
+class MomentPlan:
+    """The settings of a moment release, each from public quantities alone.
+
+    Attributes
+    ----------
+    k : coordinates whose class sums are released.
+    noise : `gaussian` (delta > 0), `radial` or `laplace` (pure).
+    clip_norm : clip level of a record in the norm of the noise (L1 for Laplace, else L2).
+    constant : share of the clip that carries the class counts.
+    q, basis, around, second_clip_norm : second moments of q numbers (0: none), the `leading` coordinates or
+        in the span of the released `means`; of records around the `origin` or around the `means`, clipped at
+        `second_clip_norm`.
+    cross_clip_norms : clip levels inside and outside the basis of products across it, or None.
+    share_sums, cross_share : share of the budget for class sums; of the rest, for products across.
+    scales : (k,) relative noise scales, or None for identical ones.
+    reasons : one sentence for each choice.
+    rounds : gradient rounds after the class sums, or None.
+    """
+
+    k: int
+    noise: Literal["gaussian", "radial", "laplace"]
+    clip_norm: float
+    constant: float
+    q: int = 0
+    basis: Literal["leading", "means"] = "leading"
+    around: Literal["origin", "means"] = "origin"
+    second_clip_norm: float = 1.0
+    cross_clip_norms: tuple[float, float] | None = None
+    share_sums: Fraction = Fraction(3, 5)
+    cross_share: Fraction = Fraction(0)
+    scales: tuple[float, ...] | None = None
+    reasons: tuple[str, ...] = field(default=())
+    rounds: GradientRounds | None = None
+
+    def _repr_html_(self) -> str:
+        from adlm.privacy.notebook import Part, box
+
+        told = self.to_dict()
+        facts = [("coordinates", self.k), ("noise", self.noise), ("second moments of", self.q or "none")]
+        settings = Part("settings", ("setting", "value"), [kv for kv in told.items() if kv[0] != "reasons"])
+        return box(
+            "Plan of a moment release", facts, [Part("why", ("",), [(r,) for r in self.reasons]), settings]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values; the scales, which can be many, are left to the release's tensors."""
+        return {
+            "k": self.k, "noise": self.noise, "level": self.clip_norm, "constant": self.constant, "q": self.q,
+            "basis": self.basis, "around": self.around, "second_level": self.second_clip_norm,
+            "across": self.cross_clip_norms and list(self.cross_clip_norms),
+            "share_sums": str(self.share_sums if self.q or self.rounds else Fraction(1)),
+            "rounds": self.rounds and self.rounds.to_dict(),
+            "share_across": str(self.cross_share),
+            "allocation": "identical" if self.scales is None else "adaptive", "reasons": list(self.reasons),
+        }  # fmt: skip
+
+
+def plan_moments(
+    n: int,
+    classes: int,
+    epsilon: float,
+    delta: float,
+    neighbours: str,
+    features: Features,
+    *,
+    rounds: bool = True,
+) -> MomentPlan:
+    """Choose settings for n records of some classes under a budget.
+
+    Parameters
+    ----------
+    n : number of records, public or guessed.
+    classes : number of classes.
+    epsilon, delta : the budget.
+    neighbours : `replace-one` or `add-remove`.
+    features : the public map of the records.
+    rounds : whether gradient rounds may be chosen.
+    """
+    if n < 1 or classes < 2:
+        raise UserError(f"a plan needs at least one record and two classes, got {n} and {classes}")
+    if not (math.isfinite(epsilon) and epsilon > 0 and 0 <= delta < 1):
+        raise UserError(f"a budget needs epsilon > 0 and 0 <= delta < 1, got {epsilon} and {delta}")
+    # A record that is added or removed moves one class, one that is replaced may move two.
+    factor = 2.0 if neighbours == "add-remove" else 1.0
+    if delta:
+        mu = factor * gaussian_mu(epsilon, delta)
+        strength = n * mu / 2 * math.sqrt(1 - ROUNDS_SUMS)
+        if rounds and strength >= ROUNDS_FROM:
+            return _rounds(n, strength, features)
+        plan = _gaussian(n, classes, mu, features)
+    else:
+        plan = _pure(n, classes, factor * epsilon, features)
+    if features.prior is None and plan.k < features.width:
+        why = "the coordinates are random directions: nothing public says which of the features matter"
+        plan = replace(plan, reasons=(*plan.reasons, why))
+    return plan
+
+
+def _enough(width: int) -> int:
+    """Coordinates beyond which class sums alone gain nothing, even without noise."""
+    return min(width, max(ENOUGH[0], min(width // 3, ENOUGH[1])))
+
+
+def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan:
+    """Radial noise: a coordinate of a class mean has standard deviation 2 sqrt(k) M / (epsilon n)."""
+    width, known = features.width, budget * n
+    wide = _enough(width)
+    # Without a prior, nobody knows how long records are around their means; products across suffer most.
+    across = known >= ACROSS * wide and features.prior is not None
+    share = Fraction(2, 5) if across else Fraction(4, 5)
+    # Beyond enough, a coordinate adds little: only where it costs little, and less so with products across.
+    spare = known / (2 * ACROSS) if across else float(share) * known / (SPARE * classes)
+    wide = min(width, 3 * wide // 2, max(wide, math.floor(spare)))
+    k = min(wide, math.floor(float(share) * known / (PER_COORDINATE * classes)))
+    q = min(k // 3, math.floor(math.sqrt(known) / 8))
+    if q >= classes + LEAST:
+        energy = energy_within(features.prior, k)
+        inside = energy_inside(energy, k, q, classes)
+        reasons: tuple[str, ...] = (
+            f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, at most {wide}",
+            f"q = {q}: second moments around the released means are worth their noise from "
+            f"{classes + LEAST} directions, sqrt(epsilon n) / 8",
+            f"clip level {math.sqrt(LOOSE * inside):.3g}: what to expect of a record around its class mean",
+        )
+        levels = None
+        if across:
+            between = energy_inside(energy, k, classes - 1, classes)
+            levels = (math.sqrt(LOOSE * between), math.sqrt(LOOSE * max(energy - inside, 0.1 * energy)))
+            reasons += (f"products across the basis: epsilon n is at least {ACROSS} for each coordinate",)
+        return MomentPlan(
+            k, "radial", 1.0, 0.1, q=q, basis="means", around="means",
+            second_clip_norm=math.sqrt(LOOSE * inside), cross_clip_norms=levels, share_sums=share,
+            cross_share=Fraction(3, 4) if across else Fraction(0), reasons=reasons,
+        )  # fmt: skip
+    k = max(min(wide, math.floor(known / (PER_COORDINATE * classes))), min(width, FEWEST))
+    why = f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, within {FEWEST} and {wide}"
+    return MomentPlan(
+        k, "radial", 1.0, 0.1, reasons=(why, "no second moments: they are not worth their noise")
+    )
+
+
+def _rounds(n: int, strength: float, features: Features) -> MomentPlan:
+    """Gradient rounds: noise on a score depends on the path, not on k, unless coordinates fall off."""
+    k, why = features.width, f"k = {features.width}: all coordinates"
+    if features.by_variance:
+        k = min(k, max(ROUNDS_FEWEST, math.floor(ROUNDS_COORDINATES * strength)))
+        why = f"k = {k}: coordinates are ordered by variance, one for {1 / ROUNDS_COORDINATES:.1f} of signal"
+    rounds = plan_rounds(n, strength, path=features.path, longest_step=IMAGE_STEP)
+    reasons = (
+        why,
+        f"{rounds.rounds} gradient rounds: the signal n mu / sensitivity is {strength:.0f}, at least "
+        f"{ROUNDS_FROM}",
+        f"step {rounds.step:g}: the path is {features.path:g} of the signal",
+        "a tenth of the budget for class sums, which networks and checks need",
+    )
+    return MomentPlan(k, "gaussian", 1.0, 0.2, share_sums=ROUNDS_SUMS, reasons=reasons, rounds=rounds)
+
+
+def _gaussian(n: int, classes: int, mu: float, features: Features) -> MomentPlan:
+    """Gaussian noise: eigenvalues 1/k of second moments against noise of spectral size sqrt(k) / (n mu)."""
+    width = features.width
+    tellable = (n * mu) ** (2 / 3)
+    least = min(_enough(width), 150)
+    k = min(width, max(least, math.floor(min(width, 600) / 800 * tellable)))
+    if tellable >= min(least, 90):
+        why = f"k = {k}: second moments tell about (n mu)^(2/3) = {tellable:.0f} directions"
+        energy = energy_within(features.prior, k)
+        if energy > APART:
+            both = f"one cost for both parts: records keep {energy:.2f} of their energy around class means"
+            return MomentPlan(k, "gaussian", 1.0, 0.2, q=k, share_sums=Fraction(1, 2), reasons=(why, both))
+        apart = f"around released means, where {energy:.2f} of a record's energy is to be expected"
+        share = Fraction(3, 5) if tellable < 3 * least else Fraction(2, 5)
+        return MomentPlan(
+            k, "gaussian", 1.0, 0.2, q=k, around="means", second_clip_norm=math.sqrt(LOOSE * energy),
+            share_sums=share, reasons=(why, apart),
+        )  # fmt: skip
+    k = max(min(least, math.floor(LOUD * (n * mu / (2 * classes)) ** 2)), min(width, FEWEST))
+    why = f"k = {k}: at least {FEWEST}, else noise on a class mean has at most {LOUD:g} of a record's energy"
+    return MomentPlan(
+        k, "gaussian", 1.0, 0.2, reasons=(why, "no second moments: they are not worth their noise")
+    )
+
+
+def energy_within(prior: PriorStatistics | None, k: int) -> float:
+    """Squared length of a record of k coordinates around its class mean, as a prior has it, or 1."""
+    if prior is None:
+        return 1.0
+    return max(float(narrow(prior, k).within.diagonal().sum()), BROAD)
+
+
+def energy_inside(energy: float, k: int, q: int, classes: int) -> float:
+    """How much of that lies in q directions in the span of the means: records vary most along those."""
+    return energy * min(1.0, (q + classes) / k)
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """Sensitivity, in standard deviations, that costs (epsilon, delta): for planning, not for a proof."""
+
+    def excess(mu: float) -> float:
+        tail = math.exp(min(epsilon, 700.0)) * float(ndtr(-epsilon / mu - mu / 2))
+        return float(ndtr(-epsilon / mu + mu / 2)) - tail - delta
+
+    most = 100.0  # beyond it nothing is left to plan for
+    return float(brentq(excess, 1e-9, most)) if excess(most) > 0 else most

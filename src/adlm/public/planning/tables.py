@@ -1,0 +1,150 @@
+"""The rule for a table's release: which parts, how fine, and how the budget is shared.
+
+It sees the declared table, the number of records and the budget, never a record. Its thresholds were set on
+development splits of the training records of Adult and Diabetes-130 (see docs/guide-tables.md), and nowhere
+else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, Literal
+
+from adlm.errors import UserError
+from adlm.privacy.accounting import gaussian_mu
+from adlm.public.domain.table import TableDomain
+from adlm.public.features.tabular import TabularFeatures, detail_rule
+
+Weights = Literal["columns", "none"]
+Shares = tuple[Fraction, Fraction, Fraction, Fraction, Fraction]
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """The public settings of a table's release.
+
+    Attributes
+    ----------
+    detail : cells of a numeric column without cuts.
+    weights : `columns` fits a weight for each column in a second stage, `none` leaves it out.
+    residuals : whether a third stage corrects single cells.
+    shares : shares of the budget for class tables, a second look at them with noise by relevance, gradient,
+        curvature and residual tables; they sum to 1.
+    reasons : one sentence for each choice.
+    fourier : random Fourier features.
+    """
+
+    detail: int
+    weights: Weights
+    residuals: bool
+    shares: Shares
+    reasons: tuple[str, ...] = ()
+    fourier: int = 0
+
+    @property
+    def summary(self) -> str:
+        """The mechanism in a few words."""
+        stages = 1 + (self.weights == "columns") + self.residuals
+        return f"additive, {stages} stage{'s' if stages > 1 else ''}, {self.detail} bins a column"
+
+    def with_rounds(self, *, two_rounds: bool) -> TablePlan:
+        """The same plan with its share for class tables spent on one look, or on two equal ones."""
+        tables, second_round, *rest = self.shares
+        first = (tables + second_round) / (2 if two_rounds else 1)
+        return replace(self, shares=(first, tables + second_round - first, rest[0], rest[1], rest[2]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "detail": self.detail,
+            "weights": self.weights,
+            "residuals": self.residuals,
+            "shares": [str(share) for share in self.shares],
+            "reasons": list(self.reasons),
+            "fourier": self.fourier,
+        }
+
+
+def _shares(*percent: int) -> Shares:
+    tables, second_round, gradient, curvature, residuals = (Fraction(part, 100) for part in percent)
+    return tables, second_round, gradient, curvature, residuals
+
+
+# A second look pays under Gaussian noise, where two halves of a budget give 1/sqrt(2) of the precision each;
+# under Laplace noise they give 1/2 each, and it does not.
+ONE_STAGE = {"laplace": _shares(100, 0, 0, 0, 0), "gaussian": _shares(50, 50, 0, 0, 0)}
+TWO_STAGES = {"laplace": _shares(80, 0, 10, 10, 0), "gaussian": _shares(40, 40, 10, 10, 0)}
+# Random Fourier features as many as keep the noise on a sum within this share of n, and no more than these.
+WAVE_NOISE, MOST_WAVES = 0.002, 16
+ASKED_WAVES = 1000  # whoever asks for them by number
+THREE_STAGES = {"laplace": _shares(40, 0, 15, 15, 30), "gaussian": _shares(20, 20, 15, 15, 30)}
+
+
+def plan_table(
+    table: TableDomain, n: int, epsilon: Fraction, delta: Fraction, fourier: int | Literal["auto"] = 0
+) -> TablePlan:
+    """Choose settings for n records under a budget; `auto` chooses the number of random Fourier features."""
+    if n < 1:
+        raise UserError(f"a plan needs at least one record, got {n}")
+    kind = "gaussian" if delta else "laplace"
+    one, two, three = ONE_STAGE[kind], TWO_STAGES[kind], THREE_STAGES[kind]
+    noise = _Noise(table, epsilon, delta)
+    fourier_count, reasons = _random_fourier_features(table, n, noise, two[0] + two[1], fourier)
+    blocks = len(table.features) + len(table.crosses) + fourier_count
+    length = 1 + blocks / 2  # of a record's scores, if they are of size one half: L1, or squared L2
+    detail = detail_rule(n, noise.on_sums(blocks, two[0] + two[1]))
+    width = TabularFeatures(table, detail=detail, fourier=fourier_count).indicators
+    gradient = noise.on_sums(length, two[2]) * (blocks + 1) / n
+    residual = math.sqrt(2) * noise.on_sums(blocks, three[4]) * width / n
+    reasons += (
+        f"numeric columns without cuts have {detail} cells: eight times the noise on a count in each",
+    )
+    if gradient > 0.5:
+        why = f"class tables alone: noise on column weights would be {gradient:.2f} of the signal, above 0.5"
+        return TablePlan(detail, "none", False, one, (*reasons, why), fourier_count)
+    if len(table.label.classes) > 2:
+        why = "no residual tables: with more than two classes their corrections of one offset add up"
+        return TablePlan(detail, "columns", False, two, (*reasons, why), fourier_count)
+    if residual > 0.12:
+        why = f"no residual tables: their noise would be {residual:.2f} of a cell's records, above 0.12"
+        return TablePlan(detail, "columns", False, two, (*reasons, why), fourier_count)
+    why = f"residual tables too: their noise is {residual:.2f} of a cell's records, at most 0.12"
+    return TablePlan(detail, "columns", True, three, (*reasons, why), fourier_count)
+
+
+def _random_fourier_features(
+    table: TableDomain, n: int, noise: _Noise, share: Fraction, fourier: int | str
+) -> tuple[int, tuple[str, ...]]:
+    """How many random Fourier features: those asked for, or as many as leave the noise on sums small."""
+    if fourier != "auto":
+        if isinstance(fourier, str) or not 0 <= fourier <= ASKED_WAVES:
+            raise UserError(
+                f"fourier must be auto or a whole number from 0 to {ASKED_WAVES} (got {fourier!r})"
+            )
+        return int(fourier), (f"{fourier} random Fourier features were asked for",) if fourier else ()
+    if all(column.kind == "categorical" for column in table.features):
+        return 0, ("no random Fourier features: every column is categorical",)
+    columns = len(table.features) + len(table.crosses)
+    few = (w for w in range(MOST_WAVES, 0, -1) if noise.on_sums(columns + w, share) <= WAVE_NOISE * n)
+    fourier_count = next(few, 0)
+    return fourier_count, (
+        f"{fourier_count} random Fourier features: noise on a sum stays within {WAVE_NOISE} of n",
+    )
+
+
+class _Noise:
+    """Standard deviation of the noise on one count, for records of a given size."""
+
+    def __init__(self, table: TableDomain, epsilon: Fraction, delta: Fraction) -> None:
+        self.pure = not delta
+        factor = table.contributions * (1.0 if table.neighbours == "replace-one" else 0.5)
+        loss = float(epsilon) if self.pure else float(gaussian_mu(epsilon, delta)) * math.sqrt(0.5)
+        self.unit = factor / loss
+
+    def on_sums(self, size: float, share: Fraction) -> float:
+        """`size` is the L1 norm of a record for Laplace noise, its squared L2 norm for Gaussian noise."""
+        if self.pure:
+            return self.unit * 2 * math.sqrt(2) * size / float(share)
+        return self.unit * math.sqrt(size / float(share))

@@ -1,0 +1,229 @@
+"""Rows of a CSV file: where each one ends, and whether it is whole, without a guess from any record.
+
+A row is a line, whatever its cells hold: a quote that is left open ends with its line and cannot take in the
+rows after it. Only a file that is declared to have `newlines_in_values` has rows of several lines. A row must
+have as many cells as the header (or the domain) has columns, and quotes only around whole cells, doubled
+inside them; any other row is bad. No bad row is ever dropped: it is an error, or a record of missing values.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adlm.errors import UserError
+from adlm.public.domain.table import TableDomain
+
+DELIMITERS = (",", ";", "\t", "|")
+LONGEST = 1 << 26  # bytes of a row
+_LF, _CR = 10, 13
+_BOM = b"\xef\xbb\xbf"
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a CSV file is written; `header` has the names as they stand in its header row, if it has one."""
+
+    delimiter: str
+    quote: str
+    columns: int
+    header: tuple[str, ...] = ()
+    newlines_in_values: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """Some rows of a file.
+
+    Attributes
+    ----------
+    data : the bytes of the rows that are whole, each with its line end.
+    whole : (n,) which rows are.
+    cells : (n,) how many cells each row has; -1 where a quote is out of place.
+    blank : (n,) which rows are lines without any character.
+    """
+
+    data: bytes
+    whole: NDArray[np.bool_]
+    cells: NDArray[np.int64]
+    blank: NDArray[np.bool_]
+
+    def upto(self, n: int) -> Rows:
+        """The first n rows, if all that are whole are among them."""
+        return Rows(self.data, self.whole[:n], self.cells[:n], self.blank[:n])
+
+
+class Lines:
+    """A stream of bytes, read in blocks of rows; its first lines can be taken one by one."""
+
+    def __init__(self, path: Path, stream: Any, block: int) -> None:
+        self.path, self._stream, self._block = path, stream, block
+        self._rest = b""
+        while len(self._rest) < len(_BOM) and (more := self._read()):
+            self._rest += more
+        if self._rest[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            raise UserError(f"{path} is UTF-16 text; save it with UTF-8 encoding")
+        self._rest = self._rest.removeprefix(_BOM)
+
+    def _read(self) -> bytes:
+        return bytes(self._stream.read(self._block))
+
+    def header(self, comment: str | None) -> str:
+        """Take the first line that is neither empty nor a comment."""
+        while True:
+            line = self._line()
+            if not line:
+                raise UserError(f"{self.path}: the file is empty; give at least one record")
+            try:
+                text = line.decode("utf-8").rstrip("\r\n").replace("\0", "")
+            except UnicodeDecodeError:
+                raise UserError(
+                    f"{self.path}, first line: the text is not UTF-8; save it with UTF-8 encoding"
+                ) from None
+            if text.strip() and not (comment and text.startswith(comment)):
+                return text
+
+    def skip_comments(self, comment: str) -> None:
+        """Pass over the lines at the top that start with a mark. A record could look like one."""
+        while (line := self._line()) and line.startswith(comment.encode()):
+            pass
+        self._rest = line + self._rest
+
+    def _line(self) -> bytes:
+        """Take one line with its end; nothing at the end of the file."""
+        while True:
+            found = [at for at in (self._rest.find(b"\n"), self._rest.find(b"\r")) if at >= 0]
+            end = min(found, default=-1)
+            if 0 <= end < len(self._rest) - 1 or len(self._rest) > LONGEST:
+                break
+            more = self._read()  # what follows a carriage return must be seen
+            if not more:
+                end = end if end >= 0 else len(self._rest) - 1
+                break
+            self._rest += more
+        end += self._rest[end : end + 2] == b"\r\n"
+        line, self._rest = self._rest[: end + 1], self._rest[end + 1 :]
+        return line
+
+    def rows(self, dialect: Dialect) -> Iterator[Rows]:
+        """Give all rows that are left, block by block."""
+        more = True
+        while more:
+            new = self._read()
+            more = bool(new)
+            data = self._rest + new
+            if not more and data and data[-1:] not in (b"\n", b"\r"):
+                data += b"\n"
+            ends = _row_ends(np.frombuffer(data, np.uint8), dialect, last=not more)
+            taken = int(ends[-1]) + 1 if len(ends) else 0
+            self._rest = data[taken:]
+            if taken:
+                yield _checked(data[:taken], ends, dialect)
+            if len(self._rest) > LONGEST:
+                raise UserError(
+                    f"{self.path}: a row is longer than {LONGEST >> 20} MiB; is it a CSV file, with every "
+                    "quote closed?"
+                )
+        if self._rest:  # a quote was opened and never closed
+            yield Rows(b"", np.zeros(1, np.bool_), np.full(1, -1), np.zeros(1, np.bool_))
+
+
+def _row_ends(data: NDArray[np.uint8], dialect: Dialect, *, last: bool) -> NDArray[np.intp]:
+    """Find where rows end: at a line feed, or at a carriage return without one."""
+    ends = np.flatnonzero(data == _LF)
+    returns = np.flatnonzero(data == _CR)
+    if len(returns):
+        known = returns[returns < len(data) - 1]
+        lone = known[data[known + 1] != _LF]
+        if last and returns[-1] == len(data) - 1:
+            lone = np.append(lone, returns[-1])
+        ends = np.sort(np.concatenate([ends, lone]))
+    if dialect.newlines_in_values and dialect.quote:
+        quotes = np.flatnonzero(data == ord(dialect.quote))
+        ends = ends[np.searchsorted(quotes, ends) % 2 == 0]
+    return ends
+
+
+def _checked(raw: bytes, ends: NDArray[np.intp], dialect: Dialect) -> Rows:
+    """Count the cells of rows that end at the given bytes, and keep those that are whole."""
+    data = np.frombuffer(raw, np.uint8)
+    starts = np.concatenate([np.zeros(1, np.intp), ends[:-1] + 1])
+    between = data == ord(dialect.delimiter)
+    wrong: NDArray[np.intp] = np.zeros(0, np.intp)
+    quote = ord(dialect.quote) if dialect.quote else -1
+    if quote >= 0 and dialect.quote.encode() in raw:
+        is_quote = data == quote
+        before = np.cumsum(is_quote, dtype=np.int32)  # quotes up to here
+        of_row = before[starts] - is_quote[starts]  # quotes before each row
+        odd = (before - np.repeat(of_row, ends - starts + 1)) % 2 == 1  # inside quotes, counted in the row
+        between &= ~odd
+        wrong = _wrong_quotes(data, starts, ends, odd, dialect)
+    cells = np.add.reduceat(between, starts, dtype=np.int64) + 1
+    cells[wrong] = -1
+    whole = cells == dialect.columns
+    good = raw if whole.all() else data[np.repeat(whole, ends - starts + 1)].tobytes()
+    returned = (data[ends] == _LF) & (ends > starts) & (data[ends - 1] == _CR)
+    return Rows(good, whole, cells, ends - returned == starts)
+
+
+def _wrong_quotes(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.intp],
+    ends: NDArray[np.intp],
+    odd: NDArray[np.bool_],
+    dialect: Dialect,
+) -> NDArray[np.intp]:
+    """Find the rows with a quote that neither opens nor closes a cell, nor is doubled, or that stays open."""
+    quote, delimiter = ord(dialect.quote), ord(dialect.delimiter)
+    returned = (data[ends] == _LF) & (ends > starts) & (data[ends - 1] == _CR)
+    stops = ends - returned
+    at = np.flatnonzero(data == quote)
+    row = np.searchsorted(ends, at)
+    previous, following = data[at - 1], data[at + 1]
+    opens = odd[at]  # the count is odd from the quote that opens on
+    placed = np.where(
+        opens,
+        (at == starts[row]) | (previous == delimiter) | (previous == quote),
+        (at + 1 == stops[row]) | (following == delimiter) | (following == quote),
+    )
+    return np.unique(np.concatenate([row[~placed], np.flatnonzero(odd[ends])]))
+
+
+def dialect_of(lines: Lines, table: TableDomain) -> Dialect:
+    """Say how a file is written: as declared, or as its header row shows, or the default.
+
+    Without a header row nothing is found out from the file, because its first line is somebody's record.
+    """
+    if not table.header:
+        return Dialect(
+            table.delimiter or ",",
+            '"' if table.quote is None else table.quote,
+            len(table.columns),
+            newlines_in_values=table.newlines_in_values,
+        )
+    line = lines.header(table.comment)
+    quote = table.quote if table.quote is not None else "'" if line.startswith("'") else '"'
+    names = {column.name for column in table.columns}
+
+    def known(delimiter: str) -> int:
+        return sum(cell.strip() in names for cell in split(line, delimiter, quote))
+
+    delimiter = table.delimiter or max((mark for mark in DELIMITERS if mark != quote), key=known)
+    header = tuple(split(line, delimiter, quote))
+    return Dialect(delimiter, quote, len(header), header, table.newlines_in_values)
+
+
+def split(line: str, delimiter: str, quote: str) -> list[str]:
+    """Split a header row into cells."""
+    if not quote:
+        return line.split(delimiter)
+    try:
+        return next(csv.reader([line], delimiter=delimiter, quotechar=quote), [])
+    except csv.Error as error:
+        raise UserError(f"the header row cannot be read ({error})") from None

@@ -1,0 +1,1 @@
+"""What every package uses and no package owns: artefacts on disk, progress, memory."""

@@ -1,0 +1,173 @@
+"""A model as one ONNX file: scaling by the domain, public features and head together.
+
+A model of a table takes its raw columns, as `adlm.serving.onnx_table` describes, or on request the encoded
+record.
+Any other model takes `records`, (n, *shape) float32 in the units of the domain. Outputs are `probabilities`,
+(n, M), and `code`, (n,); for a record with a value that the domain refuses they are NaN and -1. The
+file carries the classes, the certificate, its signature and the table's declaration as metadata.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from torch import Tensor, nn
+
+from adlm.analyst.model import Model
+from adlm.errors import UserError
+from adlm.privacy.header import privacy_header
+from adlm.public.domain import Domain
+from adlm.public.domain.encoding import encode_frame
+from adlm.public.domain.table import TableDomain
+from adlm.public.features import TABLES
+from adlm.runtime.artefact import write_file
+from adlm.serving.onnx_images import traceable
+from adlm.serving.onnx_table import OPSET, OUTPUTS, as_inputs, input_names, trial_columns, with_columns
+from adlm.serving.verification import library, sign_onnx
+
+TOLERANCE = 1e-5
+
+
+class Served(nn.Module):
+    """From raw records to class probabilities, as one module."""
+
+    _lower: Tensor
+    _range: Tensor
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        domain = model.certificate.domain
+        lower = torch.tensor(np.broadcast_to(domain.lower, domain.size).copy(), dtype=torch.float32)
+        upper = torch.tensor(np.broadcast_to(domain.upper, domain.size).copy(), dtype=torch.float32)
+        self.register_buffer("_lower", lower.reshape(domain.shape))
+        self.register_buffer("_range", (upper - lower).reshape(domain.shape))
+        self.features = None if model.features is None else traceable(model.features)
+        self.head = copy.deepcopy(model.head).float()
+
+    def forward(self, records: Tensor) -> tuple[Tensor, Tensor]:
+        """Map (n, *shape) to (n, M) probabilities and (n,) codes."""
+        z = ((records - self._lower) / self._range).clamp(0.0, 1.0)
+        z = z if self.features is None else self.features(z)
+        probabilities = self.head(z.float()).softmax(1)
+        return probabilities, probabilities.argmax(1)
+
+
+def export_onnx(
+    model: Model, out: Path | str, *, encoded: bool = False, key: Ed25519PrivateKey | None = None
+) -> None:
+    """Write a model as ONNX, after checking that onnxruntime gives the same predictions to 1e-5.
+
+    Parameters
+    ----------
+    key : sign the file, and with it that it was made from the model's release.
+    encoded : for a table, take the encoded record as `records` instead of the raw columns.
+    """
+    served = Served(model).eval()
+    trial = _trial(model.certificate.domain)
+    raw = _traced(served, trial[:2], model)
+    table = None if encoded else _table(model)
+    inputs: dict[str, Any] = {"records": trial.numpy()}
+    if table is not None:
+        raw, drawn = with_columns(raw, table, library("onnx")), trial_columns(table)
+        inputs, trial = as_inputs(table, drawn), torch.from_numpy(encode_frame(table, _Drawn(drawn)))
+    data = _with_metadata(raw, model, table)
+    if key is not None:
+        data = sign_onnx(data, model.certificate, key)
+    found = _run(data, inputs, model)
+    if not np.allclose(found, model.probabilities(trial.numpy()), atol=TOLERANCE, rtol=0):
+        raise _unable(model, "onnxruntime does not give the same predictions")
+    write_file(Path(out), data, what="ONNX model")
+
+
+class _Drawn(dict[str, list[Any]]):
+    """Columns by name, as `encode_frame` reads them."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self)
+
+
+def _table(model: Model) -> TableDomain | None:
+    spec = model.certificate.features.get("spec") or {}
+    return TableDomain.from_dict(spec["table"]) if spec.get("name") in TABLES else None
+
+
+def _trial(domain: Domain) -> Tensor:
+    """A few records within the bounds, drawn without any data."""
+    generator = torch.Generator().manual_seed(0)
+    share = torch.rand(5, *domain.shape, generator=generator)
+    lower = torch.tensor(np.broadcast_to(domain.lower, domain.size).copy()).reshape(domain.shape)
+    upper = torch.tensor(np.broadcast_to(domain.upper, domain.size).copy()).reshape(domain.shape)
+    return (lower + share * (upper - lower)).float()
+
+
+def _traced(served: Served, trial: Tensor, model: Model) -> bytes:
+    buffer = io.BytesIO()
+    names = list(OUTPUTS)
+    chatter = logging.getLogger("torch.onnx")
+    level = chatter.level
+    try:
+        chatter.setLevel(logging.ERROR)
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")  # tracing tells of every constant that it folds
+            torch.onnx.export(
+                served,
+                (trial,),
+                buffer,  # type: ignore[arg-type]  # a stream is what the tracing exporter takes
+                dynamo=False,
+                opset_version=OPSET,
+                input_names=["records"],
+                output_names=names,
+                dynamic_axes={name: {0: "n"} for name in ("records", *names)},
+            )
+    except Exception as error:  # torch raises many kinds, all of them for an operation without a twin
+        raise _unable(model, str(error).strip().splitlines()[0]) from None
+    finally:
+        chatter.setLevel(level)
+    return buffer.getvalue()
+
+
+def _with_metadata(raw: bytes, model: Model, table: TableDomain | None) -> bytes:
+    onnx = library("onnx")
+    graph = onnx.load_model_from_string(raw)
+    certificate = model.certificate
+    summary = privacy_header(certificate, model.stamps) | {
+        "classes": list(certificate.domain.classes),
+        "records": list(certificate.domain.features or ()),
+        "inputs": input_names(table) if table is not None else None,
+        "privacy": certificate.totals.to_dict(),
+        "certificate": certificate.digest,
+        "release": certificate.to_dict(),
+        "features": certificate.features["spec"] if model.features is not None else None,
+    }
+    if model.release_signature is not None:
+        summary["release_signature"] = model.release_signature.to_dict()
+    onnx.helper.set_model_props(graph, {f"adlm.{key}": json.dumps(value) for key, value in summary.items()})
+    return bytes(graph.SerializeToString())
+
+
+def _run(data: bytes, inputs: dict[str, Any], model: Model) -> Any:
+    runtime = library("onnxruntime")
+    try:
+        quiet = runtime.SessionOptions()
+        quiet.log_severity_level = 3  # what it makes simpler is no news to whoever exports
+        session = runtime.InferenceSession(data, quiet, providers=["CPUExecutionProvider"])
+        return session.run(["probabilities"], inputs)[0]
+    except Exception as error:  # onnxruntime has no common base class for its errors
+        raise _unable(model, str(error).strip().splitlines()[0]) from None
+
+
+def _unable(model: Model, reason: str) -> UserError:
+    what = "the network" if model.features is None else f"the features {model.features.spec().get('name')!r}"
+    return UserError(f"{what} cannot be written as ONNX ({reason[:120]}); serve the model with adlm itself")

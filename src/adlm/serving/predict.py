@@ -1,0 +1,65 @@
+"""Predictions for a file of records, batch by batch: written as CSV, whole or not at all, or measured."""
+
+from __future__ import annotations
+
+import csv
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adlm.analyst.metrics import Measures, measure
+from adlm.analyst.model import Model
+from adlm.errors import UserError
+from adlm.readers.tables import read_batches, read_labelled, table_of
+
+
+def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
+    """Write the predicted class and the probability of each class for each record; return how many."""
+    table = table_of(_spec(model))
+    out = Path(out)
+    records = 0
+    temporary: Path | None = None
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
+        temporary = Path(name)
+        with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as stream:
+            writer = csv.writer(stream, lineterminator="\n")
+            writer.writerow(["prediction", *(f"probability of {name}" for name in model.classes)])
+            for batch in read_batches(file, table, labels=False, bounded=False, comments=True):
+                chance = model.probabilities(batch.x)
+                for code, row in zip(chance.argmax(1), chance, strict=True):
+                    writer.writerow([model.classes[int(code)], *(f"{p:.6f}" for p in row)])
+                records += len(batch.x)
+            if not records:
+                raise UserError(f"{file} holds no records; give at least one")
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(out)
+    except OSError as error:
+        raise UserError(f"predictions were not written to {out}: {error.strerror or error}") from None
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+    return records
+
+
+def _spec(model: Model) -> Mapping[str, Any]:
+    """The description of the features; a model of a release record by record of images has none."""
+    spec = model.certificate.features.get("spec")
+    return spec if isinstance(spec, Mapping) else {}
+
+
+def measure_file(model: Model, file: Path | str, *, device: str = "cpu") -> Measures:
+    """Measure a model on a file of labelled records; only probabilities and labels are kept of them."""
+    chances, codes = [], []
+    for batch in read_labelled(file, _spec(model)):
+        chances.append(model.probabilities(batch.x, device=device))
+        codes.append(batch.y)
+    if not codes:
+        raise UserError(f"{file} holds no records; give at least one")
+    return measure(np.concatenate(chances), np.concatenate(codes))

@@ -1,0 +1,176 @@
+"""Check a release, a model folder or an ONNX file: what can be proved of it, and what cannot.
+
+Arithmetic and integrity are proved from the artefact alone: charges add up to the stated totals, and no byte
+differs from what the digests say. Whoever can write a file can also write its digests again, so none of that
+says where it comes from. A signature by a key that the reader trusts does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from adlm.analyst.model import DESCRIPTION, read_folder
+from adlm.errors import UserError
+from adlm.privacy.header import privacy_header
+from adlm.privacy.release import Certificate, Release
+from adlm.privacy.signature import Signature, Statement, require, sign
+from adlm.runtime.artefact import sha256
+
+CARRIED = ("certificate", "privacy", "stamps", "release")  # what an ONNX file says of its release
+SIGNATURE = "adlm.signature"  # key of the last entry of a signed ONNX file
+ARITHMETIC = "proved: the stated totals are what the charges add up to"
+INTEGRITY = "proved: nothing differs from what its digests say"
+NO_DIGEST = (
+    "not proved: that the network is the one that was exported; an ONNX file has no digest but a signature"
+)
+UNSIGNED = "not proved: where it comes from; whoever can write a file can write its digests again"
+HONESTY = "not proved: that noise was drawn, and that the records were what was declared of them"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found of an artefact.
+
+    Attributes
+    ----------
+    kind : `release`, `model` or `onnx`.
+    certificate : of the release that it is, or rests on.
+    stamps : warnings, the artefact's own and those of its release.
+    release_signature, signature : of the release and of the artefact; the same for a release.
+    trusted : whether both are by trusted keys.
+    """
+
+    kind: str
+    certificate: Certificate
+    stamps: tuple[str, ...]
+    release_signature: Signature | None
+    signature: Signature | None
+    trusted: bool = False
+
+    def sentences(self) -> list[str]:
+        """Say what is proved and what is not."""
+        whole = INTEGRITY if self.kind != "onnx" or self.signature else NO_DIGEST
+        if not self.trusted:
+            return [ARITHMETIC, whole, *map(self._summary, self._signatures()), UNSIGNED, HONESTY]
+        assert self.signature is not None
+        assert self.release_signature is not None
+        said = [f"proved: {self.release_signature.signer} signed the release's certificate"]
+        if self.kind != "release":
+            said.append(f"proved: {self.signature.signer} signed that this {self.kind} is of that release")
+        return [ARITHMETIC, whole, *said, HONESTY]
+
+    @staticmethod
+    def _summary(entry: tuple[str, Signature | None]) -> str:
+        what, signature = entry
+        if signature is None:
+            return f"{what} is not signed"
+        return f"{what} is signed by {signature.signer}, a key that was not given as trusted (--trust)"
+
+    def _signatures(self) -> list[tuple[str, Signature | None]]:
+        found: list[tuple[str, Signature | None]] = [("the release", self.release_signature)]
+        return found if self.kind == "release" else [*found, (f"the {self.kind}", self.signature)]
+
+
+def verify(path: Path | str, trusted: Sequence[Ed25519PublicKey] = ()) -> Verified:
+    """Check an artefact; with trusted keys, refuse one that they did not sign.
+
+    Parameters
+    ----------
+    path : a release folder, a model folder or an ONNX file.
+    trusted : public keys. A release must be signed by one of them; a model and an ONNX file must be, and
+        their release too: a certificate beside a model says nothing of the model until somebody who is
+        trusted says that they belong together.
+    """
+    path = Path(path)
+    if path.is_file():
+        found = _onnx(path)
+    elif (path / DESCRIPTION).exists():
+        found = _model(path)
+    else:
+        release = Release.load(path)
+        found = Verified(
+            "release", release.certificate, release.certificate.stamps, release.signature, release.signature
+        )
+    if not trusted:
+        return found
+    released = str(path) if found.kind == "release" else f"the release of {path}"
+    require(found.release_signature, trusted, released, "adlm release --sign KEY signs one when it is made")
+    if found.kind != "release":
+        command = "train" if found.kind == "model" else "export"
+        require(found.signature, trusted, str(path),
+                "its release is, but nothing binds the two together until they are signed as one; adlm "
+                f"{command} --sign KEY does")  # fmt: skip
+    return replace(found, trusted=True)
+
+
+def _model(folder: Path) -> Verified:
+    """Check a model folder; its network is not built, so that a head of anybody's own can be checked too."""
+    found = read_folder(folder)
+    return Verified("model", found.certificate, found.stamps, found.release_signature, found.signature)
+
+
+def _onnx(path: Path) -> Verified:
+    """Check the certificate that an ONNX file carries, and its signatures."""
+    onnx, what = library("onnx"), str(path)
+    data = path.read_bytes()
+    try:
+        summary = {entry.key: entry.value for entry in onnx.load_model_from_string(data).metadata_props}
+        known = {key: json.loads(summary[f"adlm.{key}"]) for key in CARRIED}
+    except Exception:  # protobuf has errors of its own, and anything may be in a file
+        raise UserError(f"{path} is not an ONNX file that adlm export wrote, or was altered") from None
+    certificate = Certificate.from_dict(known["release"])
+    if known["certificate"] != certificate.digest or known["privacy"] != certificate.totals.to_dict():
+        raise UserError(f"{path} states other totals than its certificate: it was altered")
+    if not set(certificate.stamps) <= set(known["stamps"]):
+        raise UserError(f"{path} leaves out stamps of its certificate: it was altered")
+    stated = privacy_header(certificate, known["stamps"])
+    for key, value in stated.items():
+        if f"adlm.{key}" in summary and summary[f"adlm.{key}"] != json.dumps(value):
+            raise UserError(f"{path} states another {key} than its certificate: it was altered")
+    of_release = summary.get("adlm.release_signature")
+    released = None
+    if of_release is not None:
+        released = _parsed(of_release, what).check(certificate.statement(), f"the release of {path}")
+    own = None
+    if SIGNATURE in summary:
+        tail = _tail(onnx, summary[SIGNATURE])
+        statement = Statement("onnx", sha256(data.removesuffix(tail)), certificate.digest)
+        if not data.endswith(tail):
+            raise UserError(f"{path} was altered after it was signed")
+        own = _parsed(summary[SIGNATURE], what).check(statement, what)
+    return Verified("onnx", certificate, tuple(known["stamps"]), released, own)
+
+
+def sign_onnx(data: bytes, certificate: Certificate, key: Ed25519PrivateKey) -> bytes:
+    """Sign an ONNX file that is complete but for this: the signature is one more entry at its end."""
+    signed = sign(Statement("onnx", sha256(data), certificate.digest), key)
+    return data + _tail(library("onnx"), json.dumps(signed.to_dict(), sort_keys=True))
+
+
+def _tail(onnx: Any, value: str) -> bytes:
+    """Return a metadata entry as it stands at the end of a file: appending joins messages of protobuf."""
+    part = onnx.ModelProto()
+    part.metadata_props.add(key=SIGNATURE, value=value)
+    return bytes(part.SerializeToString())
+
+
+def _parsed(text: str, what: str) -> Signature:
+    try:
+        return Signature.from_dict(json.loads(text), what)
+    except ValueError:
+        raise UserError(f"the signature of {what} cannot be read; it was altered") from None
+
+
+def library(name: str) -> Any:
+    """Import what only exporting needs."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(f"ONNX files need {name}; install adlm[export]") from None

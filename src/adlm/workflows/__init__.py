@@ -1,0 +1,1 @@
+"""The main jobs, through the packages in order: privatise, forecast, pretrain."""

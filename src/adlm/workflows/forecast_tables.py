@@ -1,0 +1,97 @@
+"""Rehearse the release of a table on made records: nothing is spent and no record is read.
+
+Columns are filled at random within their declared domains and labels follow a random additive rule, so that
+the real release and the real model run on something of the right shape and size. What a table's columns
+really say of its label nobody knows beforehand; the forecast is how much of what could be learnt survives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from adlm.analyst.fit import fit
+from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
+from adlm.curator.noise import Source
+from adlm.privacy.accounting import parse_delta, parse_epsilon
+from adlm.public.domain.table import TableDomain
+from adlm.public.features.tabular import TabularFeatures
+from adlm.public.planning.tables import TablePlan
+from adlm.workflows.privatise_table import Fourier, plan_release, privatise_encoded
+
+SPREAD = 2.0  # standard deviation of the made logits
+TESTS = 5000
+MOST = 100_000  # records that are made
+
+
+@dataclass(frozen=True)
+class TableRehearsal:
+    """What to expect of a table's release.
+
+    Attributes
+    ----------
+    plan : the settings that the rule chooses.
+    accuracy : of the private model on made records; `ceiling` : of the rule that made them.
+    """
+
+    epsilon: float
+    delta: float
+    plan: TablePlan | TableRoundsPlan
+    accuracy: float
+    ceiling: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {
+            "epsilon": self.epsilon, "delta": self.delta, "accuracy": self.accuracy, "ceiling": self.ceiling,
+        } | self.plan.to_dict()  # fmt: skip
+
+
+def forecast_table(
+    table: TableDomain, n: int, epsilon: object, delta: object = 0, seed: int = 0, fourier: Fourier = 0
+) -> TableRehearsal:
+    """Rehearse a release of n records of a declared table."""
+    budget, slack = parse_epsilon(epsilon), parse_delta(delta)
+    plan = plan_release(table, n, budget, slack, fourier)
+    rng = np.random.default_rng(seed)
+    made = min(n, MOST)
+    x = _records(table, made + TESTS, rng)
+    logits = _logits(table, x, rng)
+    chance = np.exp(logits - logits.max(1, keepdims=True))
+    chance /= chance.sum(1, keepdims=True)
+    y = (chance.cumsum(1) < rng.random((len(x), 1))).sum(1).astype(np.int64)
+    release = privatise_encoded(
+        lambda: [(x[:made], y[:made])], table, epsilon=budget, delta=slack,
+        source=Source.seeded_with(seed), size=n, plan=plan,
+    )  # fmt: skip
+    guess = fit(release).predict(x[made:])
+    best = logits[made:].argmax(1)
+    return TableRehearsal(
+        float(budget), float(slack), plan, float((guess == y[made:]).mean()), float((best == y[made:]).mean())
+    )
+
+
+def _records(table: TableDomain, n: int, rng: np.random.Generator) -> npt.NDArray[np.float32]:
+    """Fill every column at random: uniform between its bounds, or a value of its list."""
+    parts = []
+    for column in table.features:
+        part = np.zeros((n, column.width), dtype=np.float32)
+        if column.kind == "categorical":
+            part[np.arange(n), rng.integers(0, column.width, n)] = 1.0
+        else:
+            part[:, 0] = rng.random(n)
+        parts.append(part)
+    return np.hstack(parts)
+
+
+def _logits(
+    table: TableDomain, x: npt.NDArray[np.float32], rng: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    with torch.inference_mode():
+        z = TabularFeatures(table)(torch.from_numpy(x)).double().numpy()
+    scores = z @ rng.normal(size=(z.shape[1], len(table.label.classes)))
+    return np.asarray(SPREAD * (scores - scores.mean(0)) / scores.std())

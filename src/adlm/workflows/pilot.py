@@ -1,0 +1,133 @@
+"""Noise that follows relevance: where a moment release takes its noise scales from.
+
+The paper's second promise. Relevances come from the public prior at no cost; or from the data: a tenth of
+the budget buys a first release of class sums, a model is made of it, LRP explains that model on labelled
+vectors drawn from the same release, and the rest of the budget is spent by what came out. Only the first
+release reads records, and it is charged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from adlm.curator.allocation import noise_scales
+from adlm.curator.ledger import Ledger
+from adlm.curator.mechanisms.moments import Batches, MomentConfig, release_moments, root_down
+from adlm.curator.noise import Source
+from adlm.errors import UserError
+from adlm.estimation.class_model import fit_class_model
+from adlm.estimation.discriminant import fit
+from adlm.estimation.lrp import relevance as propagate
+from adlm.privacy.accounting import Charge, gaussian_epsilon, gaussian_mu, show
+from adlm.public.domain import Domain
+from adlm.public.features import Features
+from adlm.public.planning.moments import MomentPlan
+
+SHARE = Fraction(1, 10)  # of the budget, for the first release
+DRAWS = 2000
+
+
+@dataclass(frozen=True)
+class PilotRelease:
+    """A first release and what it says of the coordinates.
+
+    Attributes
+    ----------
+    relevance : (k,) mean |R_j| by LRP; `typical` : (k,) mean |z_j|, both over drawn vectors.
+    charges : what it cost.
+    """
+
+    relevance: Tensor
+    typical: Tensor
+    charges: tuple[Charge, ...] = ()
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+
+
+NO_PILOT = PilotRelease(torch.empty(0), torch.empty(0))
+
+
+def shares(epsilon: Fraction, delta: Fraction) -> tuple[Fraction, Fraction]:
+    """Split a budget between a first release, which gets a tenth, and the rest.
+
+    Formal guarantees
+    -----------------
+    Releases of the two epsilons at this delta compose to at most `epsilon`. Pure epsilons add. Those of
+    Gaussian noise do not: there it is mu^2 that is split, and epsilons are a hair below those of their
+    parts, so that what is calibrated to them has at most the mu of its part.
+    """
+    if not delta:
+        return epsilon * SHARE, epsilon * (1 - SHARE)
+    hair, whole = Fraction(1, 10**6), gaussian_mu(epsilon, delta)
+    first = max(gaussian_epsilon(whole * root_down(SHARE), delta) - hair, hair)
+    unspent = whole**2 - gaussian_mu(first, delta) ** 2
+    rest = gaussian_epsilon(root_down(unspent), delta) - hair if unspent > 0 else Fraction(0)
+    if rest <= 0:  # so large a delta allows that little noise at no epsilon at all
+        raise UserError(
+            f"a tenth of epsilon {show(epsilon)} at delta {float(delta):g} is too little for private "
+            "relevances; raise epsilon, or take the prior's relevance, which is free"
+        )
+    return first, rest
+
+
+def pilot_release(
+    batches: Batches,
+    domain: Domain,
+    features: Features,
+    plan: MomentPlan,
+    epsilon: Fraction,
+    delta: Fraction,
+    ledger: Ledger,
+    source: Source,
+    unproved: str = "",
+) -> PilotRelease:
+    """Spend epsilon on class sums with identical noise, and explain a model of them.
+
+    Formal guarantees
+    -----------------
+    Relation, sensitivity, guarantee: those of `release_moments` at this epsilon. All else here reads that
+    release alone.
+    """
+    release = release_moments(
+        batches, domain=domain, features=features, design=first_design(plan, epsilon, delta), ledger=ledger,
+        source=source, unproved=unproved,
+    )  # fmt: skip
+    charges = tuple(replace(c, what=f"{c.what}, for private relevances") for c in release.certificate.charges)
+    moments = release.moments()
+    if moments.n <= 0:  # under add-remove, noisy counts can say that nobody is there: all coordinates alike
+        isotropic = torch.ones(plan.k, dtype=torch.float64)
+        return PilotRelease(isotropic, isotropic, charges, {"relevance": isotropic})
+    head = fit(moments, features.prior)
+    linear = nn.Linear(plan.k, len(domain.classes))
+    with torch.no_grad():
+        linear.weight.copy_(head.weight)
+        linear.bias.copy_(head.bias)
+    z, codes = fit_class_model(moments, features.prior).sample(DRAWS, torch.Generator().manual_seed(0))
+    explained = propagate(nn.Sequential(linear), z, target=codes).features.abs().mean(0).double()
+    return PilotRelease(explained, z.abs().mean(0).double(), charges, {"relevance": explained})
+
+
+def first_design(plan: MomentPlan, epsilon: Fraction, delta: Fraction) -> MomentConfig:
+    """Class sums alone, with identical noise."""
+    pure: Literal["laplace", "radial"] = "laplace" if plan.noise == "laplace" else "radial"
+    return MomentConfig(epsilon, delta, plan.k, plan.clip_norm, None, plan.constant, pure=pure)
+
+
+def scales(relevance: Tensor, typical: Tensor, allocation: str) -> tuple[float, ...] | None:
+    """Return relative noise scales whose typical record is as long as with identical ones.
+
+    A relevance of R asks for an error weight R^2. Coordinates are never withheld here: a floor of a
+    thousandth of the mean keeps their noise finite.
+    """
+    if allocation == "identical":
+        return None
+    size = typical.clamp_min(1e-3 * float(typical.mean()) + 1e-12)
+    weight = relevance.square()
+    weight = weight.clamp_min(1e-3 * float(weight.mean()) + 1e-12)
+    b = torch.from_numpy(noise_scales(allocation, size.numpy(), weight.numpy()))
+    stretch = (size / b).square().sum().sqrt() / size.square().sum().sqrt()
+    return tuple((b * stretch).tolist())

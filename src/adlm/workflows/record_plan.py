@@ -1,0 +1,137 @@
+"""What Algorithm 1 is given, checked whole before the first record is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from torch import nn
+
+from adlm.analyst.layer_sizes import layer_sizes
+from adlm.analyst.networks import name_of
+from adlm.curator.allocation import ALLOCATIONS
+from adlm.curator.ledger import Ledger
+from adlm.curator.mechanisms.records import Settings, prepare
+from adlm.curator.relevance import Provenance, relevance_charge
+from adlm.errors import UserError
+from adlm.estimation.polynomial import by_name
+from adlm.privacy.accounting import Charge, compose, parse_epsilon, show
+from adlm.public.domain import Domain
+
+METHODS = ("adlm", "ilm")
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """eps1 for the relevances (None for ILM, which has none), eps2 for the features, eps3 for the labels.
+
+    Without eps3 no labels are released, and networks that learn records alone can still be trained.
+    """
+
+    epsilon1: Fraction | None
+    epsilon2: Fraction
+    epsilon3: Fraction | None
+
+    @classmethod
+    def split(
+        cls, epsilon: object, shares: tuple[object, ...] = ("0.25", "0.5", "0.25"), method: str = "adlm"
+    ) -> Budgets:
+        """Share a total out; ILM shares what AdLM would give to the relevances between the other two."""
+        total, parts = (
+            parse_epsilon(epsilon),
+            [parse_epsilon(share, "a share of the split") for share in shares],
+        )
+        if method not in METHODS:
+            raise UserError(f"method must be one of {', '.join(METHODS)} (got {method!r}).")
+        if len(parts) != 3:
+            raise UserError(
+                f"the split must have three shares, for relevances, features and labels (got {len(parts)})."
+            )
+        if method == "ilm":
+            parts[0] = Fraction(0)
+        first, second, third = (total * part / sum(parts) for part in parts)
+        return cls(first or None, second, third)
+
+
+@dataclass(frozen=True)
+class RelevanceSource:
+    """The network that relevances are taken from; its provenance is `public`, `private` or a certificate."""
+
+    network: nn.Module
+    provenance: Provenance
+
+
+def settings_for(
+    domain: Domain,
+    network: nn.Module,
+    budgets: Budgets,
+    L: int,
+    delta_h0: str | int | Fraction,
+    allocation: str,
+    loss: str,
+    mode: str,
+) -> Settings:
+    """Line 9: Delta_h0 = 2 sum over h0 of d, and |h_(k)| for line 17, from the network's own sizes."""
+    sizes, classes = layer_sizes(network, domain.shape), len(domain.classes)
+    if budgets.epsilon3 is not None and sizes.outputs != classes:
+        raise UserError(
+            f"the network answers with {sizes.outputs} numbers and the domain has {classes} classes; give it "
+            f"an output layer of {classes}"
+        )
+    rule = delta_h0 if isinstance(delta_h0, str) else "given"
+    if rule not in ("counted", "per-patch") and isinstance(delta_h0, str):
+        raise UserError(f"delta_h0 must be counted, per-patch or a number (got {delta_h0!r}).")
+    if rule != "given":
+        delta_h0 = sizes.counted if rule == "counted" else sizes.per_patch
+    return Settings(
+        epsilon2=budgets.epsilon2,
+        epsilon3=budgets.epsilon3 or Fraction(0),
+        batch_size=L,
+        delta_h0=Fraction(delta_h0),
+        delta_h0_rule=rule,
+        hidden=sizes.hidden,
+        allocation="identical" if budgets.epsilon1 is None else allocation,
+        loss=by_name(loss),
+        mode=mode,
+        network=name_of(network),
+    )
+
+
+def check_first(
+    D: npt.ArrayLike,
+    y: npt.ArrayLike | None,
+    domain: Domain,
+    settings: Settings,
+    budgets: Budgets,
+    explained: RelevanceSource | None,
+    rows: int | None,
+    ledger: Ledger,
+    folder: Path | None,
+) -> None:
+    """Find every mistake, and a budget that is too small, before the relevances are charged."""
+    if budgets.epsilon1 is not None and explained is None:
+        raise UserError("AdLM needs a relevance network and its provenance; ILM needs neither.")
+    if settings.allocation not in ALLOCATIONS:
+        raise UserError(f"allocation must be one of {', '.join(ALLOCATIONS)} (got {settings.allocation!r}).")
+    if folder is not None and Path(folder).exists():
+        raise UserError(f"{folder} exists already; choose another place for the release or remove it first")
+    # Reads every record, in blocks, and refuses a wrong shape or a value that is not finite.
+    domain.outside(D)
+    n = len(np.asarray(D))
+    if (y is None) == settings.labelled:
+        raise UserError("labels are given when, and only when, they have a budget: epsilon3.")
+    if n == 0 or (y is not None and n != len(domain.encode_labels(y))):
+        raise UserError(f"there must be records, and one label for each (got {n} records).")
+    planned: tuple[Charge, ...] = prepare(replace(settings, allocation="identical"), domain, None).charges
+    if budgets.epsilon1 is not None:
+        planned = (relevance_charge(domain, n if rows is None else rows, budgets.epsilon1), *planned)
+    if ledger.budget is not None:
+        spent = compose([*ledger.charges, *planned]).epsilon_proved
+        if spent > ledger.budget.epsilon:
+            raise UserError(
+                f"the budget of epsilon {show(ledger.budget.epsilon)} would be overspent: with this release "
+                f"the proved total is {show(spent)}; lower epsilon, |L|, or raise Delta_h0"
+            )

@@ -1,0 +1,177 @@
+"""Records and labels as scikit-learn gives them, arrays and frames, encoded by what is declared of them."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import MutableMapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.pipeline import Pipeline
+from sklearn.utils import get_tags
+
+from adlm.errors import UserError
+from adlm.privacy.release import Release
+from adlm.public.domain import Domain
+from adlm.public.domain.column import Column
+from adlm.public.domain.encoding import column_names, encode_frame, encode_labels
+from adlm.public.domain.table import TableDomain
+from adlm.public.domain.values import cells_of
+from adlm.readers.contributions import Contributions
+
+
+class PrivacyWarning(UserWarning):
+    """Something that is allowed, and that costs privacy."""
+
+
+def bounded(table: TableDomain, frame: Any) -> npt.NDArray[np.bool_]:
+    """Which records to keep: the first few of each person, as the domain allows; all without a person."""
+    if table.person is None:
+        return np.ones(len(frame), dtype=np.bool_)
+    name = table.person.name
+    if name not in column_names(frame):
+        raise UserError(f"the domain bounds records by person, but there is no column {name!r}; add it")
+    with Contributions(table.person, table.missing) as persons:
+        return persons.keep(frame[name])
+
+
+def steps_before() -> list[str]:
+    """Name the steps that a pipeline fitted on the records before it called the estimator's `fit`."""
+    frame = sys._getframe(2)
+    names: list[str] = []
+    while frame is not None and frame.f_back is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, Pipeline):
+            names += [
+                name
+                for name, step in caller.steps[:-1]
+                if step not in (None, "passthrough") and get_tags(step).requires_fit
+            ]
+        frame = frame.f_back
+    return list(dict.fromkeys(names))
+
+
+def check_no_weights(given: MutableMapping[str, Any]) -> None:
+    """Refuse what `fit` does not take, sample weights with the reason; weights of None are none."""
+    if given.pop("sample_weight", None) is not None:
+        raise UserError(
+            "sample weights are refused: noise is made for records that count once each, and a weight lets "
+            "one record move a sum further; leave sample_weight out"
+        )
+    if given:
+        raise UserError(f"fit takes X and y (got {', '.join(sorted(given))} too); leave that out")
+
+
+def declared(release: Release) -> tuple[TableDomain | None, Domain]:
+    """The table that a release was made of, None for other records, and the domain of its records."""
+    spec = release.certificate.features.get("spec") or {}
+    table = TableDomain.from_dict(spec["table"]) if "table" in spec else None
+    return table, release.certificate.domain
+
+
+def column_labels(table: TableDomain) -> list[str]:
+    """Names of a table's columns; none where it was made of an array, whose columns have no names."""
+    names = [column.name for column in table.features]
+    return [] if names == [f"x{j}" for j in range(len(names))] else names
+
+
+def one_column(y: Any) -> Any:
+    """Labels in a frame of one column, as that column."""
+    if not hasattr(y, "columns"):
+        return y
+    if len(y.columns) != 1:
+        raise UserError(f"labels are one column (got a frame of {len(y.columns)}); give y=frame[NAME]")
+    return y[y.columns[0]]
+
+
+def check_lengths(x: Any, y: Any) -> None:
+    """Refuse records and labels that are not equally many."""
+    if len(x) != len(y):
+        raise UserError(f"there are {len(x)} records and {len(y)} labels; give one label for each record")
+
+
+def labels_of(y: Any, table: TableDomain) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Class labels and the codes of a table's labels."""
+    shape = np.shape(y)
+    if len(shape) != 1:
+        raise UserError(f"labels must be a list of one per record, shape (n,) (got shape {shape})")
+    return coded(y, encode_labels(table.label, y, table.missing), table.label.classes)
+
+
+def coded(
+    y: Any, codes: npt.NDArray[np.int64], names: tuple[str, ...]
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """Class labels in the type that the user gave: names for texts, numbers for numbers, truth for truth."""
+    given = np.asarray(y)
+    kind = given.dtype
+    if kind.kind == "O":
+        kinds = {_kind(cell) for cell in cells_of(y).distinct} - {"nothing"}
+        if len(kinds) > 1:
+            raise UserError(
+                "labels are all texts, all whole numbers or all true and false (got "
+                f"{' and '.join(sorted(kinds))}); give them in one type"
+            )
+        kind = np.dtype({"numbers": "int64", "truth": "bool"}.get(kinds.pop() if kinds else "", "object"))
+    if kind.kind == "b" and len(names) == 2:
+        code_of_true = codes[0] if given.flat[0] else 1 - codes[0]
+        return np.arange(2) == code_of_true, codes
+    if kind.kind not in "iuf":
+        return np.array(names), codes
+    whole = (
+        [int(name) for name in names] if all(n.lstrip("-").isdigit() for n in names) else range(len(names))
+    )
+    return np.array(list(whole), dtype=kind), codes
+
+
+def _kind(cell: Any) -> str:
+    if cell is None:
+        return "nothing"
+    if isinstance(cell, bool):
+        return "truth"
+    return "numbers" if isinstance(cell, int | float) else "texts"
+
+
+def array_table(x: npt.NDArray[Any], y: npt.NDArray[Any], domain: Domain | None) -> TableDomain:
+    """A table of numeric columns, with the bounds of a domain, or bounds learnt from data with a warning."""
+    if domain is None:
+        warnings.warn(
+            "no domain was given: bounds and classes are learnt from the data, which is not private; the "
+            "certificate says so",
+            PrivacyWarning,
+            stacklevel=4,
+        )
+        low, high = x.min(0).astype(float), x.max(0).astype(float)
+        names: tuple[str, ...] = tuple(str(v) for v in np.unique(y))
+        if len(names) < 2:
+            raise UserError(
+                "Classifier can't train when only one class is present; give at least two classes"
+            )
+        relation = "replace-one"
+    else:
+        if x.shape[1] != domain.size:
+            raise UserError(f"records have {x.shape[1]} features, the domain has {domain.size}")
+        low, high = np.broadcast_to(domain.lower, x.shape[1]), np.broadcast_to(domain.upper, x.shape[1])
+        names, relation = domain.classes, domain.neighbours
+    high = np.where(high > low, high, low + 1.0)
+    columns = [Column(f"x{j}", "numeric", float(low[j]), float(high[j])) for j in range(x.shape[1])]
+    label = Column("label", "label", classes=names)
+    return TableDomain((*columns, label), neighbours=relation, bounds_learnt_from_data=domain is None)
+
+
+def encode_array(table: TableDomain, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Encode an array whose columns stand in the order of the table's."""
+    if x.shape[1] != len(table.features):
+        raise UserError(f"records have {x.shape[1]} columns, the table has {len(table.features)}")
+    return encode_frame(table, _Columns([c.name for c in table.features], x))
+
+
+class _Columns:
+    """The columns of an array, by name."""
+
+    def __init__(self, names: list[str], x: npt.NDArray[Any]) -> None:
+        self.columns, self._x = names, x
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        return np.ascontiguousarray(self._x[:, self.columns.index(name)])

@@ -1,0 +1,245 @@
+"""Gradient rounds: bounds, batch independence, calibration, the head, the model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adlm.analyst.fit import fit
+from adlm.analyst.rounds import drowned, estimated_accuracy, rounds_head
+from adlm.audit.rounds_controls import ROUNDS
+from adlm.curator.feature_store import FeatureStore
+from adlm.curator.ledger import Budget, Ledger
+from adlm.curator.mechanisms.gradient_rounds import GradientClip, GradientPass, feature_integers
+from adlm.curator.mechanisms.moments import Indicators, MomentConfig, calibrate
+from adlm.curator.noise import Source
+from adlm.errors import UserError
+from adlm.estimation import exact
+from adlm.estimation.gradient_head import (
+    GRADIENT_UNIT,
+    WEIGHT_UNIT,
+    Descent,
+    Head,
+    class_offsets,
+    final_head,
+)
+from adlm.privacy.accounting import compose
+from adlm.privacy.release import Release
+from adlm.public.domain import NEIGHBOURS
+from adlm.public.planning.rounds import GradientRounds
+from adlm.workflows.privatise import privatise
+
+DELTA = Fraction(1, 10**5)
+PLAN = GradientRounds(5, 0.25, 4.0, 100)
+
+
+def records(n: int, k: int, classes: int, seed: int = 0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, k))
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    return feature_integers(z), rng.integers(0, classes, n)
+
+
+def head(k: int, classes: int, scale: float = 5.0, seed: int = 1) -> Head:
+    rng = np.random.default_rng(seed)
+    return Head(np.rint(scale * rng.normal(size=(classes, 1 + k)) * WEIGHT_UNIT), 0.25)
+
+
+def slow_gradient(z: Any, code: int, at: Head, clip_norm: float) -> Any:
+    """One record's clipped gradient, from the definition."""
+    extended = np.concatenate([[0.25], z / (1 << 14)])
+    scores = at.integers / WEIGHT_UNIT @ extended
+    p = np.exp(scores - scores.max())
+    p /= p.sum()
+    p[code] -= 1
+    gradient = np.outer(p, extended)
+    return gradient * min(1.0, clip_norm / max(float(np.linalg.norm(gradient)), 1e-300))
+
+
+def test_the_exponential_is_that_of_the_library_to_fourteen_digits() -> None:
+    x = -np.abs(np.random.default_rng(0).normal(size=10_000)) * 30
+    assert np.abs(exact.exp(x) / np.exp(x) - 1).max() < 1e-13
+    assert exact.exp(np.array([0.0, -1e9]))[0] == 1.0
+
+
+def test_a_gradient_is_that_of_its_definition() -> None:
+    z, codes = records(50, 7, 3)
+    clip, at = GradientClip(0.25, 0.25), head(7, 3)
+    for row, code in zip(z, codes, strict=True):
+        found = clip.gradient(row[None], np.array([code]), at) / GRADIENT_UNIT
+        assert np.abs(found - slow_gradient(row, int(code), at, 0.25)).max() < 3e-4
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 40), st.integers(2, 12), st.floats(0.01, 1.9), st.floats(0, 3000), st.integers(0, 2**31)
+)
+def test_no_record_has_a_gradient_beyond_the_bound(
+    k: int, classes: int, clip_norm: float, scale: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    z = rng.integers(-(1 << 14), (1 << 14) + 1, (20, k)).astype(np.int16)
+    codes, at = rng.integers(0, classes, 20), head(k, classes, min(scale, 4000), seed)
+    clip = GradientClip(clip_norm, 0.25)
+    for row, code in zip(z, codes, strict=True):
+        total = clip.gradient(row[None], np.array([code]), at).astype(object)
+        assert int((total * total).sum()) <= clip.bound**2
+
+
+def test_a_records_integers_do_not_depend_on_its_batch_place_or_threads() -> None:
+    z, codes = records(9000, 33, 5)
+    clip, at = GradientClip(0.25, 0.25), head(33, 5)
+    alone = np.concatenate(
+        [clip.residuals(z[i : i + 1].astype(float), codes[i : i + 1], at) for i in range(300)]
+    )
+    assert np.array_equal(alone, clip.residuals(z[:300].astype(float), codes[:300], at))
+    order = np.random.default_rng(3).permutation(9000)
+    shuffled = clip.residuals(z[order].astype(float), codes[order], at)
+    assert np.array_equal(shuffled[np.argsort(order)], clip.residuals(z.astype(float), codes, at))
+    whole = GradientPass.over(z, codes, clip)
+    parts = [
+        GradientPass.over(z[i : i + 1234], codes[i : i + 1234], clip).sum(at) for i in range(0, 9000, 1234)
+    ]
+    assert np.array_equal(whole.sum(at, threads=1), whole.sum(at, threads=4))
+    assert np.array_equal(whole.sum(at), sum(parts))
+    assert np.array_equal(GradientPass.over(z[order], codes[order], clip).sum(at), whole.sum(at))
+
+
+def test_two_records_can_attain_twice_the_bound_under_replace_one() -> None:
+    clip, at = GradientClip(0.25, 0.25), Head(np.zeros((2, 3)), 0.25)
+    z = feature_integers(np.array([[1.0, 0.0]]))
+    one, other = (clip.gradient(z, np.array([code]), at) for code in (0, 1))
+    moved = math.sqrt(float(((one - other).astype(float) ** 2).sum()))
+    assert moved <= float(clip.sensitivity("replace-one"))
+    assert moved > 0.99 * float(clip.sensitivity("replace-one"))
+    assert clip.sensitivity("add-remove") * 2 == clip.sensitivity("replace-one")
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+@pytest.mark.parametrize("delta", [Fraction(0), DELTA])
+@pytest.mark.parametrize("people", [1, 3])
+def test_the_charges_keep_to_the_budget_and_use_it(neighbours: str, delta: Fraction, people: int) -> None:
+    design = MomentConfig(
+        Fraction(1), delta, 10, 1.0, share_sums=Fraction(1, 10), contributions=people, pure="radial",
+        rounds=PLAN, indicators=Indicators(20, 4, Fraction(1, 10)),
+    )  # fmt: skip
+    scales, charges = calibrate(design, neighbours)
+    assert Fraction(99, 100) < compose(charges).epsilon_proved <= 1
+    assert [c.what for c in charges][-2] == "gradients of 5 rounds"
+    one = people * GradientClip(PLAN.clip_norm, PLAN.constant).sensitivity(neighbours)
+    due = math.sqrt(5) * float(one) if delta else 5 * float(one)
+    assert float(charges[2].sensitivity) == pytest.approx(due, rel=1e-9)
+    assert charges[2].scale == scales.gradients
+
+
+def test_rounds_refuse_settings_that_make_no_sense() -> None:
+    for wrong in ({"rounds": 0}, {"clip_norm": 0.0}, {"momentum": 1.0}, {"average": 0.0}, {"constant": 2.0}):
+        with pytest.raises(UserError):
+            replace(PLAN, **wrong)
+    with pytest.raises(UserError, match="Gaussian or radial"):
+        MomentConfig(Fraction(1), Fraction(0), 3, 1.0, rounds=PLAN)
+
+
+def test_descent_is_that_of_its_definition() -> None:
+    rng = np.random.default_rng(0)
+    gradients = rng.integers(-(10**9), 10**9, (5, 3, 4))
+    offsets = np.log(np.array([0.5, 0.25, 0.25]))
+    w, v, heads = np.zeros((3, 4)), np.zeros((3, 4)), []
+    w[:, 0] = offsets / PLAN.constant
+    for g in gradients:
+        mean = (g - g.mean(0)) / GRADIENT_UNIT / PLAN.size
+        v = PLAN.momentum * v + mean
+        w = w - PLAN.step * v
+        heads.append(w)
+    expected = heads[-1]  # the last quarter of five rounds is one
+    assert np.allclose(final_head(gradients, PLAN, offsets).integers / WEIGHT_UNIT, expected, atol=1e-6)
+    with pytest.raises(UserError, match="gradients"):
+        Descent(PLAN, offsets, 3).final()
+
+
+def test_offsets_are_log_shares_and_bounded_whatever_noise_says() -> None:
+    assert np.allclose(class_offsets(np.array([750, 250])), np.log([0.75, 0.25]), atol=1e-3)
+    assert np.isfinite(class_offsets(np.array([-5000, 100, 10]))).all()
+
+
+def blobs(n: int, seed: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 3, n)
+    x = rng.normal(size=(n, 6)) * 0.15 + 0.5
+    x[np.arange(n), y] += 0.3
+    return np.clip(x, 0, 1), y
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_a_release_with_rounds_learns_is_verified_and_its_head_is_computed_anew(
+    neighbours: str, tmp_path: Any
+) -> None:
+    from adlm.public.domain import Domain
+
+    domain = Domain((6,), 0.0, 1.0, ("a", "b", "c"), neighbours)
+    x, y = blobs(6000, 1)
+    made = privatise(x, y, domain=domain, epsilon=1, delta="1e-5", seed=1, size=6000)
+    made.save(tmp_path / "r")
+    release = Release.load(tmp_path / "r")
+    assert "gradients" in release.tensors
+    assert np.array_equal(rounds_head(release).integers, rounds_head(made).integers)
+    model = fit(release)
+    test, truth = blobs(2000, 2)
+    accuracy = (model.predict(test) == truth).mean()
+    assert accuracy > 0.85
+    found = estimated_accuracy(release)
+    assert found is not None
+    assert abs(found[0] - accuracy) < 0.05
+    network = fit(release, "mlp", draws=4000)
+    assert (network.predict(test) == truth).mean() > accuracy - 0.03
+
+
+def test_charges_are_written_before_the_first_noise() -> None:
+    from adlm.public.domain import Domain
+
+    ledger = Ledger(budget=Budget(Fraction(1), DELTA))
+    x, y = blobs(6000, 1)
+    domain = Domain((6,), 0.0, 1.0, ("a", "b", "c"))
+    privatise(x, y, domain=domain, epsilon=1, delta="1e-5", ledger=ledger, seed=1)
+    with pytest.raises(UserError, match="overspent"):
+        privatise(x, y, domain=domain, epsilon=1, delta="1e-5", ledger=ledger, seed=1)
+
+
+def test_a_model_without_a_signal_says_so_and_gives_the_largest_class() -> None:
+    from adlm.public.domain import Domain
+
+    rng = np.random.default_rng(0)
+    x, y = rng.random((4000, 6)), (rng.random(4000) < 0.1).astype(int)
+    domain = Domain((6,), 0.0, 1.0, ("a", "b"))
+    release = privatise(x, y, domain=domain, epsilon="0.5", delta="1e-5", seed=2)
+    model = fit(release)
+    if drowned(release):
+        assert "largest class" in str(model.training["warning"])
+        assert (model.predict(x) == 0).all()
+    assert (model.predict(x) == y).mean() > 0.88
+
+
+def test_features_are_kept_in_a_nameless_file_when_they_are_many(tmp_path: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("ADLM_CACHE", str(tmp_path))
+    z, codes = records(1000, 8, 2)
+    store = FeatureStore(8, most_bytes=4000)
+    for start in range(0, 1000, 100):
+        store.append(z[start : start + 100], codes[start : start + 100])
+    kept, classes = store.arrays()
+    assert np.array_equal(kept, z)
+    assert np.array_equal(classes, codes)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    store.close()
+
+
+@pytest.mark.parametrize("control", ROUNDS, ids=lambda control: control.__name__)
+def test_rounds_that_are_wrong_on_purpose_are_caught(control: Any) -> None:
+    found = control(100, Source.seeded_with(1))
+    assert found.lower > float(found.claimed)

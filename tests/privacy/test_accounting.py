@@ -1,0 +1,207 @@
+"""Charges cost what their numbers say, and add up exactly."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from adlm.errors import UserError
+from adlm.privacy.accounting import (
+    Charge,
+    compose,
+    gaussian_delta,
+    gaussian_epsilon,
+    gaussian_mu,
+    parse_delta,
+    parse_epsilon,
+    root_up,
+    round_up,
+    show,
+)
+
+DELTA = Fraction(1, 100_000)
+
+
+def laplace(epsilon: Fraction, **other: object) -> Charge:
+    fields: dict[str, object] = {"mechanism": "laplace", "neighbours": "replace-one", "scale": Fraction(1)}
+    fields |= {"what": "sums", "sensitivity": epsilon, "proof": "a theorem"}
+    return Charge(**(fields | other))  # type: ignore[arg-type]
+
+
+def gaussian(mu: Fraction) -> Charge:
+    return laplace(mu, mechanism="gaussian", delta=DELTA)
+
+
+@given(st.lists(st.fractions(min_value=Fraction(1, 1000), max_value=10), min_size=1, max_size=20))
+def test_pure_epsilons_add_exactly(epsilons: list[Fraction]) -> None:
+    totals = compose([laplace(e) for e in epsilons])
+    assert totals.epsilon_proved == sum(epsilons)
+    assert round_up(totals.epsilon_proved) >= totals.epsilon_proved
+
+
+def test_ten_tenths_are_one() -> None:
+    """In floating point they are not."""
+    assert compose([laplace(parse_epsilon(0.1))] * 10).epsilon_proved == 1
+
+
+@pytest.mark.parametrize(("mu", "delta"), [("0.2", "1e-5"), ("1", "1e-6"), ("2.5", "1e-3"), ("0.01", "1e-5")])
+def test_the_gaussian_epsilon_is_tight(mu: str, delta: str) -> None:
+    """Enough at the stated epsilon, and not enough a hair below it."""
+    epsilon = gaussian_epsilon(Fraction(mu), Fraction(delta))
+    assert gaussian_delta(Fraction(mu), epsilon) <= Fraction(delta)
+    assert gaussian_delta(Fraction(mu), epsilon - Fraction(1, 10**6)) > Fraction(delta)
+
+
+@given(st.floats(0.01, 30), st.sampled_from(["1e-3", "1e-5", "1e-9"]))
+def test_the_gaussian_epsilon_is_what_an_independent_solver_finds(mu: float, delta: str) -> None:
+    from dp_accounting import get_epsilon_gaussian
+
+    theirs = get_epsilon_gaussian(1 / mu, float(delta))
+    assert float(gaussian_epsilon(Fraction(mu), Fraction(delta))) == pytest.approx(theirs, abs=2e-6, rel=1e-9)
+
+
+@pytest.mark.parametrize("power", [3, 20, 40, 100])
+def test_the_epsilon_of_hardly_any_noise_is_not_understated(power: int) -> None:
+    """For a large mu it lies between mu^2 / 2, where delta is about 1/2, and mu^2 / 2 + 5 mu."""
+    mu = Fraction(10**power)
+    assert mu**2 / 2 < gaussian_epsilon(mu, DELTA) < mu**2 / 2 + 5 * mu
+
+
+def test_a_delta_too_small_to_compute_with_is_refused() -> None:
+    with pytest.raises(UserError, match="at least 1e-50"):
+        laplace(Fraction(1), mechanism="gaussian", delta=Fraction(1, 10**70))
+
+
+def test_gaussian_charges_compose_as_the_accountant_says() -> None:
+    """A privacy-loss-distribution accountant, which knows nothing of our formula, agrees from above."""
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    mus = [Fraction(1, 5), Fraction(3, 10), Fraction(1, 2)]
+    accountant = PLDAccountant()
+    for mu in mus:
+        accountant.compose(dp_accounting.GaussianDpEvent(float(1 / mu)))
+    ours = float(compose([gaussian(mu) for mu in mus]).epsilon_proved)
+    assert ours == pytest.approx(accountant.get_epsilon(float(DELTA)), rel=2e-3)
+
+
+def test_gaussian_charges_of_different_deltas_compose_as_the_accountant_says() -> None:
+    """A delta says where an epsilon is read off; the noise is the same."""
+    import dp_accounting
+    from dp_accounting.pld import PLDAccountant
+
+    mus = {Fraction(1, 5): DELTA / 10, Fraction(3, 10): DELTA, Fraction(1, 2): DELTA / 1000}
+    accountant = PLDAccountant()
+    for mu in mus:
+        accountant.compose(dp_accounting.GaussianDpEvent(float(1 / mu)))
+    charges = [laplace(mu, mechanism="gaussian", delta=delta) for mu, delta in mus.items()]
+    for delta in (None, DELTA, DELTA / 100):
+        totals = compose(charges, delta)
+        assert totals.delta == (delta or DELTA)
+        theirs = accountant.get_epsilon(float(totals.delta))
+        assert float(totals.epsilon_proved) == pytest.approx(theirs, rel=2e-3)
+    with pytest.raises(UserError, match="no epsilon at delta 0"):
+        compose(charges, Fraction(0))
+
+
+def test_pure_and_gaussian_charges_add_by_basic_composition() -> None:
+    together = compose([laplace(Fraction(1, 2)), gaussian(Fraction(1, 4))])
+    assert together.epsilon_proved == Fraction(1, 2) + gaussian_epsilon(Fraction(1, 4), DELTA)
+    assert together.delta == DELTA
+
+
+@given(st.fractions(min_value=Fraction(1, 50), max_value=8))
+def test_mu_for_an_epsilon_keeps_to_it(epsilon: Fraction) -> None:
+    mu = gaussian_mu(epsilon, DELTA)
+    assert (
+        epsilon * Fraction(999, 1000) - Fraction(1, 10**5)
+        <= gaussian_epsilon(mu, DELTA)
+        <= epsilon + Fraction(1, 10**6)
+    )
+
+
+@given(st.fractions(min_value=0, max_value=10**9))
+def test_the_rounded_root_is_never_below(value: Fraction) -> None:
+    root = root_up(value)
+    assert root * root >= value
+    assert (root - Fraction(1, 10**11)) ** 2 < value or root < Fraction(1, 10**10)
+
+
+def test_claimed_and_proved_are_always_shown_together() -> None:
+    totals = compose([laplace(Fraction(3), epsilon_claimed=Fraction(1, 2))])
+    assert totals.sentence().startswith("epsilon claimed 0.5, proved 3")
+    assert {"epsilon_claimed", "epsilon_proved", "delta", "neighbours"} <= set(totals.to_dict())
+
+
+def test_nothing_proved_is_said_with_its_reason() -> None:
+    totals = compose([laplace(Fraction(1)), laplace(Fraction(1), unproved="the network was trained on D")])
+    assert math.isinf(totals.epsilon_proved)
+    assert "none proved" in totals.sentence()
+    assert "the network was trained on D" in totals.sentence()
+    assert totals.to_dict()["epsilon_proved"] is None
+
+
+def test_what_does_not_compose_is_refused() -> None:
+    with pytest.raises(UserError, match="different neighbouring relations"):
+        compose([laplace(Fraction(1)), laplace(Fraction(1), neighbours="add-remove")])
+    with pytest.raises(UserError, match="no charge"):
+        compose([])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"proof": " "}, "where its bound is proved"),
+        ({"scale": Fraction(0)}, "positive sensitivity and scale"),
+        ({"mechanism": "uniform"}, "must be one of laplace, radial, gaussian"),
+        ({"neighbours": "nobody"}, "must be one of replace-one, add-remove"),
+        ({"delta": DELTA}, "and 0 for any other"),
+    ],
+)
+def test_a_charge_that_proves_nothing_cannot_be_made(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        laplace(Fraction(1), **change)
+
+
+def test_a_charge_that_states_another_epsilon_is_refused() -> None:
+    raw = laplace(Fraction(1, 3)).to_dict()
+    assert Charge.from_dict(raw) == laplace(Fraction(1, 3))
+    with pytest.raises(UserError, match=r"states epsilon 0\.1, its numbers give 0\.333334"):
+        Charge.from_dict(raw | {"epsilon_proved": "0.1"})
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0,
+        -1,
+        "nan",
+        "inf",
+        "one",
+        None,
+        "1/0",
+        "1e-400",
+        "1e400",
+        "1e999999999",
+        "1/" + "9" * 400,
+        "9" * 400 + "/7",
+    ],
+)
+def test_an_impossible_epsilon_is_one_sentence(value: object) -> None:
+    with pytest.raises(UserError, match="epsilon must be"):
+        parse_epsilon(value)
+
+
+@pytest.mark.parametrize("value", [1, -0.1, "nan", "x"])
+def test_an_impossible_delta_is_one_sentence(value: object) -> None:
+    with pytest.raises(UserError, match="delta must be"):
+        parse_delta(value)
+
+
+def test_epsilons_are_printed_rounded_up() -> None:
+    assert show(Fraction(1, 3)) == "0.333334"
+    assert show(math.inf) == "none proved"

@@ -1,0 +1,271 @@
+"""Statements about ONNX files: the same predictions, served without torch."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pandas as pd
+import pytest
+import torch
+from torch import Tensor
+
+from adlm.analyst import tables
+from adlm.analyst.fit import fit
+from adlm.analyst.model import Model
+from adlm.analyst.training import TrainingConfig
+from adlm.errors import UserError
+from adlm.public.domain import Domain
+from adlm.public.domain.encoding import encode_frame
+from adlm.public.domain.table import TableDomain
+from adlm.public.features import Features, build
+from adlm.public.priors import strokes
+from adlm.serving.onnx import export_onnx
+from adlm.serving.onnx_images import traceable
+from adlm.serving.onnx_table import as_inputs
+from adlm.workflows.privatise import privatise
+from adlm.workflows.privatise_table import privatise_encoded
+
+TOML = """
+crosses = [["age", "stage"]]
+[columns.age]
+kind = "numeric"
+lower = 0
+upper = 100
+missing = 50
+[columns.gain]
+kind = "numeric"
+lower = 0
+upper = 1000
+scale = "log"
+cuts = [1, 10, 100]
+[columns.stage]
+kind = "ordinal"
+values = ["I", "II", "III"]
+[columns.town]
+kind = "categorical"
+values = ["a", "b", "c"]
+missing = "category"
+[columns.sex]
+kind = "boolean"
+[columns.ill]
+kind = "label"
+classes = ["no", "yes"]
+"""
+
+
+def session(path: Path) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def test_an_encoded_table_is_served_with_the_same_predictions(tmp_path: Path) -> None:
+    table = TableDomain.from_toml(TOML)
+    generator = np.random.default_rng(0)
+    x = generator.random((500, table.domain.size)).astype(np.float32)
+    y = (x[:, 0] > 0.5).astype(np.int64)
+    model = tables.train(privatise_encoded(lambda: [(x, y)], table, epsilon=2, seed=0))
+    export_onnx(model, tmp_path / "m.onnx", encoded=True)
+    run = session(tmp_path / "m.onnx")
+    probabilities, code = run.run(None, {"records": x})
+    assert np.abs(probabilities - model.probabilities(x)).max() < 1e-5
+    assert np.array_equal(code, probabilities.argmax(1))
+    told = run.get_modelmeta().custom_metadata_map
+    assert json.loads(told["adlm.classes"]) == ["no", "yes"]
+    assert json.loads(told["adlm.records"]) == list(table.domain.features or ())
+    assert json.loads(told["adlm.privacy"])["epsilon_proved"] <= 2
+    assert json.loads(told["adlm.stamps"]) == ["NOT PRIVATE: seeded"]
+
+
+RAW = """
+missing = ["?"]
+crosses = [["age", "sex"]]
+[columns.age]
+kind = "numeric"
+lower = 18
+upper = 90
+missing = 50
+[columns.gain]
+kind = "numeric"
+lower = 0
+upper = 99999
+scale = "log"
+cuts = [1, 2000, 5000]
+[columns.sex]
+kind = "boolean"
+[columns.stage]
+kind = "ordinal"
+values = ["I", "II", "III"]
+missing = "category"
+[columns.code]
+kind = "categorical"
+other = "rest"
+missing = "category"
+[columns.code.groups]
+heart = ["390..459", "785..785"]
+lung = ["460..519", "V1"]
+[columns.town]
+kind = "categorical"
+values = ["north", "south"]
+[columns.seen]
+kind = "date"
+lower = 2020-01-01
+upper = 2020-12-31
+missing = "category"
+[columns.ill]
+kind = "label"
+classes = ["no", "yes", "perhaps"]
+"""
+ROWS = pd.DataFrame(
+    {
+        "age": [17.0, 30.5, np.nan, 1e9, 90, 44],
+        "gain": [0, 1, 1999.999, 2000, 1e9, 77.7],
+        "sex": ["no", "YES", "True", "0", "f", "t"],
+        "stage": ["I", "II", "?", "III", "", "II"],
+        "code": ["401.10", "785", "V1", "V99", "?", "518.9"],
+        "town": ["north", "south", "south", "north", "south", "north"],
+        "seen": ["2019-05-01", "2020-01-01", "2020-12-31", None, "2020-07-04", "2021-01-01"],
+    }
+)
+
+
+def made_model(table: TableDomain, fourier: int = 0) -> Model:
+    generator = np.random.default_rng(3)
+    x = generator.random((400, table.domain.size)).astype(np.float32)
+    y = generator.integers(0, len(table.label.classes), 400)
+    return tables.train(privatise_encoded(lambda: [(x, y)], table, epsilon=9, seed=0, fourier=fourier))
+
+
+@pytest.mark.parametrize("fourier", [0, 5])
+def test_raw_columns_are_served_with_the_same_predictions(tmp_path: Path, fourier: int) -> None:
+    table = TableDomain.from_toml(RAW)
+    model = made_model(table, fourier)
+    export_onnx(model, tmp_path / "m.onnx")
+    run = session(tmp_path / "m.onnx")
+    assert [i.name for i in run.get_inputs()] == ["age", "gain", "sex", "stage", "code_", "town", "seen"]
+    assert json.loads(run.get_modelmeta().custom_metadata_map["adlm.inputs"])["code"] == "code_"
+    probabilities, code = run.run(None, as_inputs(table, ROWS))
+    expected = model.probabilities(encode_frame(table, ROWS.replace({"stage": {"": "?"}})))
+    assert np.abs(probabilities - expected).max() < 1e-5
+    assert np.array_equal(code, expected.argmax(1))
+
+
+def test_a_declared_code_is_missing_when_served_too(tmp_path: Path) -> None:
+    """-999 as a number and a day, given to the graph as they are, not as NaN."""
+    table = TableDomain.from_toml(RAW.replace('missing = ["?"]', 'missing = ["?", "-999", "1900-01-01"]'))
+    model = made_model(table)
+    export_onnx(model, tmp_path / "m.onnx")
+    inputs = as_inputs(table, ROWS)
+    coded, gone = ({name: cells.copy() for name, cells in inputs.items()} for _ in range(2))
+    for name, code in (("age", -999.0), ("seen", float((date(1900, 1, 1) - date(1970, 1, 1)).days))):
+        coded[name][:, 0], gone[name][:, 0] = code, np.nan
+    run = session(tmp_path / "m.onnx")
+    np.testing.assert_array_equal(run.run(None, coded)[0], run.run(None, gone)[0])
+    assert np.abs(run.run(None, coded)[0] - run.run(None, inputs)[0]).max() > 1e-3
+    frame = ROWS.assign(age=-999, seen="1900-01-01").replace({"stage": {"": "?"}})
+    expected = model.probabilities(encode_frame(table, frame))
+    assert np.abs(run.run(None, coded)[0] - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("gain", np.nan), ("gain", np.inf), ("sex", "perhaps"), ("stage", "IV"), ("town", "west"), ("town", "")],
+)
+def test_what_the_domain_refuses_gets_no_prediction(tmp_path: Path, column: str, value: Any) -> None:
+    table = TableDomain.from_toml(RAW)
+    export_onnx(made_model(table), tmp_path / "m.onnx")
+    inputs = as_inputs(table, ROWS)
+    inputs[column][2, 0] = value
+    probabilities, code = session(tmp_path / "m.onnx").run(None, inputs)
+    assert np.isnan(probabilities).any(1).tolist() == [False, False, True, False, False, False]
+    assert (code == -1).tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("name", ["adult", "diabetes130"])
+def test_the_committed_domains_can_be_exported(tmp_path: Path, name: str) -> None:
+    """Exporting compares every value of every column, missing ones too, before it writes."""
+    table = TableDomain.load(Path(__file__).parents[2] / "examples" / f"{name}.toml")
+    export_onnx(made_model(table), tmp_path / "m.onnx")
+    assert len(session(tmp_path / "m.onnx").get_inputs()) == len(table.features)
+    graph = onnx.load(tmp_path / "m.onnx").graph
+    used = {name for node in graph.node for name in node.input}
+    assert {constant.name for constant in graph.initializer} <= used
+
+
+def test_arrays_in_their_own_units_are_served_with_the_same_predictions(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    x = generator.uniform(-50, 50, (400, 6))
+    y = (x[:, 0] + x[:, 1] > 0).astype(int)
+    domain = Domain((6,), -40, 40, ("low", "high"))
+    release = privatise(x, y, domain=domain, epsilon=5, seed=0)
+    for network in (None, "mlp"):
+        model = fit(release, network, TrainingConfig(epochs=1, batch_size=100), draws=200)
+        export_onnx(model, tmp_path / f"{network}.onnx")
+        found = session(tmp_path / f"{network}.onnx").run(
+            ["probabilities"], {"records": x.astype(np.float32)}
+        )
+        assert np.abs(found[0] - model.probabilities(x)).max() < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("spec", "shape"),
+    [
+        ({"name": "prior-projection", "family": "drawn", "shape": [28, 28]}, (28, 28)),
+        ({"name": "prior-projection", "family": "drawn", "shape": [64]}, (64,)),
+        ({"name": "prior-projection", "family": "garments", "shape": [1, 20, 24]}, (1, 20, 24)),
+        ({"name": "natural", "width": 50, "weights": "natural-32"}, (3, 32, 32)),
+    ],
+)
+def test_image_features_have_a_twin_without_fourier_transforms(
+    spec: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    features = build(spec)
+    x = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert torch.allclose(traceable(features)(x), features(x), atol=1e-5, rtol=0)
+        assert torch.equal(features(x), build(spec)(x))  # making the twin left the features as they were
+
+
+def test_images_are_served_with_the_same_predictions(tmp_path: Path) -> None:
+    """To 1e-5, with an even ground and with an empty one, where scattering is next to nothing."""
+    images, codes = strokes.draw(5, 40, torch.Generator().manual_seed(1))
+    domain = Domain((28, 28), 0, 255, tuple("abcde"), "replace-one", "drawn")
+    x = 255 * images.numpy()
+    model = fit(privatise(x, codes.numpy(), domain=domain, epsilon=30, delta="1e-5", seed=0, k=150))
+    export_onnx(model, tmp_path / "m.onnx")
+    run = session(tmp_path / "m.onnx")
+    grey = (0.9 * x + 20 * np.random.default_rng(0).random(x.shape)).astype(np.float32)
+    for records in (grey, x):
+        probabilities, code = run.run(None, {"records": records})
+        expected = model.probabilities(records)
+        assert np.abs(probabilities - expected).max() < 1e-5
+        assert np.array_equal(code, expected.argmax(1))
+        assert np.abs(expected - expected.mean(0)).max() > 0.1  # predictions that tell images apart
+
+
+class Spectrum(Features):
+    """Features that have no twin in ONNX."""
+
+    provenance = "public"
+
+    width = 6
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(torch.fft.fft(x.flatten(1)).abs() / 20)
+
+    def spec(self) -> dict[str, Any]:
+        return {"name": "spectrum"}
+
+
+def test_what_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    x = np.random.default_rng(2).uniform(-40, 40, (60, 6))
+    domain = Domain((6,), -40, 40, ("low", "high"))
+    model = fit(privatise(x, (x[:, 0] > 0).astype(int), domain=domain, epsilon=5, seed=0))
+    with pytest.raises(UserError, match="the features 'spectrum' cannot be written as ONNX"):
+        export_onnx(replace(model, features=Spectrum()), tmp_path / "m.onnx")
+    assert not (tmp_path / "m.onnx").exists()

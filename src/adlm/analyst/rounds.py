@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import Head, class_offsets, final_head
+from adlm.estimation.gradient_head import GradientRounds, Head, class_offsets, final_head
 from adlm.estimation.shrinkage import shrunk_counts
 from adlm.privacy.release import Release
-from adlm.public.planning.rounds import GradientRounds
 
 LEAST_EVIDENCE = 3.0  # standard deviations, below which a model would be noise
 DROWNED = (

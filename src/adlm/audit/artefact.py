@@ -24,10 +24,10 @@ from adlm.audit.two_worlds import curve, log_ratio
 from adlm.curator.mechanisms.additive import calibrate as calibrate_table
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, Second, calibrate
 from adlm.curator.noise import Source
+from adlm.estimation.gradient_head import GradientRounds
 from adlm.estimation.polynomial import by_name
 from adlm.privacy.accounting import Charge, gaussian_epsilon
 from adlm.privacy.release import SEEDED, Release
-from adlm.public.planning.rounds import GradientRounds
 from adlm.public.planning.tables import TablePlan
 
 FINE = 1 << 20  # small sensitivities that are not whole numbers are audited on a finer grid

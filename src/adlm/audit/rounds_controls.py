@@ -20,8 +20,7 @@ from adlm.curator.feature_store import FeatureStore
 from adlm.curator.mechanisms.gradient_rounds import GradientClip, GradientPass
 from adlm.curator.mechanisms.moments import MomentConfig
 from adlm.curator.noise import Source
-from adlm.estimation.gradient_head import Descent
-from adlm.public.planning.rounds import GradientRounds
+from adlm.estimation.gradient_head import Descent, GradientRounds
 
 
 def _design(clip_norm: float = 0.25) -> MomentConfig:

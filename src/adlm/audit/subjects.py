@@ -19,6 +19,7 @@ from adlm.curator.mechanisms.second_moments import CrossMoments, Second
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan, release_table
 from adlm.curator.noise import Source
 from adlm.curator.relevance import PrivateRelevance, private_relevance
+from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import Charge
 from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.domain.column import Column
@@ -26,7 +27,6 @@ from adlm.public.domain.table import TableDomain
 from adlm.public.features.identity import Identity
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.moments import MomentPlan
-from adlm.public.planning.rounds import GradientRounds
 from adlm.public.planning.tables import TablePlan
 from adlm.workflows.privatise import privatise
 

@@ -32,9 +32,9 @@ def evaluate(
     "n", "classes", "small_classes", "stamps", "warning"} and the certificate's totals; accuracies and recalls
     are fractions, recalls are by class.
     """
+    from adlm.analyst.class_sizes import SmallClass, sentences
     from adlm.analyst.metrics import measure
     from adlm.analyst.model import Model
-    from adlm.class_sizes import SmallClass, sentences
     from adlm.errors import UserError
     from adlm.runtime.artefact import canonical, write_file
     from adlm.serving.predict import measure_file

@@ -137,7 +137,7 @@ def release(
     "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "ledger", "charges",
     "signed_by"}.
     """
-    from adlm.class_sizes import sentences, small_classes
+    from adlm.analyst.class_sizes import sentences, small_classes
     from adlm.curator.noise import Source
     from adlm.errors import StoppedError, UserError
     from adlm.runtime.artefact import require_room

@@ -70,9 +70,9 @@ def train(
     a network on noisy records. With --json: {"out", "network", "epochs", "first_loss", "loss",
     "stopped", "stamps", and "small_classes" if there are any} and the certificate's totals.
     """
+    from adlm.analyst.class_sizes import sentences, small_classes
     from adlm.analyst.fit import fit, network_of
     from adlm.analyst.training import ENOUGH_STEPS, default_plan
-    from adlm.class_sizes import sentences, small_classes
     from adlm.errors import UserError
     from adlm.privacy.release import Release
 

@@ -184,9 +184,9 @@ def markdown(rows: list[Row]) -> str:
         f"{max((row.runs for row in rows), default=0)} fresh releases, of 3 for DP-SGD. DP-SGD's relation is "
         "add-remove, where a replaced record counts about twice. diffprivlib states no relation; the paper "
         "that its logistic regression cites (Chaudhuri et al., 2011) replaces one record. All of them but "
-        "gradient boosting read public features of the same columns. `validation` trains on three quarters of the training "
-        "records and is measured on the last quarter: it decides whether random Fourier features are on by "
-        "default.\n"
+        "gradient boosting read public features of the same columns. `validation` trains on three quarters "
+        "of the training records and is measured on the last quarter: it decides whether random Fourier "
+        "features are on by default.\n"
     ]
     for name in dict.fromkeys(row.data for row in rows):
         mine = [row for row in rows if row.data == name]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adlm.class_sizes import SmallClass, sentences
+from adlm.analyst.class_sizes import SmallClass, sentences
 from adlm.report import drawing
 from adlm.report.html import Markup, figure, join, paragraph, table, tag
 from adlm.report.page import Section

@@ -26,6 +26,7 @@ from adlm.estimation.gradient_head import (
     GRADIENT_UNIT,
     WEIGHT_UNIT,
     Descent,
+    GradientRounds,
     Head,
     class_offsets,
     final_head,
@@ -33,7 +34,6 @@ from adlm.estimation.gradient_head import (
 from adlm.privacy.accounting import compose
 from adlm.privacy.release import Release
 from adlm.public.domain import NEIGHBOURS
-from adlm.public.planning.rounds import GradientRounds
 from adlm.workflows.privatise import privatise
 
 DELTA = Fraction(1, 10**5)

@@ -27,9 +27,9 @@ from adlm.estimation.gradient_head import (
     RESIDUAL_UNIT,
     WEIGHT_UNIT,
     Descent,
+    GradientRounds,
     Head,
 )
-from adlm.public.planning.rounds import GradientRounds
 from adlm.runtime import progress
 
 Integers = npt.NDArray[np.int64]

@@ -24,13 +24,12 @@ from adlm.curator.mechanisms import second_moments as stage
 from adlm.curator.mechanisms.gradient_rounds import GradientClip, count_correct, feature_integers, run_rounds
 from adlm.curator.mechanisms.second_moments import Batch, Batches, CrossMoments, Second
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import class_offsets, final_head
+from adlm.estimation.gradient_head import GradientRounds, class_offsets, final_head
 from adlm.estimation.moments import Moments
 from adlm.privacy.accounting import Charge, Mechanism, compose, gaussian_mu, root_up
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain import Domain
 from adlm.public.features import Features, described
-from adlm.public.planning.rounds import GradientRounds
 
 __all__ = [
     "Batch",

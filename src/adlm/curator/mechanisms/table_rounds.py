@@ -17,6 +17,7 @@ from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, calibrate, release_moments
 from adlm.curator.noise import Source
 from adlm.errors import UserError
+from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import gaussian_mu
 from adlm.privacy.release import Release
 from adlm.public.domain.table import TableDomain
@@ -25,7 +26,6 @@ from adlm.public.planning.rounds import (
     PURE_ROUNDS,
     TABLE_PATH,
     TABLE_STEP,
-    GradientRounds,
     plan_rounds,
     signal,
     table_clip_norm,

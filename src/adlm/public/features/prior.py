@@ -25,7 +25,7 @@ CLASS_SEPARATION = {
     "drawn": 1.06,
     "garments": 0.77,
 }  # fixed on the last 10,000 training images of (Fashion-)MNIST
-PATH = {"drawn": 0.05, "garments": 0.12}  # likewise: strokes are told apart by shorter weights
+ROUNDS_FROM = {"drawn": 1000.0, "garments": 350.0}  # likewise: class means of strokes say more
 LEANING = ("drawn",)  # families whose pictures are stood up first
 FLOOR = 1e-3  # of the mean coefficient: what is less is next to rounding, which a root would enlarge
 TOGETHER = 2 * ROWS  # images projected by a thread in one product

@@ -15,9 +15,10 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from adlm.errors import UserError
+from adlm.estimation.gradient_head import GradientRounds
 from adlm.public.features import Features, PriorStatistics
 from adlm.public.features.narrowed import narrow
-from adlm.public.planning.rounds import IMAGE_STEP, GradientRounds, plan_rounds
+from adlm.public.planning.rounds import IMAGE_STEP, plan_rounds
 
 # Fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public for that.
 PER_COORDINATE = 10  # pure: records of a class, times epsilon, that a coordinate needs
@@ -29,7 +30,6 @@ LOUD = 0.2  # with delta: energy of the noise on a class mean, next to a record'
 ACROSS = 500  # pure: epsilon n for each coordinate, from which products across the basis are worth it
 BROAD = 0.6  # least energy of a record around its class mean: real classes are broader than synthetic ones
 LOOSE = 1.1  # clip level of an energy, relative to what is expected
-ROUNDS_FROM = 350  # signal from which gradient rounds do better than moments alone
 ROUNDS_SUMS = Fraction(1, 10)  # share of class sums beside gradient rounds
 ROUNDS_COORDINATES, ROUNDS_FEWEST = 0.22, 150  # coordinates by variance for a unit of signal, and at least
 APART = 0.8  # energy around class means, up to which second moments are best taken around them
@@ -123,7 +123,7 @@ def plan_moments(
     if delta:
         mu = factor * gaussian_mu(epsilon, delta)
         strength = n * mu / 2 * math.sqrt(1 - ROUNDS_SUMS)
-        if rounds and strength >= ROUNDS_FROM:
+        if rounds and strength >= features.rounds_from:
             return _rounds(n, strength, features)
         plan = _gaussian(n, classes, mu, features)
     else:
@@ -187,7 +187,7 @@ def _rounds(n: int, strength: float, features: Features) -> MomentPlan:
     reasons = (
         why,
         f"{rounds.rounds} gradient rounds: the signal n mu / sensitivity is {strength:.0f}, at least "
-        f"{ROUNDS_FROM}",
+        f"{features.rounds_from:g}",
         f"step {rounds.step:g}: the path is {features.path:g} of the signal",
         "a tenth of the budget for class sums, which networks and checks need",
     )

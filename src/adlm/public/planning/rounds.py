@@ -9,11 +9,7 @@ of MNIST, Fashion-MNIST and CIFAR-10 and of six tables (docs/reproduction.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
-
-from adlm.errors import UserError
+from adlm.estimation.gradient_head import GradientRounds
 
 CLIP_NORM = 0.25
 # Short clips bias the class shares of imbalanced data; a table that can afford it is clipped less.
@@ -23,55 +19,6 @@ ROUNDS = (100, 200)  # usual and most
 PURE_ROUNDS = 30  # under pure epsilon, where every round costs its share of epsilon
 IMAGE_STEP, TABLE_STEP = 128.0, 32.0  # the longest stable steps, for a clip norm of CLIP_NORM
 MOMENTUM = (0.9, 0.97)  # usual and most
-
-
-@dataclass(frozen=True)
-class GradientRounds:
-    """Public settings of gradient rounds.
-
-    Attributes
-    ----------
-    rounds : how often a noisy gradient is released.
-    clip_norm : L2 bound on one record's gradient (p - y) x (constant, z).
-    step : learning rate on the mean gradient.
-    momentum : share of the previous step that is kept.
-    constant : the coordinate beside z that carries the bias.
-    average : share of the rounds, the last ones, whose heads are averaged.
-    size : public number of records that turns a sum into a mean.
-    """
-
-    rounds: int
-    clip_norm: float
-    step: float
-    size: int
-    momentum: float = 0.9
-    constant: float = 0.25
-    average: float = 0.25
-
-    def __post_init__(self) -> None:
-        if self.rounds < 1 or self.size < 1:
-            raise UserError(f"rounds and size must be at least 1, got {self.rounds} and {self.size}")
-        if not (0 < self.clip_norm < 2 and 0 < self.constant <= 1 and self.step > 0):
-            raise UserError(
-                "gradient rounds need a clip norm in (0, 2), a constant in (0, 1] and a positive step, got "
-                f"{self.clip_norm}, {self.constant} and {self.step}"
-            )
-        if not (0 <= self.momentum < 1 and 0 < self.average <= 1):
-            raise UserError(
-                f"momentum must lie in [0, 1) and average in (0, 1], got {self.momentum} and {self.average}"
-            )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> GradientRounds:
-        """Read what `to_dict` wrote."""
-        try:
-            return cls(**raw)
-        except TypeError as error:
-            raise UserError(f"the settings of gradient rounds cannot be read: {error}") from None
 
 
 def signal(n: int, mu: float, neighbours: str, contributions: int = 1) -> float:

@@ -11,7 +11,7 @@ from tests.report import artefacts
 from typer.testing import CliRunner
 
 from adlm import Domain, privatise
-from adlm.class_sizes import sentences, small_classes
+from adlm.analyst.class_sizes import sentences, small_classes
 from adlm.cli.app import app
 from adlm.public.domain.table import TableDomain
 from adlm.report import write_report

@@ -83,11 +83,8 @@ class PriorProjection(Features):
         if family not in FAMILIES:
             raise UserError(f"family must be one of {', '.join(FAMILIES)} (got {family!r})")
         self.family, self.shape = family, tuple(int(s) for s in shape)
-        self.image, self.class_separation, self.path = (
-            _image_shape(self.shape),
-            CLASS_SEPARATION[family],
-            PATH[family],
-        )
+        self.image, self.class_separation = _image_shape(self.shape), CLASS_SEPARATION[family]
+        self.rounds_from = ROUNDS_FROM[family]
         self.transform = NormedScattering((SIZE, SIZE), deskewed=family in LEANING)
         stored = load_file(WEIGHTS / f"{family}.safetensors")
         most = stored["projection"].shape[1]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from dataclasses import replace
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,9 +64,9 @@ def dpsgd_logistic(split: Split, epsilon: str, runs: int) -> list[Measures]:
 
     # the best of four settings on the validation split of Adult, stated whole so that nothing moves them
     settings = dpsgd.Settings(
-    settings = replace(settings, batch=min(settings.batch, len(split.y) // 4))  # a small table
         DPSGD, 2048, 12, 1.0, 4.0, momentum=0.9, chunk=4096, source="cells of this package"
     )
+    settings = replace(settings, batch=min(settings.batch, len(split.y) // 4))  # a small table
     z, test = (torch.from_numpy(side) for side in split.features())
     found = []
     for seed in range(runs):

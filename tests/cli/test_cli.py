@@ -108,9 +108,7 @@ def test_a_network_is_trained_on_the_release_and_resumed(release: Path) -> None:
 
 
 @pytest.mark.parametrize("epochs", ["1", "3"])
-@pytest.mark.parametrize(
-    ("rate", "said"), [("1e30", "the loss rose from"), ("3e37", "not finite"), ("1e-3", None)]
-)
+@pytest.mark.parametrize(("rate", "said"), [("1e30", "the loss "), ("3e37", "not finite"), ("1e-3", None)])
 def test_training_that_failed_says_so(rate: str, said: str | None, epochs: str, release: Path) -> None:
     told = run("train", str(release), "--network", "mlp", "--draws", "300", "--epochs", epochs, "--quiet",
                "--batch-size", "300", "--schedule", "constant",

@@ -123,7 +123,7 @@ def test_a_search_on_a_given_release_reads_no_record_and_warns_of_nothing(
         raise AssertionError("something was charged")
 
     monkeypatch.setattr(Ledger, "charge", no_charge)
-    grid = {"training": [{"stages": 1}, {"stages": 3}, {"hold_back": 2.0}]}
+    grid = {"training": [{"stages": 1}, {"stages": 3}, {"noise_penalty": 2.0}]}
     found = GridSearchCV(AdLMClassifier.from_release(release), grid, cv=2).fit(frame, labels)
     assert np.isfinite(found.cv_results_["mean_test_score"]).all()
     assert found.best_estimator_.certificate_.digest == release.certificate.digest

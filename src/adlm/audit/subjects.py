@@ -58,7 +58,8 @@ def of_moments(
         )
         return made.certificate.charges
 
-    return Subject(name, neighbours, run, covers, design.k, classes, focus,
+    tight = design.rounds is None
+    return Subject(name, neighbours, run, covers, design.k, classes, focus, tight=tight,
                    contributions=design.contributions)  # fmt: skip
 
 
@@ -237,8 +238,6 @@ def designs() -> dict[str, tuple[MomentConfig, tuple[int | None, ...], int | Non
     descent = GradientRounds(3, 0.25, 2.0, 10)
     rounds = replace(gaussian, rounds=descent, share_sums=Fraction(1, 2))
     return {
-        "gradient rounds, Gaussian": (rounds, (0, 1, 1, 1, 2), 1),
-        "gradient rounds, radial": (replace(radial, rounds=descent), (0, 1, 1, 1, 2), 1),
         "one class sum, Laplace": (replace(pure, k=1, constant=0.0), (0,), None),
         "one class sum, Gaussian": (replace(gaussian, k=1, constant=0.0), (0,), None),
         "class sums, Laplace": (pure, (0,), None),
@@ -258,6 +257,8 @@ def designs() -> dict[str, tuple[MomentConfig, tuple[int | None, ...], int | Non
         "second moments around means, Gaussian": (replace(gaussian, second=around), (0, 1, 1), 1),
         "products across the basis, radial": (replace(radial, second=across), (0, 1, 2), 2),
         "products across the basis, Gaussian": (replace(gaussian, second=across), (0, 1, 1, 2), 2),
+        "gradient rounds, Gaussian": (rounds, (0, 1, 1, 1, 2), 1),
+        "gradient rounds, radial": (replace(radial, rounds=descent), (0, 1, 1, 1, 2), 1),
     }  # fmt: skip
 
 

@@ -85,8 +85,8 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     fourier : random Fourier features of a table's numeric columns together: a number, or `auto`.
     release : a release that was made already, or its folder. Then `fit` reads no record and spends nothing:
         it trains on the release. `from_release` makes such an estimator.
-    training : settings of training, which are free to tune: `stages` and `hold_back` for a table, `network`,
-        `plan` and `draws` otherwise.
+    training : settings of training, which are free to tune: `stages` and `noise_penalty` for an additive
+        release of a table, `network`, `plan` and `draws` otherwise.
 
     Attributes
     ----------

@@ -28,6 +28,8 @@ from adlm.estimation.gradient_head import GradientRounds
 from adlm.estimation.polynomial import by_name
 from adlm.privacy.accounting import Charge, gaussian_epsilon
 from adlm.privacy.release import SEEDED, Release
+from adlm.public.domain.table import TableDomain
+from adlm.public.features.scaled_table import TableIndicators, frequencies
 from adlm.public.planning.tables import TablePlan
 
 FINE = 1 << 20  # small sensitivities that are not whole numbers are audited on a finer grid
@@ -169,14 +171,32 @@ def _moments(release: Release) -> list[str]:
         return ["there are charges that the settings do not account for"]
     faults = [*(_too_small(earlier, first) if earlier else ()), *_too_small(own, recomputed)]
     if not design.joint:
-        faults.extend(_stated_noise(settings["sd_sums"], own[0], design))
+        sums = own[0] if design.indicators is None else own[1]
+        faults.extend(_stated_noise(settings["sd_sums"], sums, design))
     table = release.tensors["class_sums"]
     shape = (len(release.certificate.domain.classes), 1 + design.k)
     if table.dtype != torch.int64 or tuple(table.shape) != shape:
         faults.append("class sums are not whole numbers of grid steps, or not of the stated shape")
+    if design.rounds is not None and tuple(release.tensors["gradients"].shape) != (
+        design.rounds.rounds,
+        *shape,
+    ):
+        faults.append("the gradients are not of the stated shape")
+    if design.indicators is not None:
+        faults.extend(_stated_frequencies(release, design.indicators))
     if design.joint and (fault := _joint(settings, own[0], design, neighbours)):
         faults.append(fault)
     return faults
+
+
+def _stated_frequencies(release: Release, counted: Indicators) -> list[str]:
+    """Compare the frequencies that scale a table's features with the released counts of indicators."""
+    spec = release.certificate.features["spec"]
+    blocks = TableIndicators(TableDomain.from_dict(spec["table"])).blocks
+    found = frequencies(release.tensors["indicators"].numpy() * counted.clip().steps, blocks)
+    if np.allclose(found, spec["frequencies"], rtol=0, atol=1e-9):
+        return []
+    return ["the frequencies that scale the columns are not those of the released counts"]
 
 
 def _stated_noise(sd: float, charge: Charge, design: MomentConfig) -> list[str]:

@@ -198,8 +198,10 @@ class Release:
         """
         from adlm.estimation.class_model import fit_class_model
 
-        laws = fit_class_model(self.moments(), self.features(features).prior)
-        return laws.sample(n, torch.Generator().manual_seed(seed))
+        taken = self.features(features)
+        laws = fit_class_model(self.moments(), taken.prior)
+        z, codes = laws.sample(n, torch.Generator().manual_seed(seed))
+        return taken.possible(z), codes
 
     def signed(self, key: Ed25519PrivateKey) -> Release:
         """Return the release with the signature of a key's owner."""

@@ -75,6 +75,10 @@ class Features(nn.Module, ABC):
         """
         return None
 
+    def possible(self, z: Tensor) -> Tensor:
+        """Bring drawn vectors (n, width) to ones that the map can give; by default as they are."""
+        return z
+
     def fingerprint(self) -> str:
         """SHA-256 over the spec and every parameter and buffer, in order of their names."""
         digest = hashlib.sha256(json.dumps(self.spec(), sort_keys=True).encode())

@@ -294,7 +294,9 @@ class ScaledTable(Features):
             parts.append(_cosine(angle + self._phases.to(x)) * self._fourier_scale)
         whole = torch.round(torch.cat(parts, 1) * _LENGTH)
         length = (whole * whole).sum(1, keepdim=True).sqrt().clamp_min(1.0)
-        return (torch.trunc(whole / length * _UNIT) * (1 / _UNIT)).float()
+        unit = whole / length * _UNIT
+        towards_zero = torch.where(unit < 0, torch.ceil(unit), torch.floor(unit))  # ONNX has no trunc
+        return (towards_zero * (1 / _UNIT)).float()
 
     def spec(self) -> dict[str, Any]:
         """Describe the map, with the whole declared table and the released frequencies."""

@@ -113,6 +113,15 @@ class TabularFeatures(Features):
             indicators.append(torch.stack([(1 + cosines) / 2, (1 - cosines) / 2], 2).flatten(1))
         return torch.cat(indicators, 1) * self.unit
 
+    def possible(self, z: Tensor) -> Tensor:
+        """Cells are not negative, and those of a block sum to one."""
+        out = z.clamp_min(0)
+        for start, stop in self.blocks:
+            total = out[:, start:stop].sum(1, keepdim=True)
+            even = torch.full_like(out[:, start:stop], 1 / (stop - start))
+            out[:, start:stop] = torch.where(total > 0, out[:, start:stop] / total.clamp_min(1e-12), even)
+        return out * self.unit
+
     def spec(self) -> dict[str, Any]:
         """Describe the map, with the whole declared table."""
         return {

@@ -1,0 +1,90 @@
+"""A table by gradient rounds, all the way: release, audit, network, draws, ONNX, relevance by column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from adlm.analyst import tables
+from adlm.analyst.fit import fit
+from adlm.audit.artefact import audit_release
+from adlm.curator.noise import Source
+from adlm.privacy.release import Release
+from adlm.public.domain.column import Column
+from adlm.public.domain.table import TableDomain
+from adlm.public.features.tabular import TabularFeatures
+from adlm.workflows.privatise_table import privatise_encoded
+
+
+def made_table(neighbours: str = "replace-one") -> TableDomain:
+    return TableDomain(
+        (
+            Column("age", "numeric", 0, 100),
+            Column("pay", "numeric", 0, 10, missing="category"),
+            Column("town", "categorical", values=("a", "b", "c")),
+            Column("y", "label", classes=("no", "maybe", "yes")),
+        ),
+        neighbours=neighbours,
+    )
+
+
+def records(n: int, seed: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    age, pay, gone = rng.random(n), rng.random(n), rng.random(n) < 0.1
+    town = np.eye(3)[rng.integers(0, 3, n)]
+    y = np.digitize(age + 0.2 * town[:, 0] + 0.05 * rng.normal(size=n), [0.4, 0.7])
+    x = np.column_stack([age, np.where(gone, 0, pay), gone, town]).astype(np.float32)
+    return x, y.astype(np.int64)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    x, y = records(6000, 1)
+    release = privatise_encoded(
+        lambda: [(x, y)], made_table(), epsilon=1, delta="1e-5", source=Source.system()
+    )
+    folder = tmp_path_factory.mktemp("rounds") / "R"
+    release.save(folder)
+    return folder
+
+
+def test_it_learns_and_any_network_learns_from_its_draws(made: Path) -> None:
+    release = Release.load(made)
+    x, y = records(2000, 2)
+    best = float((fit(release).predict(x) == y).mean())
+    assert best > 0.8
+    assert float((fit(release, "mlp").predict(x) == y).mean()) > best - 0.02
+
+
+def test_the_audit_of_the_artefact_finds_nothing_wrong(made: Path) -> None:
+    findings = audit_release(made, 2000, Source.seeded_with(1))
+    assert {f.verdict for f in findings} == {"holds"}
+
+
+def test_relevance_by_column_finds_the_column_that_matters(made: Path) -> None:
+    shares = tables.relevance(Release.load(made))
+    assert max(shares, key=lambda name: shares[name]) in ("age", tables.WAVES)
+    assert shares["age"] > shares["pay"]
+
+
+def test_it_is_served_as_onnx(made: Path, tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="adlm[export] is not installed")
+    from adlm.serving.onnx import export_onnx
+
+    export_onnx(fit(Release.load(made)), tmp_path / "m.onnx")
+    assert (tmp_path / "m.onnx").stat().st_size > 0
+
+
+def test_draws_of_an_additive_release_are_possible_cells() -> None:
+    x, y = records(3000, 3)
+    release = privatise_encoded(lambda: [(x, y)], made_table(), epsilon=1, seed=1)
+    z, _ = release.sample(200)
+    features = release.features()
+    assert isinstance(features, TabularFeatures)
+    assert (z >= 0).all()
+    for start, stop in features.blocks:
+        assert torch.allclose(z[:, start:stop].sum(1), torch.tensor(features.unit), atol=1e-5)

@@ -178,6 +178,10 @@ def markdown(rows: list[Row]) -> str:
     with_theirs = any(row.method.startswith("diffprivlib") for row in rows)
     small = [name for name in dict.fromkeys(row.data for row in rows) if name in SMALL]
     command = COMMAND + (f" --names {','.join(small)}" if small else "")
+    budgets = tuple(dict.fromkeys(row.epsilon for row in rows if row.epsilon is not None))
+    runs = max((row.runs for row in rows), default=RELEASES)
+    command += f" --epsilons {','.join(budgets)}" if small and budgets != EPSILONS else ""
+    command += f" --releases {runs}" if small and runs != RELEASES else ""
     command += " --diffprivlib-python PATH" if with_theirs else ""
     parts = [
         f"# Tables\n\nMade by `{command}`. Accuracy in per cent and AUC: mean (standard deviation) of "

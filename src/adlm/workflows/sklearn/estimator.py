@@ -347,7 +347,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
             check_lengths(X, y)
             self.classes_, codes = labels_of(y, given)
-            keep = bounded(given, X)
+            keep = bounded(given, X, codes)
             return given, None, encode_frame(given, X)[keep], codes[keep]
         if isinstance(given, Domain) and given.family in IMAGES:
             x = np.asarray(X)

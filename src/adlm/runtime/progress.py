@@ -6,13 +6,22 @@ The library is silent until a command turns progress on; everything goes to stan
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 Advance = Callable[[int], None]
 _PLAIN_SECONDS = 5.0  # between two plain lines
@@ -48,6 +57,50 @@ def bar(total: int, what: str, unit: str = "") -> Iterator[Advance]:
             yield lambda steps: progress.advance(task, steps)
     else:
         yield from _plain(total, what, unit)
+
+
+@contextlib.contextmanager
+def amounts(total: int, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show how much of `total` bytes was read; gives a function that takes bytes and rows done.
+
+    The first line comes with the first rows, so that long work shows itself within a second.
+    """
+    if not _state.on or total <= 0:
+        yield lambda size, rows: None
+    elif sys.stderr.isatty():
+        columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
+        rate = TextColumn("{task.fields[rows]:,} rows, {task.fields[rate]:,.0f} rows/s")
+        shown = Progress(*columns, rate, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+        with shown:
+            yield _rich_amounts(shown, total, what)
+    else:
+        yield _plain_amounts(total, what)
+
+
+def _rich_amounts(shown: Progress, total: int, what: str) -> Callable[[int, int], None]:
+    task, start, done = shown.add_task(what, total=total, rows=0, rate=0.0), time.monotonic(), 0
+
+    def advance(size: int, rows: int) -> None:
+        nonlocal done
+        done += rows
+        shown.update(task, advance=size, rows=done, rate=done / max(time.monotonic() - start, 1e-9))
+
+    return advance
+
+
+def _plain_amounts(total: int, what: str) -> Callable[[int, int], None]:
+    done = rows_done = 0
+    shown, start = -math.inf, time.monotonic()
+
+    def advance(size: int, rows: int) -> None:
+        nonlocal done, rows_done, shown
+        done, rows_done, now = done + size, rows_done + rows, time.monotonic()
+        if now - shown >= _PLAIN_SECONDS:
+            shown = now
+            rate = rows_done / max(now - start, 1e-9)
+            say(f"{what}: {done / 1e6:.1f} of {total / 1e6:.1f} MB, {rows_done:,} rows, {rate:,.0f} rows/s")
+
+    return advance
 
 
 def _rich(unit: str) -> Progress:

@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.additive import release_additive
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan, plan_table, release_table, suits_rounds
 from adlm.curator.noise import Source
+from adlm.curator.passes import Records
+from adlm.curator.table_records import TableFeatures, encoded_records
+from adlm.engines import Engine, open_engine
 from adlm.errors import UserError
 from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.privacy.release import PEEKED, Release
@@ -24,7 +26,6 @@ from adlm.public.features.scaled_table import is_ordered
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.tables import ASKED_WAVES, TablePlan
 from adlm.public.planning.tables import plan_table as choose
-from adlm.readers.tables import read_batches
 
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
 Fourier = int | Literal["auto"]
@@ -49,12 +50,14 @@ def privatise_table(
     k: int | None = None,
     second: int | None = None,
     share_sums: float | None = None,
+    engine: Engine | str = "local",
 ) -> Release:
     """Read a private table and release what an additive model needs.
 
     Parameters
     ----------
-    file : CSV (compressed or not) or Parquet. It is read in batches, once for each stage and once to count.
+    file : CSV (compressed or not) or Parquet, a folder or a glob of such files, here or on a file system
+        that pyarrow knows (s3://, gs://, ...). Files are read once; what is kept is a number for each cell.
     domain : the declared table, or its domain file.
     size : a public guess of the number of records for the rule to work with, where the number is private:
         under add-remove, or when a person may have several records.
@@ -64,6 +67,7 @@ def privatise_table(
         the relevance that the first look gave; `prior` leaves it to the rule.
     fourier : random Fourier features of the numeric columns together: a number, or `auto` for the rule's.
     device : not used; encoding a table is light work.
+    engine : where the passes run: `local`, `ray`, or an `Engine`. The release is the same.
     k, second, share_sums : settings of other moment releases; a table's release has none of them.
     """
     given = [
@@ -78,26 +82,25 @@ def privatise_table(
     if neighbours is not None:
         table = replace(table, neighbours=neighbours)
 
-    def passes() -> Iterable[Encoded]:
-        return ((batch.x, batch.y) for batch in read_batches(file, table))
-
-    return privatise_encoded(
-        passes,
-        table,
-        epsilon=epsilon,
-        delta=delta,
-        ledger=ledger,
-        source=source,
-        seed=seed,
-        size=size,
-        plan=plan,
-        rounds=rounds,
-        fourier=fourier,
-    )
+    with open_engine(engine) as opened:
+        made = privatise_encoded(
+            opened.table(file, table),
+            table,
+            epsilon=epsilon,
+            delta=delta,
+            ledger=ledger,
+            source=source,
+            seed=seed,
+            size=size,
+            plan=plan,
+            rounds=rounds,
+            fourier=fourier,
+        )
+        return replace(made, engine=opened.described())
 
 
 def privatise_encoded(
-    passes: Callable[[], Iterable[Encoded]],
+    passes: Records | Callable[[], Iterable[Encoded]],
     table: TableDomain,
     *,
     epsilon: object,
@@ -110,7 +113,7 @@ def privatise_encoded(
     rounds: str | None = None,
     fourier: Fourier = 0,
 ) -> Release:
-    """Release from batches of encoded records, (n, width) in [0, 1], with their class codes.
+    """Release from records that an engine keeps, or from batches of encoded ones, (n, width) in [0, 1].
 
     `rounds` at the class tables `once` or `twice`; None leaves it to the rule.
     """
@@ -127,14 +130,8 @@ def privatise_encoded(
     if rounds is not None:
         plan = plan.with_rounds(two_rounds=rounds == "twice")
     features = TabularFeatures(table, detail=plan.detail, fourier=plan.fourier)
-
-    def batches() -> Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-        with torch.inference_mode():
-            for x, y in passes():
-                yield features(torch.from_numpy(x)).numpy(), y
-
     return release_additive(
-        batches,
+        encoded_records(passes, table).mapped(TableFeatures(features)),
         domain=table.domain,
         features=features,
         plan=plan,
@@ -181,12 +178,14 @@ def waves_asked(table: TableDomain, fourier: Fourier) -> int:
     return int(fourier)
 
 
-def _public_size(passes: Callable[[], Iterable[Encoded]], table: TableDomain, size: int | None) -> int:
+def _public_size(
+    passes: Records | Callable[[], Iterable[Encoded]], table: TableDomain, size: int | None
+) -> int:
     """Return the number of records that the rule may use: public under replace-one, one record a person."""
     if size is not None:
         return size
     if table.neighbours == "replace-one" and table.contributions == 1:
-        n = sum(len(y) for _, y in passes())
+        n = passes.rows if isinstance(passes, Records) else sum(len(y) for _, y in passes())
         if n == 0:
             raise UserError("there are no records to release; give at least one")
         return n

@@ -8,17 +8,16 @@ alone. Proof: docs/proof-gradients.md.
 from __future__ import annotations
 
 import math
-import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import threadpool_limits
 
 from adlm.curator import noise
-from adlm.curator.feature_store import FeatureStore
+from adlm.curator.passes import LocalRecords, Records
+from adlm.curator.sums import clamped
 from adlm.errors import UserError
 from adlm.estimation import exact
 from adlm.estimation.gradient_head import (
@@ -31,6 +30,7 @@ from adlm.estimation.gradient_head import (
     Head,
 )
 from adlm.runtime import progress
+from adlm.runtime.part_store import Part, PartStore
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -143,37 +143,72 @@ class GradientClip:
 
 
 @dataclass(frozen=True)
-class GradientPass:
-    """A pass over all records, block by block. Integers add up, so neither order nor threads matter."""
+class RoundSum:
+    """What a part adds to the gradients at a head: (M, 1 + k)."""
 
-    z: Small
-    codes: Integers
     clip: GradientClip
-    allowed: Integers
+    head: Head
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum the bounded gradients of records that `on_grid` kept."""
+        z, codes, allowed = part
+        return (self.clip.gradient(z, codes, self.head, allowed),)
+
+
+@dataclass(frozen=True)
+class RightCount:
+    """How many records of a part a head gets right: (1,). One record changes it by at most one."""
+
+    clip: GradientClip
+    head: Head
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Count."""
+        z, codes, _ = part
+        right = self.clip.scores(z.astype(np.float64), self.head).argmax(1) == codes
+        return (np.array([right.sum()], dtype=np.int64),)
+
+
+@dataclass(frozen=True)
+class GradientRecords:
+    """Records as gradient rounds keep them: features on their grid, classes, and what residuals are allowed.
+
+    Integers add up, so neither order, nor threads, nor machines matter.
+    """
+
+    records: Records
+    clip: GradientClip
+    width: int
+    n: int
 
     @classmethod
-    def over(cls, z: Small, codes: Integers, clip: GradientClip) -> GradientPass:
-        """Prepare passes: what each record's residual is allowed is the same in every round."""
-        parts = [clip.allowed(z[i : i + ROWS].astype(np.float64)) for i in range(0, len(codes), ROWS)]
-        return cls(z, codes, clip, np.concatenate(parts))
+    def of(cls, z: Small, codes: Integers, clip: GradientClip) -> GradientRecords:
+        """Keep records that are in memory."""
+        store = PartStore()
+        store.append(on_grid(z, codes, clip))
+        return cls(LocalRecords.of_store(store), clip, z.shape[1], len(codes))
 
-    def sum(self, head: Head, threads: int = 1) -> Integers:
+    def gradient(self, head: Head, advance: progress.Advance | None = None) -> npt.NDArray[Any]:
         """Sum the bounded gradients at a head: (M, 1 + k)."""
+        total = self.records.total(RoundSum(self.clip, head), advance)
+        assert total is not None
+        return total[0].integers()
 
-        def part(start: int) -> Integers:
-            block = slice(start, start + ROWS)
-            return self.clip.gradient(self.z[block], self.codes[block], head, self.allowed[block])
+    def correct(self, head: Head) -> npt.NDArray[Any]:
+        """Count the records that a head gets right: (1,)."""
+        total = self.records.total(RightCount(self.clip, head))
+        assert total is not None
+        return total[0].integers()
 
-        starts = range(0, len(self.codes), ROWS)
-        total = np.zeros((len(head.integers), 1 + self.z.shape[1]), dtype=np.int64)
-        with threadpool_limits(1), ThreadPoolExecutor(max(1, min(threads, len(starts)))) as pool:
-            for piece in pool.map(part, starts):
-                total += piece
-        return total
+
+def on_grid(z: Small, codes: Integers, clip: GradientClip) -> Part:
+    """Return what is kept of records: what each residual is allowed is the same in every round."""
+    allowed = [clip.allowed(z[i : i + ROWS].astype(np.float64)) for i in range(0, len(codes), ROWS)]
+    return z, np.asarray(codes, dtype=np.int32), np.concatenate(allowed)
 
 
 def run_rounds(
-    store: FeatureStore,
+    kept: GradientRecords,
     plan: GradientRounds,
     offsets: Reals,
     law: tuple[str, int],
@@ -185,33 +220,22 @@ def run_rounds(
 
     Parameters
     ----------
-    store : (n, k) features on the grid, and (n,) classes.
+    kept : the records.
+    plan : the rounds.
     offsets : (M,) log class shares, from released counts.
     law : `gaussian` or `radial` noise, and its scale in grid steps.
+    source : where noise comes from.
     """
-    z, codes = store.arrays()
-    over = GradientPass.over(z, codes, GradientClip(plan.clip_norm, plan.constant))
-    descent = Descent(plan, offsets, z.shape[1])
-    released = np.empty((plan.rounds, len(offsets), 1 + z.shape[1]), dtype=np.int64)
-    threads = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, 8)
-    with progress.bar(plan.rounds, "gradient rounds", "rounds") as advance:
+    descent = Descent(plan, offsets, kept.width)
+    released = np.empty((plan.rounds, len(offsets), 1 + kept.width), dtype=np.int64)
+    with progress.bar(plan.rounds * kept.n, f"{plan.rounds} gradient rounds", "records") as advance:
         for gradient in released:
-            total = over.sum(descent.head(), threads)
+            total = kept.gradient(descent.head(), advance)
             if law[0] == "gaussian":
-                gradient[...] = total + noise.gaussian(total.shape, law[1], source)
+                noisy = total + noise.gaussian(total.shape, law[1], source)
             else:
                 row = total.reshape(1, -1)
-                gradient[...] = (row + noise.radial(1, row.shape[1], law[1], source)).reshape(total.shape)
+                noisy = (row + noise.radial(1, row.shape[1], law[1], source)).reshape(total.shape)
+            gradient[...] = clamped(noisy)
             descent.update(gradient)
-            advance(1)
     return released
-
-
-def count_correct(store: FeatureStore, head: Head, plan: GradientRounds) -> Integers:
-    """Count the records that a head gets right: (1,). One record changes it by at most one."""
-    z, codes = store.arrays()
-    clip, right = GradientClip(plan.clip_norm, plan.constant), 0
-    for start in range(0, len(codes), ROWS):
-        block = slice(start, start + ROWS)
-        right += int((clip.scores(z[block].astype(np.float64), head).argmax(1) == codes[block]).sum())
-    return np.array([right], dtype=np.int64)

@@ -18,11 +18,18 @@ import torch
 
 from adlm.curator import noise
 from adlm.curator.clipping import EXACT_ROWS, Clip, Norm
-from adlm.curator.feature_store import FeatureStore
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import second_moments as stage
-from adlm.curator.mechanisms.gradient_rounds import GradientClip, count_correct, feature_integers, run_rounds
-from adlm.curator.mechanisms.second_moments import Batch, Batches, CrossMoments, Second
+from adlm.curator.mechanisms.gradient_rounds import (
+    GradientClip,
+    GradientRecords,
+    feature_integers,
+    on_grid,
+    run_rounds,
+)
+from adlm.curator.mechanisms.second_moments import Batch, CrossMoments, Second
+from adlm.curator.passes import Batches, Records, as_records
+from adlm.curator.sums import clamped, halved
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import GradientRounds, class_offsets, final_head
 from adlm.estimation.moments import Moments
@@ -30,6 +37,10 @@ from adlm.privacy.accounting import Charge, Mechanism, compose, gaussian_mu, roo
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain import Domain
 from adlm.public.features import Features, described
+from adlm.runtime import progress
+from adlm.runtime.part_store import Part
+
+Integers = npt.NDArray[np.int64]
 
 __all__ = [
     "Batch",
@@ -315,7 +326,7 @@ def off_diagonal(diagonal: int) -> int:
 
 
 def release_moments(
-    batches: Batches,
+    batches: Records | Batches,
     *,
     domain: Domain,
     features: Features,
@@ -333,7 +344,8 @@ def release_moments(
 
     Parameters
     ----------
-    batches : gives (features, codes) batches, the same ones each time it is called.
+    batches : records of an engine, or a function that gives (features, codes) batches, the same ones each
+        time it is called.
     settings : public facts to keep in the certificate beside the design, such as the plan's reasons.
     stamps, unproved : what the inputs bring along: warnings, and why no epsilon is proved.
     earlier : charges, already in the ledger, of what the design was chosen by, such as private relevances.
@@ -347,13 +359,11 @@ def release_moments(
     """
     scales, charges = calibrate(design, domain.neighbours)
     charges = tuple(replace(c, unproved=unproved) for c in charges) if unproved else charges
-    store = FeatureStore(design.k) if design.rounds is not None else None
-    table, second, n = _sums(batches, len(domain.classes), design, store)
-    if n == 0:
-        raise UserError("there are no records to release; give at least one")
+    records = as_records(batches)
+    table, second, n, kept = _sums(records, len(domain.classes), design)
     if not charged:
         ledger.charge(*charges)
-    table += _table_noise(design, table.shape, scales.sums, source)
+    table = clamped(table + _table_noise(design, table.shape, scales.sums, source))
     clip, fine_clip = design.clip(), design.second_clip()
     step = np.concatenate([[1 / clip.count if clip.count else 0.0], clip.steps])
     tensors = {"class_sums": torch.from_numpy(table), "step": torch.from_numpy(step)}
@@ -363,33 +373,41 @@ def release_moments(
         across = None
         if design.second.later:
             known, outer = stage.second_moment_basis(Moments.from_tensors(tensors, stated), design.second)
-            second, across = stage.products(
-                batches, known.get("centres"), known.get("basis"), fine_clip, outer
-            )
+            partial = stage.Products(fine_clip, known.get("centres"), known.get("basis"), outer)
+            with progress.bar(n, "second moments", "records") as advance:
+                total = records.total(partial, advance)
+            assert total is not None
+            second, across = total[0].integers(), total[1].integers() if outer else None
             tensors |= {name: torch.from_numpy(value) for name, value in known.items()}
         assert second is not None
-        tensors["second"] = torch.from_numpy(
+        noisy, bits = halved(
             stage.noisy_triangle(second, design.mechanism, scales.second, scales.second_diagonal, source)
         )
-        tensors["step_second"] = torch.from_numpy(fine_clip.steps[: design.second.q].copy())
+        tensors["second"] = torch.from_numpy(noisy)
+        tensors["step_second"] = torch.from_numpy(fine_clip.steps[: design.second.q] * 2.0 ** (bits // 2))
+        stated |= {name: stated[name] / 2.0**bits for name in ("sd_second", "sd_second_diagonal")}
         if across is not None and outer is not None:
-            tensors["cross"] = torch.from_numpy(
-                stage.noisy_cross(across, design.mechanism, scales.cross, source)
-            )
-            tensors["step_cross"] = torch.tensor(outer[1].steps[0] * outer[2].steps[0], dtype=torch.float64)
-    if design.rounds is not None and store is not None:
+            noisy, bits = halved(stage.noisy_cross(across, design.mechanism, scales.cross, source))
+            tensors["cross"] = torch.from_numpy(noisy)
+            step_cross = outer[1].steps[0] * outer[2].steps[0] * 2.0**bits
+            tensors["step_cross"] = torch.tensor(step_cross, dtype=torch.float64)
+            stated["sd_cross"] /= 2.0**bits
+    if design.rounds is not None and kept is not None:
         offsets = class_offsets(table[:, 0])
         mechanism = "gaussian" if design.delta else "radial"
-        gradients = run_rounds(store, design.rounds, offsets, (mechanism, scales.gradients), source)
+        gradients = run_rounds(kept, design.rounds, offsets, (mechanism, scales.gradients), source)
         head = final_head(gradients, design.rounds, offsets)
-        correct = count_correct(store, head, design.rounds)[None]
+        correct = kept.correct(head)[None]
         correct = correct + (
             noise.gaussian((1, 1), scales.correct, source)
             if design.delta
             else noise.radial(1, 1, scales.correct, source)
         )
-        tensors |= {"gradients": torch.from_numpy(gradients), "correct": torch.from_numpy(correct[0])}
-        store.close()
+        tensors |= {
+            "gradients": torch.from_numpy(gradients),
+            "correct": torch.from_numpy(clamped(correct[0])),
+        }
+        kept.records.close()
     return Release.make(
         tensors | (extra or {}),
         kind="moments",
@@ -439,32 +457,66 @@ def _spread(mechanism: Mechanism, width: int) -> float:
     return {"laplace": math.sqrt(2.0), "radial": math.sqrt(1.0 + width), "gaussian": 1.0}[mechanism]
 
 
-def _sums(
-    batches: Batches, classes: int, design: MomentConfig, store: FeatureStore | None = None
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, int]:
-    """Sum clipped records by class, and their products when the same pass serves for both."""
-    clip, fine_clip = design.clip(), design.second_clip()
-    table = np.zeros((classes, 1 + design.k), dtype=np.int64)
-    at_once = design.second is not None and not design.second.later
-    second = np.zeros((design.second.q,) * 2, dtype=np.int64) if design.second and at_once else None
-    n = 0
-    for z, codes in batches():
+@dataclass(frozen=True)
+class ClassSums:
+    """What a part adds to the class sums and counts, to its products when one pass serves both, and to n."""
+
+    design: MomentConfig
+    classes: int
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum the clipped records of a part: (M, 1 + k), (q, q) or nothing, (1,)."""
+        z, codes = part
+        design, clip = self.design, self.design.clip()
         values = np.asarray(z)[:, : design.k]
-        n += len(values)
-        if store is not None:
-            store.append(feature_integers(values), codes)
         rows = clip.integers(values)
+        table = np.zeros((self.classes, 1 + design.k), dtype=np.int64)
         for start in range(0, len(rows), EXACT_ROWS):
             block, labels = rows[start : start + EXACT_ROWS], codes[start : start + EXACT_ROWS]
-            member = np.zeros((len(block), classes))
+            member = np.zeros((len(block), self.classes))
             member[np.arange(len(block)), labels] = 1.0
             table[:, 1:] += (member.T @ block).astype(np.int64)
             table[:, 0] += clip.count * member.sum(0).astype(np.int64)
-        if second is not None and design.second is not None and fine_clip is not None:
+        second, fine_clip = np.zeros((0, 0), dtype=np.int64), design.second_clip()
+        if design.second is not None and fine_clip is not None and not design.second.later:
             q = design.second.q
-            part = rows[:, :q] if design.joint else fine_clip.integers(values[:, :q])
-            stage.add_products(second, part, part)
-    return table, second, n
+            mine = rows[:, :q] if design.joint else fine_clip.integers(values[:, :q])
+            second = stage.products_of(mine, mine)
+        return table, second, np.array([len(rows)], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class ClassSumsKept:
+    """The same, and what gradient rounds keep of the part."""
+
+    sums: ClassSums
+    clip: GradientClip
+
+    def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
+        """Return features on their grid with their classes, and the sums."""
+        values = np.asarray(part[0])[:, : self.sums.design.k]
+        return on_grid(feature_integers(values), part[1], self.clip), self.sums(part)
+
+
+def _sums(
+    records: Records | Batches, classes: int, design: MomentConfig
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, int, GradientRecords | None]:
+    """Sum clipped records by class, and their products when the same pass serves for both."""
+    given, sums = as_records(records), ClassSums(design, classes)
+    kept = None
+    with progress.bar(given.rows, "class sums", "records") as advance:
+        if design.rounds is None:
+            total = given.total(sums, advance)
+        else:
+            clip = GradientClip(design.rounds.clip_norm, design.rounds.constant)
+            records, total = given.keep(ClassSumsKept(sums, clip), advance)
+    if total is None:
+        raise UserError("there are no records to release; give at least one")
+    table, second, (n,) = (part.integers() for part in total)
+    if design.rounds is not None and isinstance(records, Records):
+        kept = GradientRecords(records, clip, design.k, int(n))
+    at_once = design.second is not None and not design.second.later
+    return table, second if at_once else None, int(n), kept
 
 
 def _table_noise(

@@ -16,6 +16,9 @@ from adlm.curator import noise
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, calibrate, release_moments
 from adlm.curator.noise import Source
+from adlm.curator.passes import Records
+from adlm.curator.sums import clamped
+from adlm.curator.table_records import IndicatorCounts, TableFeatures, encoded_records
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import gaussian_mu
@@ -30,13 +33,13 @@ from adlm.public.planning.rounds import (
     signal,
     table_clip_norm,
 )
+from adlm.runtime import progress
 
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
 FOURIER = 200  # random Fourier features of the ordered columns
 PURE_FROM = 1_500.0  # signal from which rounds with radial noise do better than an additive model
 CATEGORICAL_FROM = 20_000.0  # the same with delta, for two classes and mostly categorical columns
 INDICATORS_SHARE, SUMS_SHARE = Fraction(1, 10), Fraction(1, 10)
-ROWS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
 
 
 def release_table(
-    passes: Callable[[], Iterable[Encoded]],
+    passes: Records | Callable[[], Iterable[Encoded]],
     table: TableDomain,
     plan: TableRoundsPlan,
     *,
@@ -132,7 +135,8 @@ def release_table(
 
     Parameters
     ----------
-    passes : gives (encoded records, class codes) batches, the same ones each time it is called.
+    passes : records that an engine keeps, or a function that gives (encoded records, class codes) batches,
+        the same ones each time it is called.
     table : the declared table.
     plan : the public settings.
     epsilon, delta : the budget; delta 0 gives radial noise.
@@ -152,29 +156,22 @@ def release_table(
         indicators=first,
     )  # fmt: skip
     scales, charges = calibrate(design, table.neighbours)
-    clip = first.clip()
-    total, n = np.zeros(counted.width, dtype=np.int64), 0
-    for x, _ in _blocks(passes):
-        rows = clip.integers(counted(torch.from_numpy(x)).numpy())
-        total += rows.sum(0).astype(np.int64)
-        n += len(rows)
-    if n == 0:
+    clip, records = first.clip(), encoded_records(passes, table)
+    with progress.bar(records.rows, "counts of indicators", "records") as advance:
+        counts = records.total(IndicatorCounts(counted, clip), advance)
+    if counts is None:
         raise UserError("there are no records to release; give at least one")
     ledger.charge(*charges)
-    row = total.reshape(1, -1)
+    row = counts[0].integers().reshape(1, -1)
     if delta:
         row = row + noise.gaussian(row.shape, scales.indicators, source)
     else:
         row = row + noise.radial(1, row.shape[1], scales.indicators, source)
-    total = row[0]
+    total = clamped(row[0])
     shares = frequencies(total * clip.steps, counted.blocks)
     features = ScaledTable(table, shares, fourier=plan.fourier)
-
-    def batches() -> Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-        return ((features(torch.from_numpy(x)).numpy(), y) for x, y in _blocks(passes))
-
     return release_moments(
-        batches,
+        records.mapped(TableFeatures(features)),
         domain=table.domain,
         features=features,
         design=design,
@@ -185,11 +182,3 @@ def release_table(
         extra={"indicators": torch.from_numpy(total)},
         charged=True,
     )
-
-
-def _blocks(passes: Callable[[], Iterable[Encoded]]) -> Iterable[Encoded]:
-    """Cut batches into blocks that fit into a processor's cache."""
-    with torch.inference_mode():
-        for x, y in passes():
-            for start in range(0, len(y), ROWS):
-                yield x[start : start + ROWS], y[start : start + ROWS]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from fractions import Fraction
@@ -82,9 +83,9 @@ def privatise_table(
     if neighbours is not None:
         table = replace(table, neighbours=neighbours)
 
-    with open_engine(engine) as opened:
+    with open_engine(engine) as opened, contextlib.closing(opened.table(file, table)) as records:
         made = privatise_encoded(
-            opened.table(file, table),
+            records,
             table,
             epsilon=epsilon,
             delta=delta,

@@ -23,6 +23,7 @@ from adlm.errors import UserError
 from adlm.public.domain.column import MISSING, Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.base import Features
+from adlm.public.features.cosine import cosine
 
 # Settled on parts of the training records of the tables in docs/guide-tables.md.
 KNOTS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
@@ -36,8 +37,6 @@ _VALUE = 2.0**12  # grid of a standardised value
 _ANGLE = 2.0**20  # grid of a frequency: d products of both add up exactly
 _LENGTH = 2.0**16  # grid on which the length of a record is taken
 _UNIT = 2.0**14  # grid of a feature
-_SINE = tuple((-1) ** i / math.factorial(2 * i + 1) for i in range(9, -1, -1))
-_HALF_PI = (1.5707963267341256, 6.077100506506192e-11)  # high part, whose small multiples are exact, and low
 
 
 @dataclass(frozen=True)
@@ -291,7 +290,7 @@ class ScaledTable(Features):
         if self.fourier:
             assert values is not None
             angle = (values[:, self._ordered] * _VALUE) @ self._directions.to(x) * (1 / (_VALUE * _ANGLE))
-            parts.append(_cosine(angle + self._phases.to(x)) * self._fourier_scale)
+            parts.append(cosine(angle + self._phases.to(x)) * self._fourier_scale)
         whole = torch.round(torch.cat(parts, 1) * _LENGTH)
         length = (whole * whole).sum(1, keepdim=True).sqrt().clamp_min(1.0)
         unit = whole / length * _UNIT
@@ -311,23 +310,6 @@ class ScaledTable(Features):
     def from_spec(cls, spec: Mapping[str, Any]) -> ScaledTable:
         """Make it from its description."""
         return cls(TableDomain.from_dict(spec["table"]), spec["frequencies"], fourier=int(spec["fourier"]))
-
-
-def _cosine(x: Tensor) -> Tensor:
-    """Return cos(x) for |x| below 10^6, by single IEEE operations, to about 15 digits."""
-    quarter = torch.round(x * (2 / math.pi))
-    rest = (x - quarter * _HALF_PI[0]) - quarter * _HALF_PI[1]
-    # cos(q pi/2 + r) = sin((q + 1) pi/2 + r); an odd quarter turn makes a cosine of r, sin(pi/2 - |r|)
-    turn = quarter + 1.0
-    turn = turn - 4.0 * torch.floor(turn * 0.25)
-    odd = (turn == 1.0) | (turn == 3.0)
-    inner = torch.where(odd, math.pi / 2 - rest.abs(), rest)
-    square = inner * inner
-    value = torch.full_like(inner, _SINE[0])
-    for coefficient in _SINE[1:]:
-        value = value * square + coefficient
-    value = value * inner
-    return torch.where(turn >= 2.0, -value, value)
 
 
 def frequencies(counts: npt.NDArray[np.float64], blocks: Sequence[Block]) -> npt.NDArray[np.float64]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from adlm.curator.ledger import Ledger
+    from adlm.engines import Engine
     from adlm.privacy.release import Release
 
 KINDS = ("moments", "records")
@@ -26,6 +29,7 @@ LARGE_EPSILON = 10  # from here on a person is warned
 ONLY_FOR = {
     "--kind moments": (
         "k", "second_moment_dim", "sums_budget_share", "relevance", "fourier", "public_size", "cache",
+        "engine", "ray_address",
     ),
     "--kind records": (
         "split", "network", "batch_size", "delta_h0", "mode", "loss", "relevance_network",
@@ -39,7 +43,13 @@ ONLY_FOR = {
 
 def release(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(help="A CSV or Parquet file; needs --domain.")] = None,
+    file: Annotated[
+        str | None,
+        typer.Argument(
+            help="A CSV or Parquet file, a folder or a glob ('visits/*.parquet') of them, here or at an "
+            "address (s3://, gs://); needs --domain."
+        ),
+    ] = None,
     data: Annotated[str | None, typer.Option(help="A data set by name (see adlm data list).")] = None,
     domain: Annotated[Path | None, typer.Option(help="The TOML file that declares the columns.")] = None,
     epsilon: Annotated[str, typer.Option(help="The privacy budget of this release.")] = "1",
@@ -126,6 +136,15 @@ def release(
         int | None, typer.Option(help="Repeatable noise. The release is stamped NOT PRIVATE.")
     ] = None,
     cache: Annotated[bool, typer.Option("--cache", help="Keep features of the records on disk.")] = False,
+    engine: Annotated[
+        str, typer.Option(help="Moments: where passes run, local or ray; the release is the same.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="Moments: a Ray cluster, such as auto; one of this machine alone is started without it."
+        ),
+    ] = None,
     sign: Sign = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -135,10 +154,11 @@ def release(
 
     Every charge is in the ledger before its noise is drawn. With --json: {"out", "kind", "n",
     "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "ledger", "charges",
-    "signed_by"}.
+    "signed_by"}, and "engine" unless it is the local one.
     """
     from adlm.analyst.class_sizes import sentences, small_classes
     from adlm.curator.noise import Source
+    from adlm.engines import open_engine
     from adlm.errors import StoppedError, UserError
     from adlm.runtime.artefact import require_room
 
@@ -158,11 +178,11 @@ def release(
     key = key_of(sign)
     require_room(out, what="release")
     source = Source.system() if seed is None else Source.seeded_with(seed)
-    book, place = _ledger(ledger, budget, data or str(file and file.resolve()))
+    book, place = _ledger(ledger, budget, data or _named(file))
     chosen = pick_device(device)
     make: Callable[[], Release]
     if kind == "records":
-        records = from_table(file, domain, neighbours) if file else by_name(data, neighbours, limit)
+        records = from_table(Path(file), domain, neighbours) if file else by_name(data, neighbours, limit)
         make = records_maker(
             records, epsilon, delta, method, split, network, batch_size, delta_h0, allocation, mode, loss,
             relevance_network, relevance_provenance, trust or (), book, source, out,
@@ -183,7 +203,10 @@ def release(
         }
         if fourier is not None:
             options["fourier"] = random_fourier_features(fourier)
-        make = _moments_maker(data, file, domain, neighbours, limit, cache, options, out, key)
+        if engine == "ray" and cache:
+            raise UserError("--cache is for the local engine; leave it out with --engine ray")
+        place_of = partial(open_engine, engine, ray_address, device=chosen, cache=cache)
+        make = _moments_maker(data, file, domain, neighbours, limit, place_of, options, out, key)
     try:
         made = make()
         if kind == "records" and key is not None:  # it was written chunk by chunk
@@ -202,6 +225,8 @@ def release(
         "ledger": str(place), "charges": len(book.charges),
         "signed_by": made.signature and made.signature.signer,
     }  # fmt: skip
+    if engine != "local":
+        figures["engine"] = dict(made.engine or {})
     output.result(
         figures | certificate.totals.to_dict(),
         f"{out}: {certificate.totals.sentence()}; charged to {place}{stamped(certificate.stamps)}",
@@ -278,6 +303,11 @@ def random_fourier_features(text: str | None) -> int | Literal["auto"]:
     return int(text)
 
 
+def _named(file: str | None) -> str:
+    """Name a data set after where its files lie."""
+    return str(file) if file is None or "://" in file else str(Path(file).resolve())
+
+
 def _ledger(path: Path | None, budget: str | None, name: str) -> tuple[Ledger, Path]:
     """Open the ledger that was asked for, or the one this person keeps for the data set."""
     from adlm.curator.ledger import Budget, Ledger, default_path
@@ -293,11 +323,11 @@ def _ledger(path: Path | None, budget: str | None, name: str) -> tuple[Ledger, P
 
 def _moments_maker(
     data: str | None,
-    file: Path | None,
+    file: str | None,
     domain: Path | None,
     neighbours: str | None,
     limit: int | None,
-    cache: bool,
+    place_of: Callable[[], AbstractContextManager[Engine]],
     options: dict[str, Any],
     out: Path,
     key: Ed25519PrivateKey | None,
@@ -309,12 +339,14 @@ def _moments_maker(
     def make() -> Release:
         if data is not None:
             records = by_name(data, neighbours, limit)
-            made = privatise(records.x, records.y, domain=records.domain, cache=cache, **options)
+            with place_of() as engine:
+                made = privatise(records.x, records.y, domain=records.domain, engine=engine, **options)
         else:
             if domain is None:
                 raise UserError("a file needs --domain FILE.toml; adlm domain init drafts one")
             assert file is not None
-            made = privatise_table(file, domain, neighbours=neighbours, **options)
+            with place_of() as engine:
+                made = privatise_table(file, domain, neighbours=neighbours, engine=engine, **options)
         made = made if key is None else made.signed(key)
         made.save(out)
         return made

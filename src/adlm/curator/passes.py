@@ -117,7 +117,11 @@ class LocalRecords(Records):
     def total(self, partial: Partial, advance: progress.Advance | None = None) -> Totals | None:
         """Add up."""
         found: Totals | None = None
-        for rows, sums in self._run(lambda part: (len(part[0]), sum_part(part, self._chain, partial))):
+
+        def work(part: Part) -> tuple[int, Totals]:
+            return len(part[0]), sum_part(part, self._chain, partial)
+
+        for rows, sums in self._run(work):
             found = merge(found, sums)
             if advance is not None:
                 advance(rows)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +59,7 @@ def added(parts: Iterable[Totals]) -> Totals | None:
     return total
 
 
-def clamped(noisy: npt.NDArray[np.generic]) -> Integers:
+def clamped(noisy: npt.NDArray[Any]) -> Integers:
     """Return noisy sums as 64-bit integers, cut off at +-2^62.
 
     What is cut off is already noisy, so this costs no privacy; it never acts with up to 10^10 records.
@@ -68,7 +69,7 @@ def clamped(noisy: npt.NDArray[np.generic]) -> Integers:
     return np.asarray(np.clip(noisy, -MOST, MOST).astype(np.int64))
 
 
-def halved(noisy: npt.NDArray[np.generic]) -> tuple[Integers, int]:
+def halved(noisy: npt.NDArray[Any]) -> tuple[Integers, int]:
     """Return noisy products as 64-bit integers, and the even number of bits that were dropped to fit them in.
 
     The number of bits is a function of the noisy products, so this costs no privacy. It is 0 up to 2^22

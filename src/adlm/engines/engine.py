@@ -52,7 +52,9 @@ class Engine(ABC):
 
 
 @contextlib.contextmanager
-def open_engine(engine: Engine | str = "local", address: str | None = None) -> Iterator[Engine]:
+def open_engine(
+    engine: Engine | str = "local", address: str | None = None, *, device: str = "cpu", cache: bool = False
+) -> Iterator[Engine]:
     """Open an engine by name for a while; one that is open already is left open.
 
     Parameters
@@ -60,6 +62,7 @@ def open_engine(engine: Engine | str = "local", address: str | None = None) -> I
     engine : `local`, `ray`, or an engine.
     address : of a Ray cluster: `auto` is the one that this machine belongs to. Without it a cluster of this
         machine alone is started, and stopped at the end.
+    device, cache : of the local engine: where features of images are taken, and whether to keep them on disk.
     """
     if isinstance(engine, Engine):
         yield engine
@@ -71,7 +74,7 @@ def open_engine(engine: Engine | str = "local", address: str | None = None) -> I
             raise UserError("a Ray address is for the engine ray; leave it out, or take --engine ray")
         from adlm.engines.local import LocalEngine
 
-        yield LocalEngine()
+        yield LocalEngine(device, cache=cache)
         return
     from adlm.engines.ray_engine import RayEngine
 

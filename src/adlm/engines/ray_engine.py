@@ -30,7 +30,6 @@ from adlm.public.domain.table import TableDomain
 from adlm.public.features import Features
 from adlm.readers.tables import pieces_of
 from adlm.runtime import progress
-from adlm.version import __version__
 
 BLOCK_BYTES = 1 << 23  # of a block of kept records
 GROUP_ROWS = 1 << 20  # records of the persons that one group-by task sorts
@@ -103,10 +102,10 @@ class RayEngine(Engine):
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             self.close()
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            what = (
-                "no Ray cluster could be started here" if address is None else f"no Ray cluster at {address}"
-            )
-            raise UserError(f"{what} ({reason}); check the address, or use --engine local") from None
+            place = "could be started here" if address is None else f"answers at {address}"
+            raise UserError(
+                f"no Ray cluster {place} ({reason}); check the address, or use --engine local"
+            ) from None
         self._started = True
 
     def _check_versions(self) -> None:
@@ -150,7 +149,7 @@ class RayEngine(Engine):
     def features(
         self, x: NDArray[Any], codes: NDArray[np.int64], domain: Domain, features: Features
     ) -> Records:
-        """Take features by actors, each of which loads the map once; on graphics cards where there are some."""
+        """Take features by actors, each of which loads the map once; on graphics cards if there are some."""
         records = np.asarray(x)
         size = max(1, 4096 // features.batch) * features.batch  # batches are those of one machine
         chunks = [
@@ -323,6 +322,3 @@ def _quiet() -> None:
     """Keep Ray's own words off the terminal."""
     for name in ("ray", "ray.data"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-__all__ = ["RayEngine", "RayRecords", "__version__"]

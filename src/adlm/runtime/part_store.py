@@ -72,7 +72,7 @@ class PartStore:
         for array in part:
             whole = np.ascontiguousarray(array)
             try:
-                data = memoryview(whole).cast("B") if whole.size else memoryview(b"")
+                data = memoryview(whole.tobytes())
                 while data:
                     data = data[self._file.write(data) :]
             except OSError as error:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from adlm.curator.allocation import noise_scales
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import Batches, MomentConfig, release_moments, root_down
+from adlm.curator.mechanisms.moments import MomentConfig, release_moments, root_down
 from adlm.curator.noise import Source
+from adlm.curator.passes import Batches, Records
 from adlm.errors import UserError
 from adlm.estimation.class_model import fit_class_model
 from adlm.estimation.discriminant import fit
@@ -75,7 +76,7 @@ def shares(epsilon: Fraction, delta: Fraction) -> tuple[Fraction, Fraction]:
 
 
 def pilot_release(
-    batches: Batches,
+    batches: Records | Batches,
     domain: Domain,
     features: Features,
     plan: MomentPlan,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -9,10 +10,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from adlm.curator.featurise import featurise
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import (
-    Batch,
     CrossMoments,
     MomentConfig,
     Second,
@@ -20,6 +19,7 @@ from adlm.curator.mechanisms.moments import (
     release_moments,
 )
 from adlm.curator.noise import Source
+from adlm.engines import Engine, open_engine
 from adlm.errors import UserError
 from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.privacy.release import NOT_PUBLIC, Release
@@ -31,7 +31,6 @@ from adlm.workflows import pilot
 
 PRIVATE_FEATURES = "private records had a part in the features"
 RELEVANCES = ("prior", "private")
-BATCH = 4096  # records whose features are added up at once
 
 
 def privatise(
@@ -54,6 +53,7 @@ def privatise(
     size: int | None = None,
     cache: bool = False,
     device: str = "cpu",
+    engine: Engine | str = "local",
 ) -> Release:
     """Read private records once and release noisy sums of their public features.
 
@@ -71,6 +71,7 @@ def privatise(
     seed : makes the release repeatable and stamps it `NOT PRIVATE: seeded`.
     size : under add-remove, a public guess of the number of records for the rule to work with.
     cache : keep the features of the records on disk, readable by their owner alone.
+    engine : where features are taken and passes run: `local`, `ray`, or an `Engine`.
 
     Formal guarantees
     -----------------
@@ -104,38 +105,38 @@ def privatise(
         allocation=None if relevance == "private" else allocation,
     )
     features = narrowed(features, plan.k)
-    z = featurise(records, domain, features, device=device, cache=cache)
-
-    def batches() -> list[Batch]:
-        return [(z[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(z), BATCH)]
-
     asked = {"epsilon": str(epsilon), "delta": str(delta), "k": k, "second": second, "share": share_sums,
              "allocation": allocation}  # fmt: skip
     book = ledger or Ledger()
     draw = source or (Source.system() if seed is None else Source.seeded_with(seed))
-    if relevance == "private":
-        early, budget = pilot.shares(budget, slack)
-        book.check(  # both, before the first is charged: a second that does not fit would waste it
-            *calibrate(pilot.first_design(plan, early, slack), domain.neighbours)[1],
-            *calibrate(design(replace(plan, scales=None), budget, slack), domain.neighbours)[1],
+    with (
+        open_engine(engine, device=device, cache=cache) as opened,
+        contextlib.closing(opened.features(records, codes, domain, features)) as kept,
+    ):
+        if relevance == "private":
+            early, budget = pilot.shares(budget, slack)
+            book.check(  # both, before the first is charged: a second that does not fit would waste it
+                *calibrate(pilot.first_design(plan, early, slack), domain.neighbours)[1],
+                *calibrate(design(replace(plan, scales=None), budget, slack), domain.neighbours)[1],
+            )
+            first = pilot.pilot_release(kept, domain, features, plan, early, slack, book, draw, unproved)
+            plan = replace(plan, scales=pilot.scales(first.relevance, first.typical, allocation or "optimal"))
+        else:
+            first = pilot.NO_PILOT
+        made = release_moments(
+            kept,
+            domain=domain,
+            features=features,
+            design=design(plan, budget, slack),
+            ledger=book,
+            source=draw,
+            settings={"plan": plan.to_dict(), "relevance": relevance, "asked": asked},
+            stamps=stamps,
+            unproved=unproved,
+            earlier=first.charges,
+            extra=first.tensors,
         )
-        first = pilot.pilot_release(batches, domain, features, plan, early, slack, book, draw, unproved)
-        plan = replace(plan, scales=pilot.scales(first.relevance, first.typical, allocation or "optimal"))
-    else:
-        first = pilot.NO_PILOT
-    return release_moments(
-        batches,
-        domain=domain,
-        features=features,
-        design=design(plan, budget, slack),
-        ledger=book,
-        source=draw,
-        settings={"plan": plan.to_dict(), "relevance": relevance, "asked": asked},
-        stamps=stamps,
-        unproved=unproved,
-        earlier=first.charges,
-        extra=first.tensors,
-    )
+        return made if opened.name == "local" else replace(made, engine=opened.described())
 
 
 def public_size(domain: Domain, n: int, size: int | None) -> int:

@@ -18,12 +18,12 @@ import numpy.typing as npt
 from adlm.curator import noise
 from adlm.curator.clipping import EXACT_ROWS, Clip, Reals
 from adlm.curator.passes import Batches as Batches
-from adlm.curator.passes import Part
 from adlm.curator.sums import MOST
 from adlm.errors import UserError
 from adlm.estimation.moments import Moments
 from adlm.estimation.shrinkage import class_means
 from adlm.privacy.accounting import Mechanism
+from adlm.runtime.part_store import Part
 
 Integers = npt.NDArray[np.int64]
 Batch = tuple[npt.ArrayLike, npt.NDArray[np.int64]]  # (n, width) features, (n,) class codes

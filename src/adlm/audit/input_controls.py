@@ -18,7 +18,6 @@ from adlm.audit.controls import Control, _attacked, _finding
 from adlm.audit.finding import Finding
 from adlm.audit.separability import batch_separability, trial_images
 from adlm.audit.subject import Records, Subject
-from adlm.audit.tap import draw
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import MomentConfig, release_moments
 from adlm.curator.noise import Source
@@ -86,7 +85,7 @@ def seeded_input(runs: int, source: Source) -> Finding:
     scale, moved = Fraction(1 << 20), 1 << 20
 
     def noise() -> Reals:
-        return np.asarray(draw("laplace", runs, scale, Source.seeded_with(7)), dtype=np.float64)
+        return np.asarray(Source.seeded_with(7).laplace(runs, scale), dtype=np.float64)
 
     worlds = moved + noise() - noise(), noise() - noise()
     return _finding(

@@ -15,7 +15,6 @@ from adlm.audit.replay import replay
 from adlm.audit.subject import Records
 from adlm.audit.subjects import DELTA, of_moments
 from adlm.audit.tap import DivergedError
-from adlm.curator import noise
 from adlm.curator.mechanisms.gradient_rounds import GradientClip, GradientRecords
 from adlm.curator.mechanisms.moments import MomentConfig
 from adlm.curator.noise import Source
@@ -102,7 +101,7 @@ def head_before_noise(runs: int, source: Source) -> Finding:
         released = []
         for _ in range(plan.rounds):
             total = kept.gradient(descent.head())
-            released.append(total + noise.gaussian(total.shape, law[1], source))
+            released.append(total + source.gaussian(total.shape, law[1]))
             descent.update(total)  # should be what was released
         return np.stack(released)
 
@@ -139,7 +138,7 @@ def noise_used_again(runs: int, source: Source) -> Finding:
         drawn, released = None, []
         for _ in range(plan.rounds):
             total = kept.gradient(descent.head())
-            drawn = noise.gaussian(total.shape, law[1], source) if drawn is None else drawn
+            drawn = source.gaussian(total.shape, law[1]) if drawn is None else drawn
             released.append(total + drawn)
             descent.update(released[-1])
         return np.stack(released)

@@ -36,7 +36,7 @@ class Total:
         low = self.low + other.low
         return Total(self.high + other.high + (low >> LIMB), low & _MASK)
 
-    def integers(self) -> npt.NDArray[np.int64] | npt.NDArray[np.object_]:
+    def integers(self) -> npt.NDArray[Any]:
         """Return the sum: 64-bit integers where they hold it, else Python's."""
         if self.high.size == 0 or int(np.abs(self.high).max()) < MOST >> LIMB:
             return np.asarray((self.high << LIMB) | self.low)

@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.curator import noise
 from adlm.curator.clipping import EXACT_ROWS, Clip, Norm, Reals
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import off_diagonal, root_down
 from adlm.curator.mechanisms.second_moments import products_of
+from adlm.curator.noise import Source
 from adlm.curator.passes import Batches, Partial, Records, as_records
 from adlm.curator.sums import clamped, halved
 from adlm.errors import UserError
@@ -122,7 +122,7 @@ def release_additive(
     epsilon: Fraction,
     delta: Fraction,
     ledger: Ledger,
-    source: noise.Source,
+    source: Source,
     contributions: int = 1,
     stamps: tuple[str, ...] = (),
 ) -> Release:
@@ -140,7 +140,7 @@ def release_additive(
     one record a person.
     """
     budget = calibrate(plan, epsilon, delta, domain.neighbours, contributions)
-    stage = _Stages(as_records(batches), features, len(domain.classes), budget, source)
+    stage = _Stages(batches, features, len(domain.classes), budget, source)
     table, n = stage.class_tables(stage.clip)
     ledger.charge(*budget.charges)
     known = n if domain.neighbours == "replace-one" and contributions == 1 else None
@@ -245,14 +245,14 @@ class _Stages:
 
     def __init__(
         self,
-        records: Records,
+        records: Records | Batches,
         features: TabularFeatures,
         classes: int,
         budget: Calibration,
-        source: noise.Source,
+        source: Source,
     ) -> None:
         self.size: float
-        self.records, self.features, self.classes = records, features, classes
+        self.records, self.features, self.classes = as_records(records), features, classes
         self.cells, self.curvature_step = Cells(features.indicators, features.unit), 0.0
         self.budget, self.source = budget, source
         blocks = len(features.blocks)
@@ -360,8 +360,7 @@ class _Stages:
         return total.reshape(rows, width), float(clip.steps[0])
 
     def _noise(self, shape: tuple[int, ...], scale: int) -> Integers:
-        draw = noise.laplace if self.budget.norm == "l1" else noise.gaussian
-        return draw(shape, scale, self.source)
+        return self.source.draw("laplace" if self.budget.norm == "l1" else "gaussian", shape, scale)
 
 
 def _real(tensors: dict[str, Any], facts: dict[str, Any]) -> tuple[Reals, Reals, float, float]:

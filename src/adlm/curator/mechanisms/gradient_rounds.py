@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from adlm.curator import noise
+from adlm.curator.noise import Source
 from adlm.curator.passes import LocalRecords, Records
 from adlm.curator.sums import clamped
 from adlm.errors import UserError
@@ -29,6 +29,7 @@ from adlm.estimation.gradient_head import (
     GradientRounds,
     Head,
 )
+from adlm.privacy.accounting import Mechanism
 from adlm.runtime import progress
 from adlm.runtime.part_store import Part, PartStore
 
@@ -211,8 +212,8 @@ def run_rounds(
     kept: GradientRecords,
     plan: GradientRounds,
     offsets: Reals,
-    law: tuple[str, int],
-    source: noise.Source,
+    law: tuple[Mechanism, int],
+    source: Source,
 ) -> Integers:
     """Release the noisy gradients of all rounds: (T, M, 1 + k).
 
@@ -231,11 +232,6 @@ def run_rounds(
     with progress.bar(plan.rounds * kept.n, f"{plan.rounds} gradient rounds", "records") as advance:
         for gradient in released:
             total = kept.gradient(descent.head(), advance)
-            if law[0] == "gaussian":
-                noisy = total + noise.gaussian(total.shape, law[1], source)
-            else:
-                row = total.reshape(1, -1)
-                noisy = (row + noise.radial(1, row.shape[1], law[1], source)).reshape(total.shape)
-            gradient[...] = clamped(noisy)
+            gradient[...] = clamped(source.add(total, *law))
             descent.update(gradient)
     return released

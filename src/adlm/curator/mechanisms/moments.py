@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.curator import noise
 from adlm.curator.clipping import EXACT_ROWS, Clip, Norm
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import second_moments as stage
@@ -28,6 +27,7 @@ from adlm.curator.mechanisms.gradient_rounds import (
     run_rounds,
 )
 from adlm.curator.mechanisms.second_moments import Batch, CrossMoments, Second
+from adlm.curator.noise import Source
 from adlm.curator.passes import Batches, Records, as_records
 from adlm.curator.sums import clamped, halved
 from adlm.errors import UserError
@@ -332,7 +332,7 @@ def release_moments(
     features: Features,
     design: MomentConfig,
     ledger: Ledger,
-    source: noise.Source,
+    source: Source,
     settings: dict[str, Any] | None = None,
     stamps: tuple[str, ...] = (),
     unproved: str = "",
@@ -363,7 +363,7 @@ def release_moments(
     table, second, n, kept = _sums(records, len(domain.classes), design)
     if not charged:
         ledger.charge(*charges)
-    table = clamped(table + _table_noise(design, table.shape, scales.sums, source))
+    table = clamped(table + source.draw(design.mechanism, table.shape, scales.sums))
     clip, fine_clip = design.clip(), design.second_clip()
     step = np.concatenate([[1 / clip.count if clip.count else 0.0], clip.steps])
     tensors = {"class_sums": torch.from_numpy(table), "step": torch.from_numpy(step)}
@@ -387,26 +387,17 @@ def release_moments(
         tensors["step_second"] = torch.from_numpy(fine_clip.steps[: design.second.q] * 2.0 ** (bits // 2))
         stated |= {name: stated[name] / 2.0**bits for name in ("sd_second", "sd_second_diagonal")}
         if across is not None and outer is not None:
-            noisy, bits = halved(stage.noisy_cross(across, design.mechanism, scales.cross, source))
+            noisy, bits = halved(source.add(across, design.mechanism, scales.cross))
             tensors["cross"] = torch.from_numpy(noisy)
             step_cross = outer[1].steps[0] * outer[2].steps[0] * 2.0**bits
             tensors["step_cross"] = torch.tensor(step_cross, dtype=torch.float64)
             stated["sd_cross"] /= 2.0**bits
     if design.rounds is not None and kept is not None:
         offsets = class_offsets(table[:, 0])
-        mechanism = "gaussian" if design.delta else "radial"
-        gradients = run_rounds(kept, design.rounds, offsets, (mechanism, scales.gradients), source)
+        gradients = run_rounds(kept, design.rounds, offsets, (design.mechanism, scales.gradients), source)
         head = final_head(gradients, design.rounds, offsets)
-        correct = kept.correct(head)[None]
-        correct = correct + (
-            noise.gaussian((1, 1), scales.correct, source)
-            if design.delta
-            else noise.radial(1, 1, scales.correct, source)
-        )
-        tensors |= {
-            "gradients": torch.from_numpy(gradients),
-            "correct": torch.from_numpy(clamped(correct[0])),
-        }
+        correct = clamped(source.add(kept.correct(head), design.mechanism, scales.correct))
+        tensors |= {"gradients": torch.from_numpy(gradients), "correct": torch.from_numpy(correct)}
         kept.records.close()
     return Release.make(
         tensors | (extra or {}),
@@ -517,12 +508,3 @@ def _sums(
         kept = GradientRecords(records, clip, design.k, int(n))
     at_once = design.second is not None and not design.second.later
     return table, second if at_once else None, int(n), kept
-
-
-def _table_noise(
-    design: MomentConfig, shape: tuple[int, ...], scale: int, source: noise.Source
-) -> npt.NDArray[np.int64]:
-    if design.mechanism == "radial":
-        return noise.radial(shape[0], shape[1], scale, source)
-    draw = noise.gaussian if design.delta else noise.laplace
-    return draw(shape, scale, source)

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from adlm.curator import noise
 from adlm.curator.clipping import EXACT_ROWS, Clip, Reals
+from adlm.curator.noise import Source
 from adlm.curator.passes import Batches as Batches
 from adlm.curator.sums import MOST
 from adlm.errors import UserError
@@ -213,7 +213,7 @@ def products_of(left: Reals, right: Reals) -> Integers:
 
 
 def noisy_triangle(
-    second: npt.NDArray[Any], mechanism: Mechanism, off_diagonal: int, diagonal: int, source: noise.Source
+    second: npt.NDArray[Any], mechanism: Mechanism, off_diagonal: int, diagonal: int, source: Source
 ) -> npt.NDArray[Any]:
     """Return the upper triangle with noise: larger on the diagonal, zero below it."""
     q = len(second)
@@ -221,27 +221,14 @@ def noisy_triangle(
     noisy = np.zeros_like(second)
     if mechanism == "radial":
         wide = second if np.abs(second).max(initial=0) < MOST // OFF_DIAGONAL else second.astype(object)
-        row = np.concatenate([DIAGONAL * wide[corner], OFF_DIAGONAL * wide[above]])[None]
-        row = row + noise.radial(1, row.shape[1], off_diagonal, source)
+        row = np.concatenate([DIAGONAL * wide[corner], OFF_DIAGONAL * wide[above]])
+        row = source.add(row, mechanism, off_diagonal)
         noisy = np.zeros_like(wide)
-        noisy[corner], noisy[above] = row[0, :q] // DIAGONAL, row[0, q:] // OFF_DIAGONAL
+        noisy[corner], noisy[above] = row[:q] // DIAGONAL, row[q:] // OFF_DIAGONAL
         return noisy
-    draw = noise.gaussian if mechanism == "gaussian" else noise.laplace
-    noisy[above] = second[above] + draw((above[0].size,), off_diagonal, source)
-    noisy[corner] = second[corner] + draw((q,), diagonal, source)
+    noisy[above] = source.add(second[above], mechanism, off_diagonal)
+    noisy[corner] = source.add(second[corner], mechanism, diagonal)
     return noisy
-
-
-def noisy_cross(
-    cross: npt.NDArray[Any], mechanism: Mechanism, scale: int, source: noise.Source
-) -> npt.NDArray[Any]:
-    """Return products across the basis with noise."""
-    row = cross.reshape(1, -1)
-    if mechanism == "radial":
-        row = row + noise.radial(1, row.shape[1], scale, source)
-    else:
-        row = row + noise.gaussian(row.shape, scale, source)
-    return np.asarray(row.reshape(cross.shape))
 
 
 def split(total: Fraction, second: Second) -> tuple[Fraction, Fraction]:

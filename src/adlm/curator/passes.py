@@ -110,7 +110,7 @@ class LocalRecords(Records):
                 whole = (np.asarray(z), np.asarray(codes))
                 for start in range(0, len(codes), PART_ROWS):
                     part = tuple(array[start : start + PART_ROWS] for array in whole)
-                    yield lambda part=part: part
+                    yield bind(_itself, part)
 
         return cls(loaders)
 
@@ -170,6 +170,10 @@ class LocalRecords(Records):
             finally:
                 for left in waiting:
                     left.cancel()
+
+
+def _itself(part: Part) -> Part:
+    return part
 
 
 def _loaded(work: Callable[[Part], Any], loader: Callable[[], Part]) -> Any:

@@ -36,6 +36,7 @@ GROUP_ROWS = 1 << 20  # records of the persons that one group-by task sorts
 RETRIES = 10  # of a task whose worker or node was lost
 STORE_SHARE = 0.3  # of the free memory, for the object store of a cluster that is started here
 WAITING = 4  # tasks in the queue for each processor
+FOLDER = "adlm-ray-"  # and the number of the process that started the cluster
 INSTALL = "the engine ray needs Ray; install it with: pip install 'adlm[ray]'"
 
 
@@ -87,7 +88,9 @@ class RayEngine(Engine):
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="adlm-ray-"))  # made with mode 0700
+            remove_left_behind()
+            prefix = f"{FOLDER}{os.getpid()}-"
+            self._folder = Path(tempfile.mkdtemp(prefix=prefix))  # made with mode 0700
             options |= {
                 "num_cpus": workers or _processors(),
                 "include_dashboard": False,
@@ -303,6 +306,27 @@ class RayRecords(Records):
     def close(self) -> None:
         """Let go of the references, so that the object store and its spill folder are emptied."""
         self._parts = []
+
+
+def remove_left_behind() -> int:
+    """Remove the folders of clusters whose driver was killed; return how many there were."""
+    count = 0
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+        number = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if number.isdecimal() and not _alive(int(number)) and folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
+            count += 1
+    return count
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _processors() -> int:

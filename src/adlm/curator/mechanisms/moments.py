@@ -450,30 +450,44 @@ def _spread(mechanism: Mechanism, width: int) -> float:
 
 @dataclass(frozen=True)
 class ClassSums:
-    """What a part adds to the class sums and counts, to its products when one pass serves both, and to n."""
+    """What a part adds to the class sums and counts, to its products when one pass serves both, and to n.
 
-    design: MomentConfig
+    Attributes
+    ----------
+    classes, k : number of classes, and of coordinates summed.
+    clip : of class sums.
+    products : the clip of products of this pass, None for that of class sums.
+    q : coordinates with products in this pass; 0 for none.
+    """
+
     classes: int
+    k: int
+    clip: Clip
+    products: Clip | None = None
+    q: int = 0
+
+    @classmethod
+    def of(cls, design: MomentConfig, classes: int) -> ClassSums:
+        """Take what a pass needs of a design; the budget stays behind."""
+        if design.second is None or design.second.later:
+            return cls(classes, design.k, design.clip())
+        products = None if design.joint else design.second_clip()
+        return cls(classes, design.k, design.clip(), products, design.second.q)
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
         """Sum the clipped records of a part: (M, 1 + k), (q, q) or nothing, (1,)."""
         z, codes = part
-        design, clip = self.design, self.design.clip()
-        values = np.asarray(z)[:, : design.k]
-        rows = clip.integers(values)
-        table = np.zeros((self.classes, 1 + design.k), dtype=np.int64)
+        values = np.asarray(z)[:, : self.k]
+        rows = self.clip.integers(values)
+        table = np.zeros((self.classes, 1 + self.k), dtype=np.int64)
         for start in range(0, len(rows), EXACT_ROWS):
             block, labels = rows[start : start + EXACT_ROWS], codes[start : start + EXACT_ROWS]
             member = np.zeros((len(block), self.classes))
             member[np.arange(len(block)), labels] = 1.0
             table[:, 1:] += (member.T @ block).astype(np.int64)
-            table[:, 0] += clip.count * member.sum(0).astype(np.int64)
-        second, fine_clip = np.zeros((0, 0), dtype=np.int64), design.second_clip()
-        if design.second is not None and fine_clip is not None and not design.second.later:
-            q = design.second.q
-            mine = rows[:, :q] if design.joint else fine_clip.integers(values[:, :q])
-            second = stage.products_of(mine, mine)
-        return table, second, np.array([len(rows)], dtype=np.int64)
+            table[:, 0] += self.clip.count * member.sum(0).astype(np.int64)
+        mine = rows[:, : self.q] if self.products is None else self.products.integers(values[:, : self.q])
+        return table, stage.products_of(mine, mine), np.array([len(rows)], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -485,7 +499,7 @@ class ClassSumsKept:
 
     def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
         """Return features on their grid with their classes, and the sums."""
-        values = np.asarray(part[0])[:, : self.sums.design.k]
+        values = np.asarray(part[0])[:, : self.sums.k]
         return on_grid(feature_integers(values), part[1], self.clip), self.sums(part)
 
 
@@ -493,7 +507,7 @@ def _sums(
     records: Records | Batches, classes: int, design: MomentConfig
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, int, GradientRecords | None]:
     """Sum clipped records by class, and their products when the same pass serves for both."""
-    given, sums = as_records(records), ClassSums(design, classes)
+    given, sums = as_records(records), ClassSums.of(design, classes)
     kept = None
     with progress.bar(given.rows, "class sums", "records") as advance:
         if design.rounds is None:

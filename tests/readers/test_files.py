@@ -59,8 +59,12 @@ def test_a_star_stays_within_a_folder_and_two_go_through(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert names(folder / "*.csv", folder) == [".hidden.csv", "_part.csv", "b.csv"]
-    assert names(folder / "**" / "[a-z].*", folder) == ["b.csv", "sub/_temporary/d.csv", "sub/a.csv.gz",
-                                                       "sub/c.parquet"]  # fmt: skip
+    assert names(folder / "**" / "[a-z].*", folder) == [
+        "b.csv",
+        "sub/_temporary/d.csv",
+        "sub/a.csv.gz",
+        "sub/c.parquet",
+    ]
     assert names(f"file://{folder}/sub/?.parquet", folder) == ["sub/c.parquet"]
     monkeypatch.chdir(folder)
     assert [Path(file.path) for file in find_files("sub/*.gz")] == [Path("sub/a.csv.gz")]

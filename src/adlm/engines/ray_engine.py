@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +39,9 @@ RETRIES = 10  # of a task whose worker or node was lost
 STORE_SHARE = 0.3  # of the free memory, for the object store of a cluster that is started here
 WAITING = 4  # tasks in the queue for each processor
 FOLDER = "adlm-ray-"  # and the number of the process that started the cluster
+LONGEST = 15  # characters of the folder for temporary files: a socket's path has at most 107
+ANSWER_SECONDS = 10.0
+_HOST_PORT = re.compile(r"(?:ray://)?([^:/]+):([0-9]+)")
 INSTALL = "the engine ray needs Ray; install it with: pip install 'adlm[ray]'"
 
 
@@ -90,17 +95,20 @@ class RayEngine(Engine):
         if address is None:
             remove_left_behind()
             prefix = f"{FOLDER}{os.getpid()}-"
-            self._folder = Path(tempfile.mkdtemp(prefix=prefix))  # made with mode 0700
+            self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_short_folder()))  # made with mode 0700
+            inner = str(self._folder / "r")  # Ray opens its own folder to everybody
             options |= {
                 "num_cpus": workers or _processors(),
                 "include_dashboard": False,
                 "object_store_memory": store_bytes or _store_bytes(),
-                "_temp_dir": str(self._folder),
+                "_temp_dir": inner,
                 "object_spilling_directory": str(self._folder),
             }
         else:
             options["address"] = address
         try:
+            if address is not None:
+                _knock(address)
             self._ray.init(**options)
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
             self.close()
@@ -308,10 +316,24 @@ class RayRecords(Records):
         self._parts = []
 
 
+def _knock(address: str) -> None:
+    """Raise OSError if nobody listens at HOST:PORT; Ray itself would try for minutes."""
+    match = _HOST_PORT.fullmatch(address)
+    if match is not None:
+        with socket.create_connection((match[1], int(match[2])), timeout=ANSWER_SECONDS):
+            pass
+
+
+def _short_folder() -> Path:
+    """Return the folder for temporary files, if paths of sockets in it are not too long for the system."""
+    usual = Path(tempfile.gettempdir())
+    return usual if len(str(usual)) <= LONGEST else Path("/tmp")
+
+
 def remove_left_behind() -> int:
     """Remove the folders of clusters whose driver was killed; return how many there were."""
     count = 0
-    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*"):
+    for folder in _short_folder().glob(f"{FOLDER}*"):
         number = folder.name.removeprefix(FOLDER).partition("-")[0]
         if number.isdecimal() and not _alive(int(number)) and folder.stat().st_uid == os.getuid():
             shutil.rmtree(folder, ignore_errors=True)

@@ -157,8 +157,9 @@ def read_batches(
     keep = None
     if bounded and table.person is not None:
         digests = [(batch.persons, batch.records) for batch in batches(persons=True)]
-        keep = chosen_in_parts(digests, sum(len(some) for some, _ in digests if some is not None),
-                               table.contributions)  # fmt: skip
+        keep = chosen_in_parts(
+            digests, sum(len(some) for some, _ in digests if some is not None), table.contributions
+        )
     done = 0
     for batch in batches(persons=False):
         x, y = expanded(table, batch.columns), batch.y

@@ -36,7 +36,7 @@ def release_of(epsilon: str, delta_h0: str | int = "counted", folder: Path | Non
         DIGITS.x, DIGITS.y, DIGITS.domain, build("mlp", (8, 8), 10), Budgets.split(epsilon, method="ilm"),
         explained=None, L=100, delta_h0=delta_h0, ledger=Ledger(), source=Source.system(), folder=folder,
     )  # fmt: skip
-    return made if made is not None else Release.load(folder or "")
+    return made
 
 
 def found(model: Model) -> float:

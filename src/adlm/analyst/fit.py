@@ -80,11 +80,11 @@ def _made(
     checkpoints: Path | None,
     resume: bool,
 ) -> Model:
-    if tables.is_additive(release):
+    if release.kind == "table":
         if network is not None:
             raise UserError("a table's release makes an additive model; leave the network out")
         return tables.train(release)
-    if release.certificate.kind == "moments":
+    if release.kind != "records":
         taken = release.features(features)
         if network is None:
             return _closed_form(release, taken)
@@ -108,8 +108,8 @@ def learn_records(
     The target is the released record: no label is asked for, so a release of budgets without epsilon3 is
     enough. Nothing here costs privacy.
     """
-    if release.certificate.kind != "records":
-        raise UserError(f"a release of kind {release.certificate.kind!r} holds no records to learn")
+    if release.kind != "records":
+        raise UserError(f"a release of kind {release.kind!r} holds no records to learn")
     domain = release.certificate.domain
     body = _network(network, domain.shape, len(domain.classes), seed)[0]
     if not isinstance(body, Unsupervised):

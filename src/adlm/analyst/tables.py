@@ -30,11 +30,6 @@ class Head:
     bias: Tensor  # (M,) float64
 
 
-def is_additive(release: Release) -> bool:
-    """Whether a release is that of a table, in stages."""
-    return release.certificate.settings.get("model") == "additive"
-
-
 def fit(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> Head:
     """Fit the additive model of a table's release; any choice here is free.
 
@@ -43,7 +38,7 @@ def fit(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> Hea
     stages : use only the first stages of the release (1: scores alone).
     noise_penalty : how strongly the noise holds the steps back; 1 takes its stated size.
     """
-    if not is_additive(release):
+    if release.kind != "table":
         raise UserError("this release is not that of a table; train it in closed form without stages")
     features = release.features()
     assert isinstance(features, TabularFeatures)
@@ -103,7 +98,7 @@ def has_columns(release: Release) -> bool:
     """Whether the relevance of a table's columns can be told: of an additive release, or by private LRP."""
     spec = release.certificate.features.get("spec") or {}
     return (
-        is_additive(release)
+        release.kind == "table"
         or spec.get("name") == "scaled-table"
         or (spec.get("name") == "tabular" and "relevance" in release.tensors)
     )
@@ -122,7 +117,7 @@ def relevance(release: Release) -> dict[str, float]:
         raise UserError("relevance by column is for a table's release; this one is of something else")
     if has_rounds(release):
         return _of_rounds(release)
-    if not is_additive(release):
+    if release.kind != "table":
         return _of_records(release)
     features = release.features()
     assert isinstance(features, TabularFeatures)

@@ -19,7 +19,8 @@ from adlm.analyst.training import TrainingConfig, train
 from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.statistics import one_run_bound
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.estimation.class_model import fit_class_model
 from adlm.privacy.release import Release
@@ -68,7 +69,7 @@ def plant(
         lambda: [(values, codes)],
         domain=domain,
         features=Identity((design.k,)),
-        design=design,
+        config=design,
         ledger=Ledger(),
         source=source,
     )

@@ -16,7 +16,8 @@ from adlm.audit.controls import Control, _attacked, _finding
 from adlm.audit.finding import Finding
 from adlm.audit.subject import Records, Subject
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.privacy.accounting import Charge
 from adlm.public.domain import Domain
@@ -36,9 +37,13 @@ def _subject(name: str, neighbours: str, reads: Callable[[Records], Records]) ->
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         read = reads(data)
         made = release_moments(
-            lambda: [(read.values, read.codes)], domain=domain, features=Identity((1,)), design=design,
-            ledger=ledger, source=source,
-        )  # fmt: skip
+            lambda: [(read.values, read.codes)],
+            domain=domain,
+            features=Identity((1,)),
+            config=design,
+            ledger=ledger,
+            source=source,
+        )
         return made.certificate.charges
 
     return Subject(name, neighbours, run, (0,), 1)

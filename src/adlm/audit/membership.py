@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from adlm.analyst.examples import Examples
 from adlm.analyst.training import TrainingConfig, train
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.estimation.class_model import fit_class_model
 from adlm.public.domain import Domain
@@ -113,7 +114,7 @@ def _private_examples(
         lambda: [(z, pool.codes[rows])],
         domain=domain,
         features=features,
-        design=MomentConfig(epsilon, Fraction(0), d, 1.0),
+        config=MomentConfig(epsilon, Fraction(0), d, 1.0),
         ledger=Ledger(),
         source=source,
     )

@@ -11,16 +11,19 @@ from torch import nn
 
 from adlm.audit.subject import Reals, Records, Subject
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.additive import release_additive
-from adlm.curator.mechanisms.moments import MomentConfig, release_moments
-from adlm.curator.mechanisms.record_release import release_records
-from adlm.curator.mechanisms.records import Settings
+from adlm.curator.mechanisms.additive import release as release_additive
+from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
+from adlm.curator.mechanisms.record_release import release as release_records
+from adlm.curator.mechanisms.records import PrivateRecords, Settings
 from adlm.curator.mechanisms.second_moments import CrossMoments, Second
-from adlm.curator.mechanisms.table_rounds import TableRoundsPlan, release_table
+from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
+from adlm.curator.mechanisms.table_rounds import release as release_table
 from adlm.curator.noise import Source
-from adlm.curator.relevance import PrivateRelevance, private_relevance
+from adlm.curator.relevance import PrivateRelevance, RelevanceSource, private_relevance
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import Charge
+from adlm.privacy.budget import Budget
 from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
@@ -52,7 +55,7 @@ def of_moments(
             lambda: [(data.values, data.codes)],
             domain=domain,
             features=features,
-            design=design,
+            config=design,
             ledger=ledger,
             source=source,
         )
@@ -81,11 +84,9 @@ def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) 
         z = features(torch.from_numpy(domain.scale(data.values))).numpy()
         made = release_additive(
             lambda: [(z, data.codes)],
-            domain=domain,
             features=features,
             plan=plan,
-            epsilon=Fraction(4 if delta else 1),
-            delta=delta,
+            budget=Budget(Fraction(4 if delta else 1), delta),
             ledger=ledger,
             source=source,
         )
@@ -113,9 +114,8 @@ def of_table_rounds(name: str, delta: Fraction, neighbours: str, *, focus: int |
         made = release_table(
             lambda: [(x, data.codes)],
             table,
-            plan,
-            epsilon=Fraction(4),
-            delta=delta,
+            plan=plan,
+            budget=Budget(Fraction(4), delta),
             ledger=ledger,
             source=source,
         )
@@ -168,7 +168,11 @@ def of_records(
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         made = release_records(
-            data.values, data.codes, domain, settings, relevance=given, ledger=ledger, source=source
+            PrivateRecords(data.values, data.codes, domain),
+            settings,
+            relevance=given,
+            ledger=ledger,
+            source=source,
         )
         return made.certificate.charges
 
@@ -192,10 +196,9 @@ def of_relevance(name: str, epsilon: Fraction, width: int, sensitivity: str) -> 
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         return private_relevance(
-            network,
+            RelevanceSource(network, "public"),
             data.values,
             domain,
-            provenance="public",
             epsilon=epsilon,
             ledger=ledger,
             source=source,
@@ -212,16 +215,19 @@ def of_algorithm1(name: str, width: int) -> Subject:
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         relevance = private_relevance(
-            network,
+            RelevanceSource(network, "public"),
             data.values,
             domain,
-            provenance="public",
             epsilon=Fraction(1, 2),
             ledger=ledger,
             source=source,
         )
         made = release_records(
-            data.values, data.codes, domain, settings, relevance=relevance, ledger=ledger, source=source
+            PrivateRecords(data.values, data.codes, domain),
+            settings,
+            relevance=relevance,
+            ledger=ledger,
+            source=source,
         )
         return made.certificate.charges
 

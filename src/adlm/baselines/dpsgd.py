@@ -178,7 +178,6 @@ def train(
     delta: object = "1e-5",
     seed: int = 0,
     device: str = "cpu",
-    on_epoch: OnEpoch | None = None,
 ) -> Trained:
     """Train a network on private records by DP-SGD.
 
@@ -186,7 +185,9 @@ def train(
     ----------
     network : freshly initialised, without layers that mix records; it is trained in place.
     x, labels : (n, *shape) records as the network takes them, and their n class codes.
-    on_epoch : called after each whole epoch with its number and the network in evaluation mode.
+    settings : batch size, steps, clip norm and learning rate.
+    epsilon, delta : the budget.
+    seed, device : of the samples and the noise, and where training runs.
 
     Formal guarantees
     -----------------
@@ -195,7 +196,7 @@ def train(
     repeats itself and protects nobody, which is what an experiment needs.
     """
     certificate = certify(settings, len(x), epsilon, delta)
-    return follow(network, x, labels, settings, certificate, seed=seed, device=device, on_epoch=on_epoch)
+    return follow(network, x, labels, settings, certificate, seed=seed, device=device)
 
 
 def follow(
@@ -209,7 +210,14 @@ def follow(
     device: str = "cpu",
     on_epoch: OnEpoch | None = None,
 ) -> Trained:
-    """Train with the noise and the steps that a certificate states."""
+    """Train with the noise and the steps that a certificate states.
+
+    Parameters
+    ----------
+    network, x, labels, settings, seed, device : as for `train`.
+    certificate : states the noise and the steps.
+    on_epoch : called after each whole epoch with its number and the network in evaluation mode.
+    """
     require_opacus()
     generator = torch.Generator().manual_seed(seed)
     y = torch.from_numpy(labels).to(device)

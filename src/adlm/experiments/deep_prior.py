@@ -16,19 +16,19 @@ import torch
 from torch import Tensor
 
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import release_moments
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation import discriminant
 from adlm.experiments import benchmark_data
-from adlm.privacy.accounting import parse_delta, parse_epsilon
+from adlm.privacy.budget import Budget
 from adlm.public import datasets
 from adlm.public.features import Backbone, Features, Narrowed, narrowed
 from adlm.public.planning.moments import plan_moments
 from adlm.public.priors.deep import PROCESSES, meta_train
 from adlm.public.priors.fisher import prior_statistics
 from adlm.runtime.artefact import canonical, write_file
-from adlm.workflows.privatise import design
+from adlm.workflows.privatise import moment_config
 
 FAMILIES = {
     "drawn": ("mnist", 10_000),
@@ -88,9 +88,13 @@ def held_out_accuracy(
         ]
 
     release = release_moments(
-        batches, domain=domain, features=public, ledger=Ledger(), source=Source.seeded_with(seed),
-        design=design(plan, parse_epsilon(epsilon), parse_delta(delta)),
-    )  # fmt: skip
+        batches,
+        domain=domain,
+        features=public,
+        ledger=Ledger(),
+        source=Source.seeded_with(seed),
+        config=moment_config(plan, Budget.of(epsilon, delta)),
+    )
     head = discriminant.fit(release.moments(), public.prior)
     found = head.logits(torch.from_numpy(vectors[kept:])).argmax(1).numpy()
     return float((found == codes[kept:]).mean()), plan.k

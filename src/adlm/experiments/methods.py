@@ -84,7 +84,6 @@ def records(trial: Trial) -> Outcome:
         part.x, part.y, declared, paper, Budgets.split(trial.epsilon, method=method), explained=explained,
         L=s["batch"], delta_h0=s["delta_h0"], ledger=Ledger(), source=Source.seeded_with(trial.entropy),
     )  # fmt: skip
-    assert release is not None
     perturb_bias(network, declared.shape, float(release.tensors["bias"]))
     history: list[tuple[int, float]] = []
     x = benchmark_data.scaled(trial.data, "test")

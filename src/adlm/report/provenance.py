@@ -24,9 +24,10 @@ BIBTEX = """@inproceedings{phan2017adaptive,
 def rerun(certificate: Certificate, folder: str, signature: Signature | None = None) -> Section:
     """Give the commands, the versions, the digest and who signed it."""
     totals = certificate.totals
+    command = "release-records" if certificate.kind == "records" else "release"
     commands = "\n".join([
         f"adlm verify {_quoted(folder)}",
-        f"adlm release {_records(certificate)} --kind {certificate.kind} {_asked(certificate)} "
+        f"adlm {command} {_records(certificate)} {_asked(certificate)} "
         f"--neighbours {totals.neighbours}{_size(certificate)} --out again",
     ])  # fmt: skip
     facts = [
@@ -73,7 +74,9 @@ def _asked(certificate: Certificate) -> str:
     """The options that the release was made with, or its budget where they were not kept."""
     totals, settings = certificate.totals, certificate.settings
     spent = totals.epsilon_proved if certificate.kind == "moments" else totals.epsilon_claimed
-    options = {"epsilon": show(spent), "delta": f"{float(totals.delta):g}"}
+    options = {"epsilon": show(spent)}
+    if certificate.kind != "records":
+        options["delta"] = f"{float(totals.delta):g}"
     asked = settings.get("asked")
     if isinstance(asked, Mapping):
         options |= {name: str(value) for name, value in asked.items() if value is not None}

@@ -7,13 +7,16 @@ number that is told beside its output. Each must be reported as violated.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from adlm.audit.controls import Control, _attacked, _finding
 from adlm.audit.finding import Finding
+from adlm.audit.separability import batch_separability, trial_images
 from adlm.audit.subject import Records, Subject
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import MomentConfig
@@ -95,4 +98,21 @@ def seeded_input(runs: int, source: Source) -> Finding:
     )
 
 
-INPUTS: tuple[Control, ...] = (shifting_window, batch_maximum, exact_number, seeded_input)
+class BatchRounded(Identity):
+    """Features that are divided by the number of records and multiplied by it again: last bits alone move."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / len(x) * len(x)
+
+
+def batch_rounding(runs: int, source: Source) -> Finding:
+    """Features whose last bits follow the size of their batch."""
+    del runs, source  # the features of every record are compared, bit by bit
+    name = "features rounded by the size of their batch"
+    found = batch_separability(BatchRounded((20,)), trial_images(70, (20,)), "add-remove", name)
+    return replace(found, control=True)
+
+
+INPUTS: tuple[Control, ...] = (
+    shifting_window, batch_maximum, batch_rounding, exact_number, seeded_input,
+)  # fmt: skip

@@ -146,10 +146,9 @@ def _dpsgd(trial: Trial, s: dict[str, Any], network: nn.Module, seen: Any, test:
         if epoch in shown:
             history.append((epoch, dpsgd.accuracy(trained, *test)))
 
-    trained = dpsgd.train(
-        network, seen[0][:n], seen[1][:n], settings, epsilon=trial.epsilon, delta=trial.delta,
-        seed=trial.entropy, on_epoch=on_epoch,
-    )  # fmt: skip
+    x, labels = seen[0][:n], seen[1][:n]
+    certificate = dpsgd.certify(settings, len(x), trial.epsilon, trial.delta)
+    trained = dpsgd.follow(network, x, labels, settings, certificate, seed=trial.entropy, on_epoch=on_epoch)
     found = trained.accuracy(*test)
     last = math.ceil(settings.epochs)
     history = [point for point in history if point[0] != last] + [(last, found)]

@@ -147,7 +147,7 @@ class Job:
 
         Parameters
         ----------
-        make : makes the release; it may write the folder itself.
+        make : makes the release; records it writes itself, chunk by chunk.
         kind : `moments` or `records`.
         output : where the words go.
         """
@@ -155,7 +155,7 @@ class Job:
         from adlm.errors import StoppedError, UserError
 
         try:
-            made = self._written(make())
+            made = self._written(make(), kind)
         except UserError as error:
             if self.ledger.made:
                 raise UserError(
@@ -182,13 +182,13 @@ class Job:
             f"{stamped(certificate.stamps)}",
         )
 
-    def _written(self, made: Release) -> Release:
-        """Sign the release and write it; of one that was written chunk by chunk, write the signature."""
+    def _written(self, made: Release, kind: str) -> Release:
+        """Sign the release and write it; of records, which were written chunk by chunk, the signature."""
         from adlm.privacy.signature import FILE
         from adlm.runtime.artefact import canonical, write_file
 
         made = made if self.key is None else made.signed(self.key)
-        if not self.out.exists():
+        if kind != "records":
             made.save(self.out)
         elif made.signature is not None:
             write_file(self.out / FILE, canonical(made.signature.to_dict()), what="signature")

@@ -25,12 +25,6 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal, reading it once."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def sync(path: Path) -> None:
     """Make a file or folder durable."""
     descriptor = os.open(path, os.O_RDONLY)

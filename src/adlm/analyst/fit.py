@@ -195,9 +195,14 @@ def _on_draws(
     head, architecture = _network(network, (features.width,), len(moments.counts), plan.seed)
     _learn_records(head, wide, plan.seed, checkpoints, resume)
     history = train(
-        head, Examples(wide, codes), plan, device=device, checkpoints=checkpoints, resume=resume,
+        head,
+        Examples(wide, codes),
+        plan,
+        device=device,
+        checkpoints=checkpoints,
+        resume=resume,
         identity=str(release.certificate.to_dict()["digest"]),
-    )  # fmt: skip
+    )
     return Model(release.certificate, head, architecture, features, _summary(architecture, plan, history))
 
 
@@ -215,9 +220,14 @@ def _on_records(
     examples = from_records(release)
     _learn_records(body, examples.x, plan.seed, checkpoints, resume)
     history = train(
-        body, examples, plan, device=device, checkpoints=checkpoints, resume=resume,
+        body,
+        examples,
+        plan,
+        device=device,
+        checkpoints=checkpoints,
+        resume=resume,
         identity=str(release.certificate.to_dict()["digest"]),
-    )  # fmt: skip
+    )
     # Averages over noisy records do not fit clean ones; where there is hardly any noise they do.
     statistics = TOGETHER_STATISTICS if noise_scale(release) > LITTLE_NOISE else AVERAGES
     summary = _summary(architecture, plan, history) | {"statistics": statistics}

@@ -84,10 +84,12 @@ def _records(release: Release) -> list[str]:
     orders = (0, 1, 2) if settings["mode"] == "literal" else loss.informative()
     moved = loss.label_sensitivity(orders)
     expected = {
-        features: batch * release.certificate.domain.size * Fraction(settings["epsilon2"])
+        features: batch
+        * release.certificate.domain.size
+        * Fraction(settings["epsilon2"])
         / Fraction(settings["delta_h0"]),
         labels: batch * moved * Fraction(settings["epsilon3"]) / Fraction(settings["delta_f"]),
-    }  # fmt: skip
+    }
     return [
         f"{charge.what}: charged {float(charge.loss):g}, the settings give {float(most):g}"
         for charge, most in expected.items()

@@ -114,5 +114,9 @@ def batch_rounding(runs: int, source: Source) -> Finding:
 
 
 INPUTS: tuple[Control, ...] = (
-    shifting_window, batch_maximum, batch_rounding, exact_number, seeded_input,
-)  # fmt: skip
+    shifting_window,
+    batch_maximum,
+    batch_rounding,
+    exact_number,
+    seeded_input,
+)

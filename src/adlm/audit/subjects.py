@@ -62,8 +62,17 @@ def of_moments(
         return made.certificate.charges
 
     tight = design.rounds is None
-    return Subject(name, neighbours, run, covers, design.k, classes, focus, tight=tight,
-                   contributions=design.contributions)  # fmt: skip
+    return Subject(
+        name,
+        neighbours,
+        run,
+        covers,
+        design.k,
+        classes,
+        focus,
+        tight=tight,
+        contributions=design.contributions,
+    )
 
 
 def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) -> Subject:
@@ -126,8 +135,9 @@ def of_table_rounds(name: str, delta: Fraction, neighbours: str, *, focus: int |
     return Subject(name, neighbours, run, covers, width, focus=focus, tight=False, box=True)
 
 
-def of_product(name: str, delta: Fraction, neighbours: str, *, plan: MomentPlan | None = None,
-               relevance: str = "prior") -> Subject:  # fmt: skip
+def of_product(
+    name: str, delta: Fraction, neighbours: str, *, plan: MomentPlan | None = None, relevance: str = "prior"
+) -> Subject:
     """Audit the whole way from raw records: domain, public features, the public rule, the release.
 
     With private relevance a first release, charged on its own, decides where the noise of the second goes. A
@@ -251,7 +261,10 @@ def designs() -> dict[str, tuple[MomentConfig, tuple[int | None, ...], int | Non
         "class sums, Laplace, 2 records a person": (replace(pure, contributions=2), (0,), None),
         "second moments, Laplace": (replace(pure, second=Second(3)), (0, 1, 1), 1),
         "second moments in the span of means, Laplace": (
-            replace(pure, second=Second(3, "means")), (0, 1, 1), 1),
+            replace(pure, second=Second(3, "means")),
+            (0, 1, 1),
+            1,
+        ),
         "class sums and second moments, Laplace": (replace(pure, second=Second(3)), (0, 1, 1), None),
         "one class sum, radial": (replace(pure, k=1, constant=0.0, pure="radial"), (0,), None),
         "class sums, radial": (replace(pure, pure="radial"), (0,), None),
@@ -265,7 +278,7 @@ def designs() -> dict[str, tuple[MomentConfig, tuple[int | None, ...], int | Non
         "products across the basis, Gaussian": (replace(gaussian, second=across), (0, 1, 1, 2), 2),
         "gradient rounds, Gaussian": (rounds, (0, 1, 1, 1, 2), 1),
         "gradient rounds, radial": (replace(radial, rounds=descent), (0, 1, 1, 1, 2), 1),
-    }  # fmt: skip
+    }
 
 
 def paper_settings(epsilon2: Fraction = Fraction(1, 50), epsilon3: Fraction = Fraction(1, 2)) -> Settings:

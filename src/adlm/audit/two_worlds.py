@@ -183,5 +183,6 @@ def whole_releases(
     """Attack a mechanism at its worst neighbours, each run a whole release."""
     worlds = whole_scores(subject, neighbours, runs, source)
     rung = "two worlds, whole release"
-    return judge(subject.name, subject.neighbours, neighbours.comparison.charges, worlds, rung=rung,
-                 alpha=alpha)  # fmt: skip
+    return judge(
+        subject.name, subject.neighbours, neighbours.comparison.charges, worlds, rung=rung, alpha=alpha
+    )

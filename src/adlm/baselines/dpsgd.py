@@ -75,9 +75,15 @@ class Settings:
 
 
 ABADI = Settings(
-    "pSGD (Abadi et al.)", 600, 10, 4.0, 0.1, 0.052, ghost=True,
+    "pSGD (Abadi et al.)",
+    600,
+    10,
+    4.0,
+    0.1,
+    0.052,
+    ghost=True,
     source="Abadi et al. 2016, section 5.2: MNIST",
-)  # fmt: skip
+)
 ABADI_CIFAR = replace(
     ABADI, batch=2000, clip=3.0, rate=0.1, rate_end=None, source="Abadi et al. 2016, section 5.3: CIFAR-10"
 )
@@ -88,14 +94,26 @@ TANH = Settings(
     "pSGD (tanh network)", 2048, 12, 0.1, 2.0, momentum=0.9, chunk=512, source="network: Papernot et al. 2021"
 )
 LINEAR = Settings(
-    "pSGD (linear head)", 8192, 40, 0.1, 30.0, momentum=0.9, ghost=True, chunk=8192,
+    "pSGD (linear head)",
+    8192,
+    40,
+    0.1,
+    30.0,
+    momentum=0.9,
+    ghost=True,
+    chunk=8192,
     source="features: this package",
-)  # fmt: skip
+)
 _LINEAR_UP_TO = (
     # epsilon up to, epochs, rate: the more noise, the less training pays
-    (0.03, 5, 15.0), (0.07, 10, 15.0), (0.2, 10, 30.0), (0.4, 20, 20.0), (0.7, 40, 30.0), (2.0, 40, 60.0),
+    (0.03, 5, 15.0),
+    (0.07, 10, 15.0),
+    (0.2, 10, 30.0),
+    (0.4, 20, 20.0),
+    (0.7, 40, 30.0),
+    (2.0, 40, 60.0),
     (math.inf, 40, 150.0),
-)  # fmt: skip
+)
 
 
 def linear_for(epsilon: float) -> Settings:

@@ -208,9 +208,13 @@ def pipeline_release(given: Given) -> Figures:
     if "at" in given:  # after the data set was found, which may be in the usual cache
         os.environ["ADLM_CACHE"] = given["at"]
     release = privatise(
-        train.x[: given["n"]], train.y[: given["n"]], domain=train.domain, epsilon=given["epsilon"],
-        delta="1e-5", cache=given["cache"],
-    )  # fmt: skip
+        train.x[: given["n"]],
+        train.y[: given["n"]],
+        domain=train.domain,
+        epsilon=given["epsilon"],
+        delta="1e-5",
+        cache=given["cache"],
+    )
     accuracy = float((fit(release).predict(test.x) == test.y).mean())
     return {"seconds": time.perf_counter() - start, "accuracy": accuracy}
 

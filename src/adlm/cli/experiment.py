@@ -104,9 +104,15 @@ def _command(name: str, title: str) -> None:
 
         output = Output(as_json, quiet)
         summary = _run(
-            name, preset=preset, epsilons=epsilons, seeds=seeds, methods=methods, resume=resume, jobs=jobs,
+            name,
+            preset=preset,
+            epsilons=epsilons,
+            seeds=seeds,
+            methods=methods,
+            resume=resume,
+            jobs=jobs,
             out=out,
-        )  # fmt: skip
+        )
         output.result(summary, table(summary))
         for test in summary["tests"]:
             output.say(f"{test['found']} ({test['over']})")

@@ -91,10 +91,14 @@ def train(
     examples = len(made.tensors["x"]) if made.kind == "records" else draws
     usual = default_plan(max(examples, 1), seed)
     plan = replace(
-        usual, epochs=None if steps is not None else usual.epochs if epochs is None else epochs, steps=steps,
+        usual,
+        epochs=None if steps is not None else usual.epochs if epochs is None else epochs,
+        steps=steps,
         batch_size=usual.batch_size if batch_size is None else batch_size,
-        optimiser=optimiser, schedule=schedule, learning_rate=learning_rate,
-    )  # fmt: skip
+        optimiser=optimiser,
+        schedule=schedule,
+        learning_rate=learning_rate,
+    )
     few = "" if network is None else _few(plan.total(examples), ENOUGH_STEPS)
     checkpoint = out.parent / f"{out.name}.checkpoint"
     model = fit(

@@ -82,9 +82,15 @@ def plot(x: Axis, y: Axis, *marks: Markup, label: str) -> Markup:
     ]
     names = [
         tag("text", x.name, x=(x.start + x.stop) / 2, y=HEIGHT - 8, text_anchor="middle"),
-        tag("text", y.name, x=14, y=(y.start + y.stop) / 2, text_anchor="middle",
-            transform=f"rotate(-90 14 {(y.start + y.stop) / 2:g})"),
-    ]  # fmt: skip
+        tag(
+            "text",
+            y.name,
+            x=14,
+            y=(y.start + y.stop) / 2,
+            text_anchor="middle",
+            transform=f"rotate(-90 14 {(y.start + y.stop) / 2:g})",
+        ),
+    ]
     base = tag("line", class_="axis", x1=x.start, x2=x.stop, y1=y.start, y2=y.start)
     return canvas(WIDTH, HEIGHT, label, *grid, *marks, base, *numbers, *names)
 
@@ -92,9 +98,15 @@ def plot(x: Axis, y: Axis, *marks: Markup, label: str) -> Markup:
 def canvas(width: float, height: float, label: str, *children: Markup) -> Markup:
     """Make a drawing that shrinks with the page."""
     return tag(
-        "svg", tag("title", label), *children, viewBox=f"0 0 {width:g} {height:g}", width=float(width),
-        height=float(height), role="img", aria_label=label,
-    )  # fmt: skip
+        "svg",
+        tag("title", label),
+        *children,
+        viewBox=f"0 0 {width:g} {height:g}",
+        width=float(width),
+        height=float(height),
+        role="img",
+        aria_label=label,
+    )
 
 
 def curve(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float], style: str) -> Markup:
@@ -184,8 +196,16 @@ def heat(
         )
         if counts and size >= 20:
             style = "cell-text strong" if share > 0.5 else "cell-text"
-            cells.append(tag("text", number(float(values[i, j])), x=x + size / 2, y=y + size / 2 + 4,
-                             text_anchor="middle", class_=style))  # fmt: skip
+            cells.append(
+                tag(
+                    "text",
+                    number(float(values[i, j])),
+                    x=x + size / 2,
+                    y=y + size / 2 + 4,
+                    text_anchor="middle",
+                    class_=style,
+                )
+            )
     edge = tag(
         "rect", x=left, y=top, width=size * values.shape[1], height=size * values.shape[0], class_="edge"
     )
@@ -194,8 +214,16 @@ def heat(
             tag("text", _short(name, 15), x=left - 6, y=top + (i + 0.5) * size + 4, text_anchor="end")
         )
     for j, name in enumerate(columns or ()):
-        cells.append(tag("text", _short(name, max(2, int(size / 7))), x=left + (j + 0.5) * size, y=top - 8,
-                         text_anchor="middle", class_="tick"))  # fmt: skip
+        cells.append(
+            tag(
+                "text",
+                _short(name, max(2, int(size / 7))),
+                x=left + (j + 0.5) * size,
+                y=top - 8,
+                text_anchor="middle",
+                class_="tick",
+            )
+        )
     width = left + size * values.shape[1] + 4
     return canvas(max(width, 120.0), top + size * values.shape[0] + 4, label, join(cells), edge)
 

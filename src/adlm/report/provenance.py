@@ -25,11 +25,13 @@ def rerun(certificate: Certificate, folder: str, signature: Signature | None = N
     """Give the commands, the versions, the digest and who signed it."""
     totals = certificate.totals
     command = "release-records" if certificate.kind == "records" else "release"
-    commands = "\n".join([
-        f"adlm verify {_quoted(folder)}",
-        f"adlm {command} {_records(certificate)} {_asked(certificate)} "
-        f"--neighbours {totals.neighbours}{_size(certificate)} --out again",
-    ])  # fmt: skip
+    commands = "\n".join(
+        [
+            f"adlm verify {_quoted(folder)}",
+            f"adlm {command} {_records(certificate)} {_asked(certificate)} "
+            f"--neighbours {totals.neighbours}{_size(certificate)} --out again",
+        ]
+    )
     facts = [
         ("certificate digest", tag("code", certificate.digest)),
         *_signed(signature),
@@ -37,17 +39,23 @@ def rerun(certificate: Certificate, folder: str, signature: Signature | None = N
         *((f"{name} version", version) for name, version in sorted(certificate.software.items())),
         *((name, _value(value)) for name, value in sorted(certificate.settings.items()) if value is not None),
     ]
-    body = join([
-        paragraph("Check this release, or make another one with the same settings. A new release draws new "
-                  "noise and spends again: its tensors will differ, its certificate only in their hashes."),
-        tag("pre", commands),
-        paragraph("Quote the digest when you cite this release; it covers the charges and every tensor. "
-                  "Digests show that nothing was altered since they were made, a signature shows who made "
-                  "them, and neither shows that noise was drawn."),
-        table(("fact", "value"), facts),
-        tag("h3", "Paper"),
-        tag("pre", BIBTEX),
-    ])  # fmt: skip
+    body = join(
+        [
+            paragraph(
+                "Check this release, or make another one with the same settings. A new release draws new "
+                "noise and spends again: its tensors will differ, its certificate only in their hashes."
+            ),
+            tag("pre", commands),
+            paragraph(
+                "Quote the digest when you cite this release; it covers the charges and every tensor. "
+                "Digests show that nothing was altered since they were made, a signature shows who made "
+                "them, and neither shows that noise was drawn."
+            ),
+            table(("fact", "value"), facts),
+            tag("h3", "Paper"),
+            tag("pre", BIBTEX),
+        ]
+    )
     return Section("cite", "Cite, check and rerun", body)
 
 

@@ -55,10 +55,13 @@ class Rehearsal:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
         return {
-            "epsilon": self.epsilon, "delta": self.delta, "accuracy": self.accuracy, "spread": self.spread,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "accuracy": self.accuracy,
+            "spread": self.spread,
             "signal_to_noise": self.signal_to_noise,
             "signal_to_noise_second": self.signal_to_noise_second,
-        } | self.plan.to_dict()  # fmt: skip
+        } | self.plan.to_dict()
 
 
 def forecast(
@@ -107,9 +110,14 @@ def forecast(
             seconds.append(spread * n / (float(moments.sd_second[0, -1]) * math.sqrt(len(moments.sd_second))))
     result = torch.tensor(scores)
     return Rehearsal(
-        float(budget), float(slack), plan, float(result.mean()), float(result.std(correction=0)),
-        sum(ratios) / len(ratios), sum(seconds) / len(seconds) if seconds else None,
-    )  # fmt: skip
+        float(budget),
+        float(slack),
+        plan,
+        float(result.mean()),
+        float(result.std(correction=0)),
+        sum(ratios) / len(ratios),
+        sum(seconds) / len(seconds) if seconds else None,
+    )
 
 
 @lru_cache(maxsize=4)

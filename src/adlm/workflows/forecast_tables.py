@@ -49,8 +49,11 @@ class TableRehearsal:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
         return {
-            "epsilon": self.epsilon, "delta": self.delta, "accuracy": self.accuracy, "ceiling": self.ceiling,
-        } | self.plan.to_dict()  # fmt: skip
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "accuracy": self.accuracy,
+            "ceiling": self.ceiling,
+        } | self.plan.to_dict()
 
 
 def forecast_table(

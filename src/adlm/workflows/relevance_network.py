@@ -77,10 +77,13 @@ class RelevanceNetwork:
         about = read_json(folder / _ABOUT, what="relevance network")
         if provenance is None:
             signature = Signature.read(folder / FILE, _statement(about), f"the relevance network {folder}")
-            require(signature, trusted, f"the relevance network {folder}",
-                    "anybody can write 'public' into a file, so declare its provenance yourself "
-                    "(provenance=..., --relevance-provenance), or trust the key of whoever signed it"
-            )  # fmt: skip
+            require(
+                signature,
+                trusted,
+                f"the relevance network {folder}",
+                "anybody can write 'public' into a file, so declare its provenance yourself "
+                "(provenance=..., --relevance-provenance), or trust the key of whoever signed it",
+            )
         try:
             raw = (folder / _TENSORS).read_bytes()
             if about["kind"] != "relevance network" or sha256(raw) != about["sha256"]:

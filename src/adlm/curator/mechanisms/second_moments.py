@@ -76,8 +76,10 @@ class Second:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
         cross = self.cross and {
-            "inside": self.cross.inside, "outside": self.cross.outside, "share": str(self.cross.share),
-        }  # fmt: skip
+            "inside": self.cross.inside,
+            "outside": self.cross.outside,
+            "share": str(self.cross.share),
+        }
         return {
             "q": self.q,
             "basis": self.basis,
@@ -91,10 +93,13 @@ class Second:
         """Read what `to_dict` wrote."""
         cross = raw["cross"]
         return cls(
-            int(raw["q"]), raw["basis"], float(raw["level"]), around=raw["around"],
+            int(raw["q"]),
+            raw["basis"],
+            float(raw["level"]),
+            around=raw["around"],
             cross=cross
             and CrossMoments(float(cross["inside"]), float(cross["outside"]), Fraction(cross["share"])),
-        )  # fmt: skip
+        )
 
     @property
     def later(self) -> bool:

@@ -28,9 +28,19 @@ from adlm.public.domain.column import FEATURE_KINDS, Column
 from adlm.public.domain.domain import NEIGHBOURS, Domain
 
 _SETTINGS = (
-    "neighbours", "header", "delimiter", "quote", "newlines_in_values", "bad_rows", "comment", "decimal",
-    "missing", "crosses", "bounds_learnt_from_data", "columns",
-)  # fmt: skip
+    "neighbours",
+    "header",
+    "delimiter",
+    "quote",
+    "newlines_in_values",
+    "bad_rows",
+    "comment",
+    "decimal",
+    "missing",
+    "crosses",
+    "bounds_learnt_from_data",
+    "columns",
+)
 
 
 @dataclass(frozen=True)

@@ -87,9 +87,13 @@ def _templates(count: int, generator: torch.Generator) -> dict[str, Tensor]:
     where = torch.where(uniform(generator, count, STROKES) < 0.4, torch.tensor(POINTS - 1), where)
     present = torch.arange(STROKES) < strokes[:, None]
     return {
-        "basis": basis, "coefficients": coefficients, "present": present,
-        "attached": attached, "earlier": earlier, "where": where,
-    }  # fmt: skip
+        "basis": basis,
+        "coefficients": coefficients,
+        "present": present,
+        "attached": attached,
+        "earlier": earlier,
+        "where": where,
+    }
 
 
 def _write(templates: dict[str, Tensor], per_class: int, generator: torch.Generator) -> Tensor:

@@ -93,7 +93,16 @@ def learn(
     checkpoints: Path | None = None,
     resume: bool = False,
 ) -> History:
-    """Lines 15 and 20-30, the analyst's: train any network on the release, for as long as one likes."""
+    """Lines 15 and 20-30, the analyst's: train any network on the release, for as long as one likes.
+
+    Parameters
+    ----------
+    release : of records, with its certificate.
+    network : trained in place.
+    plan : how to train.
+    device : `auto`, `cpu` or `cuda`.
+    checkpoints, resume : file that keeps the run after each epoch, and whether to go on from it.
+    """
     # Line 15: the hidden layers stand on the private layer; line 14's bias is its input 0
     perturb_bias(network, release.certificate.domain.shape, float(release.tensors["bias"]))
     if isinstance(network, Unsupervised):  # what learns records before labels does so on released ones

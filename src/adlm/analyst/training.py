@@ -260,6 +260,14 @@ def predict(
 
     ``together`` normalises with the statistics of the inputs themselves, a batch at a time, instead of the
     averages that training kept: what clean inputs ask for when training saw noisy ones.
+
+    Parameters
+    ----------
+    network : classifier of inputs.
+    x : (n, *shape) inputs.
+    batch_size : inputs answered at once.
+    device : `auto`, `cpu` or `cuda`.
+    together : see above.
     """
     place = choose_device(device)
     network.to(place).eval()
@@ -273,5 +281,11 @@ def predict(
 def accuracy(
     network: nn.Module, x: Tensor, labels: Tensor, *, device: str = "auto", together: bool = False
 ) -> float:
-    """Share of inputs whose class is found. On private records this is a statistic without privacy."""
+    """Share of inputs whose class is found. On private records this is a statistic without privacy.
+
+    Parameters
+    ----------
+    network, device, together : as for `predict`.
+    x, labels : (n, *shape) inputs and their (n,) class codes.
+    """
     return float((predict(network, x, device=device, together=together) == labels).double().mean())

@@ -76,7 +76,15 @@ class Outcome:
 
 
 def search(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outcome:
-    """Compare what a reader makes of drawn neighbours."""
+    """Compare what a reader makes of drawn neighbours.
+
+    Parameters
+    ----------
+    form : what the files or frames look like.
+    reader : makes encoded rows of one.
+    cases : pairs of neighbours drawn.
+    seed : of the draw.
+    """
     found = Outcome()
     with tempfile.TemporaryDirectory(prefix="adlm-audit-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a library's own, of the columns that it is given

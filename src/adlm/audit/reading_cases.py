@@ -253,6 +253,15 @@ def text_files(
     """CSV files in any dialect, with one line that may hold anything but a line end.
 
     A `usual` dialect is commas, and double quotes around the cells that are `quoted`.
+
+    Parameters
+    ----------
+    rng : decides everything that is not given.
+    folder : where the files are written.
+    usual : whether the dialect is the usual one.
+    quoted : which cells of a usual dialect have quotes.
+    header : whether there is a header row.
+    relation : `replace-one` or `add-remove`.
     """
     relation = relation or rng.choice(RELATIONS)
     dialect = _Dialect(

@@ -70,6 +70,14 @@ def side_by_side(
 
     The released number is the score. The noise has a monotone likelihood ratio in one dimension, so no other
     test of it is better.
+
+    Parameters
+    ----------
+    epsilon, delta : the budget.
+    neighbours : the relation.
+    runs : of each world.
+    source : of the noise.
+    alpha : level of the test.
     """
     design = MomentConfig(epsilon, delta, 1, 1.0, constant=0.0)
     with_record, charges = released(design, neighbours, runs, 1.0, source)

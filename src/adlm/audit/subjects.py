@@ -46,7 +46,17 @@ def of_moments(
     focus: int | None = None,
     classes: int = 2,
 ) -> Subject:
-    """Audit a moment release: records are the feature vectors themselves."""
+    """Audit a moment release: records are the feature vectors themselves.
+
+    Parameters
+    ----------
+    name : of the subject.
+    design : the public settings, with the budget.
+    neighbours : the relation.
+    covers : for each draw of noise the number of its charge; None for what is charged to nobody.
+    focus : the charge that the search for neighbours looks at; None for all.
+    classes : number of classes.
+    """
     domain = Domain((design.k,), 0.0, 1.0, tuple(f"class {c}" for c in range(classes)), neighbours)
     features = Identity((design.k,))
 
@@ -76,7 +86,15 @@ def of_moments(
 
 
 def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) -> Subject:
-    """Audit the release of a table, all of its stages: records are encoded rows of three columns."""
+    """Audit the release of a table, all of its stages: records are encoded rows of three columns.
+
+    Parameters
+    ----------
+    name : of the subject.
+    delta : 0 for Laplace noise.
+    neighbours : the relation.
+    focus : the charge that the search looks at; None for all.
+    """
     table = TableDomain(
         (
             Column("age", "numeric", 0, 1),
@@ -106,7 +124,12 @@ def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) 
 
 
 def of_table_rounds(name: str, delta: Fraction, neighbours: str, *, focus: int | None = None) -> Subject:
-    """Audit the release of a table by gradient rounds: indicators, class sums, gradients and a check."""
+    """Audit the release of a table by gradient rounds: indicators, class sums, gradients and a check.
+
+    Parameters
+    ----------
+    name, delta, neighbours, focus : as for `of_table`.
+    """
     table = TableDomain(
         (
             Column("age", "numeric", 0, 1),
@@ -142,6 +165,14 @@ def of_product(
 
     With private relevance a first release, charged on its own, decides where the noise of the second goes. A
     model is made of it, for which there must be records: a crowd that is the same in both worlds.
+
+    Parameters
+    ----------
+    name : of the subject.
+    delta : 0 for pure epsilon.
+    neighbours : the relation.
+    plan : the rule's when not given.
+    relevance : `prior` or `private`.
     """
     domain = Domain((4,), -1.0, 3.0, ("a", "b"), neighbours)
     private = relevance == "private"
@@ -173,7 +204,15 @@ def of_product(
 def of_records(
     name: str, settings: Settings, domain: Domain, *, focus: int | None, relevance: Reals | None = None
 ) -> Subject:
-    """Audit a record release: the paper's features and label coefficients, for given relevances."""
+    """Audit a record release: the paper's features and label coefficients, for given relevances.
+
+    Parameters
+    ----------
+    name : of the subject.
+    settings, domain : of the release.
+    focus : the charge that the search looks at; None for all.
+    relevance : (d,) relevances; None for identical noise.
+    """
     given = None if relevance is None else PrivateRelevance(relevance, (), {})
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
@@ -200,7 +239,15 @@ def _network(width: int) -> nn.Module:
 
 
 def of_relevance(name: str, epsilon: Fraction, width: int, sensitivity: str) -> Subject:
-    """Audit the private relevance: a network fixed beforehand, drawn from a fixed seed."""
+    """Audit the private relevance: a network fixed beforehand, drawn from a fixed seed.
+
+    Parameters
+    ----------
+    name : of the subject.
+    epsilon : of the relevances.
+    width : number of features.
+    sensitivity : `paper` or `tight`.
+    """
     domain = Domain((width,), 0.0, 1.0, ("a", "b"))
     network = _network(width)
 

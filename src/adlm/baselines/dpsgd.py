@@ -167,7 +167,14 @@ class Trained:
 
 
 def certify(settings: Settings, n: int, epsilon: object, delta: object = "1e-5") -> Certificate:
-    """Choose the noise that spends at most `epsilon` over all steps, and at least 99% of it."""
+    """Choose the noise that spends at most `epsilon` over all steps, and at least 99% of it.
+
+    Parameters
+    ----------
+    settings : of training.
+    n : number of records.
+    epsilon, delta : the budget.
+    """
     target, slack = parse_epsilon(epsilon), parse_delta(delta)
     if slack == 0:
         raise UserError("DP-SGD has no pure epsilon: give a delta such as 1e-5")
@@ -178,7 +185,15 @@ def certify(settings: Settings, n: int, epsilon: object, delta: object = "1e-5")
 
 
 def spend(settings: Settings, n: int, sigma: float, delta: object = "1e-5") -> Certificate:
-    """State what a given noise multiplier costs over all steps."""
+    """State what a given noise multiplier costs over all steps.
+
+    Parameters
+    ----------
+    settings : of training.
+    n : number of records.
+    sigma : noise multiplier.
+    delta : of the guarantee.
+    """
     slack = parse_delta(delta)
     rate, steps = min(settings.batch, n) / n, settings.steps(n)
     guess = quick_epsilon(sigma, rate, steps, float(slack))
@@ -315,7 +330,14 @@ def _opacus_run(
 
 @torch.inference_mode()
 def accuracy(network: nn.Module, x: Tensor, labels: npt.NDArray[np.int64], chunk: int = 2000) -> float:
-    """Share of records whose class has the largest logit."""
+    """Share of records whose class has the largest logit.
+
+    Parameters
+    ----------
+    network : classifier.
+    x, labels : (n, *shape) records and their (n,) class codes.
+    chunk : records answered at once.
+    """
     y = torch.from_numpy(labels)
     right = 0
     for start in range(0, len(x), chunk):

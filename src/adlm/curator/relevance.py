@@ -85,7 +85,15 @@ def scaled(relevances: Tensor) -> Tensor:
 def relevance_sum(
     network: nn.Module, x: npt.ArrayLike, domain: Domain, *, mu: float = 1e-2, batch_size: int = 500
 ) -> npt.NDArray[np.int64]:
-    """Sum over records of their scaled relevances, in grid steps, (d,). Private: it has no noise yet."""
+    """Sum over records of their scaled relevances, in grid steps, (d,). Private: it has no noise yet.
+
+    Parameters
+    ----------
+    network : classifier of scaled records.
+    x, domain : (n, *shape) private records, and their domain.
+    mu : what LRP adds to its denominators.
+    batch_size : records explained at once; none depends on it.
+    """
     records = np.asarray(x)
     total = np.zeros(domain.size, dtype=np.int64)
     device = next(network.parameters()).device
@@ -102,7 +110,16 @@ def relevance_sum(
 def relevance_charge(
     domain: Domain, records: int, epsilon: Fraction, sensitivity: str = "paper", unproved: str = ""
 ) -> Charge:
-    """What the average relevance over so many records costs."""
+    """What the average relevance over so many records costs.
+
+    Parameters
+    ----------
+    domain : of the records.
+    records : how many are averaged over.
+    epsilon : eps1.
+    sensitivity : `paper` or `tight`.
+    unproved : why nothing is proved, if so.
+    """
     return Charge(
         what=f"average relevance of {domain.size} features over {records} records",
         mechanism="laplace",

@@ -75,7 +75,15 @@ class Section:
 
 
 def page(title: str, lead: object, top: Markup, sections: Sequence[Section]) -> str:
-    """Put a whole page together, with a table of contents."""
+    """Put a whole page together, with a table of contents.
+
+    Parameters
+    ----------
+    title : of the page.
+    lead : the first paragraph.
+    top : what stands above the sections.
+    sections : in order.
+    """
     entries = [tag("li", tag("a", s.heading, href=f"#{s.anchor}")) for s in sections]
     contents = tag("nav", tag("strong", "Contents"), tag("ol", *entries), aria_label="Contents")
     parts = [tag("section", tag("h2", s.heading, id=s.anchor), s.body) for s in sections]

@@ -102,7 +102,15 @@ def _alive(pid: int) -> bool:
 
 
 def write_file(target: Path, data: bytes, *, what: str, private: bool = False) -> None:
-    """Write one file whole, replacing an earlier one, or leave the earlier one as it was."""
+    """Write one file whole, replacing an earlier one, or leave the earlier one as it was.
+
+    Parameters
+    ----------
+    target : the file.
+    data : its bytes.
+    what : the artefact, for the sentence if it fails.
+    private : whether only its owner may read it.
+    """
     target = Path(target)
     temporary: Path | None = None
     try:

@@ -59,7 +59,16 @@ class TableRehearsal:
 def forecast_table(
     table: TableDomain, n: int, epsilon: object, delta: object = 0, seed: int = 0, fourier: Fourier = 0
 ) -> TableRehearsal:
-    """Rehearse a release of n records of a declared table."""
+    """Rehearse a release of n records of a declared table.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
+    seed : of the records and the noise.
+    fourier : random Fourier features: a number, or `auto`.
+    """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     plan = plan_release(table, n, budget, slack, fourier)
     rng = np.random.default_rng(seed)

@@ -267,7 +267,16 @@ def adjusted(
     share_sums: float | None = None,
     allocation: str | None = None,
 ) -> MomentPlan:
-    """Change single settings of a plan, as a person asked."""
+    """Change single settings of a plan, as a person asked.
+
+    Parameters
+    ----------
+    plan : the settings.
+    features : the public map.
+    k, second : coordinates, and those with second moments.
+    share_sums : share of the budget for class sums.
+    allocation : `identical`, `linear` or `optimal`.
+    """
     changes: dict[str, Any] = {}
     if k is not None:
         if not 1 <= k <= features.width:

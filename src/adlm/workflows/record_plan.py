@@ -65,7 +65,18 @@ def settings_for(
     loss: str,
     mode: str,
 ) -> Settings:
-    """Line 9: Delta_h0 = 2 sum over h0 of d, and |h_(k)| for line 17, from the network's own sizes."""
+    """Line 9: Delta_h0 = 2 sum over h0 of d, and |h_(k)| for line 17, from the network's own sizes.
+
+    Parameters
+    ----------
+    domain : of the records.
+    network : to be trained; only its sizes are read.
+    budgets : eps1, eps2 and eps3.
+    L : batch size.
+    delta_h0 : `counted`, `per-patch` or a number.
+    allocation : `linear` or `optimal`; `identical` without eps1.
+    loss, mode : `cross-entropy` or `square`, and `economical` or `literal`.
+    """
     sizes, classes = layer_sizes(network, domain.shape), len(domain.classes)
     if budgets.epsilon3 is not None and sizes.outputs != classes:
         raise UserError(
@@ -101,7 +112,17 @@ def check_first(
     ledger: Ledger,
     folder: Path | None,
 ) -> None:
-    """Find every mistake, and a budget that is too small, before the relevances are charged."""
+    """Find every mistake, and a budget that is too small, before the relevances are charged.
+
+    Parameters
+    ----------
+    records : what is private.
+    settings, budgets : of the release.
+    explained : the relevance network; None without eps1.
+    rows : records to average relevances over; None for all.
+    ledger : what is to be charged.
+    folder : where the release is to be written, or None.
+    """
     if budgets.epsilon1 is not None and explained is None:
         raise UserError("AdLM needs a relevance network and its provenance; ILM needs neither.")
     if settings.allocation not in ALLOCATIONS:

@@ -110,7 +110,16 @@ def make_public(
     epochs: int = 12,
     seed: int = 0,
 ) -> RelevanceNetwork:
-    """Pre-train the named network on random public classes of records of ``shape``."""
+    """Pre-train the named network on random public classes of records of ``shape``.
+
+    Parameters
+    ----------
+    shape : of a record.
+    name : of the network.
+    classes, per_class : random classes, and records of each.
+    epochs : of training.
+    seed : of classes and weights.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build(name, shape, classes)

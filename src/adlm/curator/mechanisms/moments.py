@@ -127,7 +127,15 @@ def release(
 
 
 def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> dict[str, Any]:
-    """Return what a certificate says of the config and its noise."""
+    """Return what a certificate says of the config and its noise.
+
+    Parameters
+    ----------
+    config : the public settings.
+    scales : of the noise, in grid steps.
+    n : number of records; None where it is private.
+    classes : number of classes.
+    """
     second, spread = config.second, _spread(config.mechanism, 1 + config.k)
     beside = diagonal = across = 0.0
     if second is not None:

@@ -217,7 +217,15 @@ def add_products(total: Integers, left: Reals, right: Reals) -> None:
 def noisy_triangle(
     second: Integers, mechanism: Mechanism, off_diagonal: int, diagonal: int, source: Source
 ) -> Integers:
-    """Return the upper triangle with noise: larger on the diagonal, zero below it."""
+    """Return the upper triangle with noise: larger on the diagonal, zero below it.
+
+    Parameters
+    ----------
+    second : (q, q) sums of products, in grid steps.
+    mechanism : of the noise.
+    off_diagonal, diagonal : noise scales, in grid steps.
+    source : of the noise.
+    """
     q = len(second)
     above, corner = np.triu_indices(q, 1), np.diag_indices(q)
     noisy = np.zeros_like(second)

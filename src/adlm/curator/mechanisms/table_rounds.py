@@ -70,7 +70,15 @@ class TableRoundsPlan:
 def plan_table(
     table: TableDomain, n: int, epsilon: Fraction, delta: Fraction, fourier: int = 0
 ) -> TableRoundsPlan:
-    """Choose settings for n records of a declared table; `fourier` 0 leaves that number to the rule."""
+    """Choose settings for n records of a declared table; `fourier` 0 leaves that number to the rule.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
+    fourier : number of random Fourier features; 0 leaves it to the rule.
+    """
     if n < 1:
         raise UserError(f"a plan needs at least one record, got {n}")
     strength = table_signal(table, n, epsilon, delta)
@@ -95,6 +103,12 @@ def table_signal(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
 
     For radial noise on all M (1 + k) numbers of a round, mu is what Gaussian noise of the same standard
     deviation would cost.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
     """
     share = (1 - INDICATORS_SHARE) * (1 - SUMS_SHARE)
     if delta:
@@ -110,6 +124,12 @@ def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
 
     Additive models do better under pure epsilon, unless epsilon n is large, and with delta on two classes and
     columns that are mostly categories, unless the signal is strong.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
     """
     strength = table_signal(table, n, epsilon, delta)
     if not delta:

@@ -250,7 +250,14 @@ def energy_within(prior: PriorStatistics | None, k: int) -> float:
 
 
 def energy_inside(energy: float, k: int, q: int, classes: int) -> float:
-    """How much of that lies in q directions in the span of the means: records vary most along those."""
+    """How much of that lies in q directions in the span of the means: records vary most along those.
+
+    Parameters
+    ----------
+    energy : of a record less its class mean.
+    k, q : coordinates, and directions of the second stage.
+    classes : number of classes.
+    """
     return energy * min(1.0, (q + classes) / k)
 
 

@@ -329,6 +329,12 @@ def _paint(v: dict[str, Tensor], generator: torch.Generator, size: int) -> Tenso
 def draw(classes: int, per_class: int, generator: torch.Generator, size: int = 28) -> tuple[Tensor, Tensor]:
     """Draw random shape classes.
 
+    Parameters
+    ----------
+    classes, per_class : numbers of classes, and of records of each.
+    generator : of the draw.
+    size : side of an image, in pixels.
+
     Returns
     -------
     images : (classes * per_class, size, size) float32 in [0, 1], background 0.

@@ -171,6 +171,12 @@ def centre_by_mass(lines: Tensor, images: Tensor) -> Tensor:
 def draw(classes: int, per_class: int, generator: torch.Generator, size: int = 28) -> tuple[Tensor, Tensor]:
     """Draw random stroke classes.
 
+    Parameters
+    ----------
+    classes, per_class : numbers of classes, and of records of each.
+    generator : of the draw.
+    size : side of an image, in pixels.
+
     Returns
     -------
     images : (classes * per_class, size, size) float32 in [0, 1], ink is 1.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.networks import build
 from adlm.analyst.objective import Coefficients, coefficients, loss
-from adlm.analyst.training import TrainingConfig, accuracy, choose_device, predict, train
+from adlm.analyst.training import TrainingConfig, accuracy, predict, train
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.record_release import release as release_records
 from adlm.curator.mechanisms.records import PrivateRecords, Settings
@@ -26,6 +26,7 @@ from adlm.errors import UserError
 from adlm.estimation.polynomial import CROSS_ENTROPY
 from adlm.privacy.release import Release
 from adlm.public.domain import Domain
+from adlm.runtime.device import choose_device
 
 
 def blobs(shape: tuple[int, ...], n: int = 300) -> tuple[np.ndarray, np.ndarray]:

@@ -151,18 +151,13 @@ def network_of(release: Release) -> str:
 
 def _closed_form(release: Release, features: Features) -> Model:
     head = closed_form(release, features)
-    width, classes = features.width, len(release.certificate.domain.classes)
-    linear = nn.Linear(width, classes)
     summary: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
     if (found := estimated_accuracy(release)) is not None:
         summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
     if drowned(release):
         summary["warning"] = DROWNED
         head = discriminant.LinearHead(torch.zeros_like(head.weight), log_shares(release))
-    with torch.no_grad():
-        linear.weight.zero_()
-        linear.weight[:, : head.weight.shape[1]] = head.weight.float()
-        linear.bias.copy_(head.bias.float())
+    linear = head.module(features.width)
     return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
 
 

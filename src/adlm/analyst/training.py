@@ -20,6 +20,7 @@ from adlm.analyst.examples import Examples, batch_loss
 from adlm.analyst.normalisation import TOGETHER, by_batch, even_parts
 from adlm.errors import UserError
 from adlm.runtime import progress
+from adlm.runtime.device import choose_device
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda share: 1.0,
@@ -99,18 +100,6 @@ class History:
 
 class _NotFiniteError(Exception):
     """The loss of a batch is not a finite number."""
-
-
-def choose_device(name: str = "auto") -> torch.device:
-    """The device of that name; `auto` is the graphics card where there is one."""
-    if name != "auto":
-        try:
-            return torch.device(name)
-        except RuntimeError:
-            raise UserError(f"device must be auto, cpu, cuda or mps (got {name!r}).") from None
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def train(

@@ -10,8 +10,9 @@ and for the analyst.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -235,6 +236,12 @@ class Weighing:
         if norm == "l2":
             return float(np.sqrt(1 + squared))
         return 1 + float(spread @ summary.records) / summary.n
+
+
+def derivatives(tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[Reals, Reals]:
+    """Return the released gradient (p,) and curvature (p, p) in real numbers."""
+    upper = tensors["curvature"] * float(tensors["step_curvature"][0]) ** 2
+    return tensors["gradient"] * float(tensors["step_gradient"][0]), upper + np.triu(upper, 1).T
 
 
 def newton(gradient: Reals, curvature: Reals, sd_gradient: float, sd_curvature: float) -> Reals:

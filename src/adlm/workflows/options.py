@@ -63,3 +63,23 @@ def opened(options: ReleaseOptions) -> tuple[Ledger, Source]:
     seed = options.get("seed")
     source = options.get("source") or (Source.system() if seed is None else Source.seeded_with(seed))
     return options.get("ledger") or Ledger(), source
+
+
+def public_size(neighbours: str, contributions: int, size: int | None, count: Callable[[], int]) -> int:
+    """Return the number of records that the rule may use.
+
+    Parameters
+    ----------
+    neighbours, contributions : the relation, and records that one person may have.
+    size : a public guess, if one was given.
+    count : counts the records; asked only where their number is public, under replace-one with one record a
+        person.
+    """
+    if neighbours == "replace-one" and contributions == 1:
+        return count() if size is None else size
+    if size is not None:
+        return size
+    why = "under add-remove" if neighbours == "add-remove" else "when a person may have several records"
+    raise UserError(
+        f"{why} the number of records is private; give a public guess of it (size=..., --public-size)"
+    )

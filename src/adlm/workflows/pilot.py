@@ -120,12 +120,8 @@ def pilot_release(
         isotropic = torch.ones(plan.k, dtype=torch.float64)
         return PilotRelease(isotropic, isotropic, charges, {"relevance": isotropic})
     head = fit(moments, features.prior)
-    linear = nn.Linear(plan.k, len(domain.classes))
-    with torch.no_grad():
-        linear.weight.copy_(head.weight)
-        linear.bias.copy_(head.bias)
     z, codes = fit_class_model(moments, features.prior).sample(DRAWS, torch.Generator().manual_seed(0))
-    explained = propagate(nn.Sequential(linear), z, target=codes).features.abs().mean(0).double()
+    explained = propagate(nn.Sequential(head.module()), z, target=codes).features.abs().mean(0).double()
     return PilotRelease(explained, z.abs().mean(0).double(), charges, {"relevance": explained})
 
 

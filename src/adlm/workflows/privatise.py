@@ -24,7 +24,7 @@ from adlm.public.planning.moments import MomentPlan, plan_moments
 from adlm.readers.frames import frame_reader
 from adlm.readers.tables import file_reader
 from adlm.workflows import pilot
-from adlm.workflows.options import Reader, ReleaseOptions, check_options, opened
+from adlm.workflows.options import Reader, ReleaseOptions, check_options, opened, public_size
 from adlm.workflows.privatise_table import privatise_table
 
 PRIVATE_FEATURES = "private records had a part in the features"
@@ -200,7 +200,7 @@ def _planned(
     private = options.get("relevance") == "private"
     if plan is None:
         plan = plan_moments(
-            public_size(domain, n, options.get("size")),
+            public_size(domain.neighbours, 1, options.get("size"), lambda: n),
             len(domain.classes),
             float(budget.epsilon),
             float(budget.delta),
@@ -218,18 +218,6 @@ def _planned(
         share_sums=options.get("share_sums"),
         allocation=None if private else allocation,
     )
-
-
-def public_size(domain: Domain, n: int, size: int | None) -> int:
-    """Return the number of records that the rule may use: n is public only under replace-one."""
-    if domain.neighbours == "replace-one":
-        return n
-    if size is None:
-        raise UserError(
-            "under add-remove the number of records is private; give a public guess of it (size=..., "
-            "--public-size)"
-        )
-    return size
 
 
 def moment_config(plan: MomentPlan, budget: Budget, contributions: int = 1) -> MomentConfig:

@@ -17,7 +17,7 @@ from adlm.public.features.scaled_table import is_ordered
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.tables import ASKED_WAVES, TablePlan
 from adlm.public.planning.tables import plan_table as plan_additive
-from adlm.workflows.options import Encoded, Fourier, Reader, ReleaseOptions, opened
+from adlm.workflows.options import Encoded, Fourier, Reader, ReleaseOptions, opened, public_size
 
 
 def privatise_table(reader: Reader, table: TableDomain, budget: Budget, options: ReleaseOptions) -> Release:
@@ -38,7 +38,7 @@ def privatise_table(reader: Reader, table: TableDomain, budget: Budget, options:
     ledger, source = opened(options)
     plan = options.get("plan")
     if plan is None:
-        n = _public_size(reader, table, options.get("size"))
+        n = public_size(table.neighbours, table.contributions, options.get("size"), lambda: _count(reader))
         plan = plan_release(table, n, budget.epsilon, budget.delta, options.get("fourier", 0), rounds)
     if isinstance(plan, TableRoundsPlan):
         return table_rounds.release(
@@ -94,16 +94,8 @@ def asked_fourier(table: TableDomain, fourier: Fourier) -> int:
     return int(fourier)
 
 
-def _public_size(reader: Reader, table: TableDomain, size: int | None) -> int:
-    """Return the number of records that the rule may use: public under replace-one, one record a person."""
-    if size is not None:
-        return size
-    if table.neighbours == "replace-one" and table.contributions == 1:
-        n = sum(len(y) for _, y in reader())
-        if n == 0:
-            raise UserError("there are no records to release; give at least one")
-        return n
-    why = "under add-remove" if table.neighbours == "add-remove" else "when a person may have several records"
-    raise UserError(
-        f"{why} the number of records is private; give a public guess of it (size=..., --public-size)"
-    )
+def _count(reader: Reader) -> int:
+    n = sum(len(y) for _, y in reader())
+    if n == 0:
+        raise UserError("there are no records to release; give at least one")
+    return n

@@ -20,6 +20,7 @@ from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.calibration import Calibration, Spending, off_diagonal
 from adlm.curator.mechanisms.second_moments import Batches
 from adlm.curator.noise import Source
+from adlm.curator.sums import add_class_sums
 from adlm.errors import UserError
 from adlm.estimation import additive
 from adlm.privacy.accounting import Mechanism, gaussian_mu, root_up
@@ -200,12 +201,7 @@ class _Stages:
         for z, codes in self.batches():
             rows = clip.integers(self.indicators(z))
             n += len(rows)
-            for start in range(0, len(rows), EXACT_ROWS):
-                block, labels = rows[start : start + EXACT_ROWS], codes[start : start + EXACT_ROWS]
-                member = np.zeros((len(block), self.classes))
-                member[np.arange(len(block)), labels] = 1.0
-                table[:, 1:] += (member.T @ block).astype(np.int64)
-                table[:, 0] += clip.count * member.sum(0).astype(np.int64)
+            add_class_sums(table, rows, codes, clip.count)
         return table, n
 
     def finish(
@@ -254,7 +250,9 @@ class _Stages:
                 "sd_curvature": noise.spread * noise.curvature * small**2,
             }
         if noise.residuals:
-            point = weighing.linear(additive.newton(*_real(tensors, facts)))
+            point = weighing.linear(
+                additive.newton(*additive.derivatives(tensors), facts["sd_gradient"], facts["sd_curvature"])
+            )
             residual, size = self._residuals(point)
             tensors |= {"residuals": residual, "step_residuals": np.array([size])}
             facts["sd_residuals"] = noise.spread * noise.residuals * size
@@ -309,11 +307,3 @@ class _Stages:
 
     def _noise(self, shape: tuple[int, ...], scale: int) -> Integers:
         return self.source.draw(self.noise.mechanism, shape, scale)
-
-
-def _real(tensors: dict[str, Any], facts: dict[str, Any]) -> tuple[Reals, Reals, float, float]:
-    """Return gradient and curvature in real numbers, with their noise."""
-    upper = tensors["curvature"] * float(tensors["step_curvature"][0]) ** 2
-    full = upper + np.triu(upper, 1).T
-    gradient = tensors["gradient"] * float(tensors["step_gradient"][0])
-    return gradient, full, facts["sd_gradient"], facts["sd_curvature"]

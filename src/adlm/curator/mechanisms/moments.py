@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.curator.clipping import EXACT_ROWS
 from adlm.curator.feature_store import FeatureStore
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import second_moments as stage
@@ -25,6 +24,7 @@ from adlm.curator.mechanisms.moment_calibration import calibrate
 from adlm.curator.mechanisms.moment_config import Indicators, MomentConfig, Scales
 from adlm.curator.mechanisms.second_moments import Batch, Batches, CrossMoments, Second
 from adlm.curator.noise import Source
+from adlm.curator.sums import add_class_sums
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import class_offsets, final_head
 from adlm.estimation.moments import Moments
@@ -187,12 +187,7 @@ def _sums(
         if store is not None:
             store.append(feature_integers(values), codes)
         rows = clip.integers(values)
-        for start in range(0, len(rows), EXACT_ROWS):
-            block, labels = rows[start : start + EXACT_ROWS], codes[start : start + EXACT_ROWS]
-            member = np.zeros((len(block), classes))
-            member[np.arange(len(block)), labels] = 1.0
-            table[:, 1:] += (member.T @ block).astype(np.int64)
-            table[:, 0] += clip.count * member.sum(0).astype(np.int64)
+        add_class_sums(table, rows, codes, clip.count)
         if second is not None and config.second is not None and fine_clip is not None:
             q = config.second.q
             part = rows[:, :q] if config.joint else fine_clip.integers(values[:, :q])

@@ -174,11 +174,15 @@ def test_a_stopped_release_says_what_it_has_cost(
     after: bool, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from adlm.curator.mechanisms import moments
+    from adlm.curator.noise import Source
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(moments, "_table_noise" if after else "_sums", stop)
+    if after:
+        monkeypatch.setattr(Source, "draw", stop)
+    else:
+        monkeypatch.setattr(moments, "_sums", stop)
     ledger = f"stopped-{after}"
     monkeypatch.setattr(sys, "argv", ["adlm", *DIGITS, "--ledger", ledger, "--out", "stopped-release"])
     with pytest.raises(SystemExit) as caught:

@@ -24,7 +24,7 @@ from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import ClassSums, MomentConfig
 from adlm.curator.noise import Source
 from adlm.curator.passes import Records
-from adlm.curator.sums import Totals
+from adlm.curator.totals import Totals
 from adlm.engines import Engine, open_engine
 from adlm.engines.local import LocalEngine
 from adlm.errors import UserError
@@ -33,7 +33,6 @@ from adlm.public import datasets
 from adlm.public.domain.table import TableDomain
 from adlm.runtime.part_store import Part
 from adlm.workflows.privatise import privatise
-from adlm.workflows.privatise_table import privatise_table
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'adlm[ray]')")
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -106,7 +105,7 @@ def test_a_table_gives_the_same_bytes_on_both_engines(
 ) -> None:
     table = TableDomain.from_toml(toml)
     one, two = (
-        privatise_table(folder, table, epsilon=epsilon, delta=delta, seed=1, size=2000, engine=engine)
+        privatise(folder, domain=table, epsilon=epsilon, delta=delta, seed=1, size=2000, engine=engine)
         for engine in (LocalEngine(), cluster)
     )
     assert one.certificate.to_dict() == two.certificate.to_dict()
@@ -193,8 +192,8 @@ def test_a_mistake_on_a_worker_names_the_file_and_the_row_and_costs_nothing(
         target.write_bytes(target.read_bytes()[:-50])
     ledger = Ledger()
     with pytest.raises(UserError, match=message) as told:
-        privatise_table(
-            tmp_path, TableDomain.from_toml(ALONE), epsilon=1, size=2000, ledger=ledger, engine=cluster
+        privatise(
+            tmp_path, domain=TableDomain.from_toml(ALONE), epsilon=1, size=2000, ledger=ledger, engine=cluster
         )
     assert "\n" not in str(told.value)
     assert not ledger.charges
@@ -208,7 +207,7 @@ def test_what_workers_hold_is_no_part_of_their_logs(cluster: Engine, tmp_path: P
         cluster.table(
             tmp_path, TableDomain.from_toml(ALONE.replace('[columns.person]\nkind = "ignored"\n', ""))
         )
-    session = Path(ray._private.worker._global_node.get_session_dir_path())  # type: ignore[attr-defined]
+    session = Path(ray._private.worker._global_node.get_session_dir_path())
     files = [path for path in session.rglob("*") if path.is_file()]
     assert files
     assert not [path for path in files if word.encode() in path.read_bytes()]
@@ -270,8 +269,14 @@ class WatchedEngine(LocalEngine):
 def test_functions_that_go_to_workers_know_no_budget_ledger_or_noise(folder: Path) -> None:
     train, engine = datasets.load("digits", "train"), WatchedEngine()
     for delta in ("0", "1e-6"):
-        privatise_table(
-            folder, TableDomain.from_toml(ALONE), epsilon=1, delta=delta, size=2000, seed=1, engine=engine
+        privatise(
+            folder,
+            domain=TableDomain.from_toml(ALONE),
+            epsilon=1,
+            delta=delta,
+            size=2000,
+            seed=1,
+            engine=engine,
         )
         for second in (None, 4):
             privatise(

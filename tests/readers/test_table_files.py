@@ -66,12 +66,11 @@ def kept(data: pd.DataFrame, most: int = 2) -> list[int]:
         ill = np.int64(["no", "yes"].index(row.ill)).tobytes()
         return int.from_bytes(hashlib.blake2b(who + age + town + ill, digest_size=8).digest(), "little")
 
+    rows: list[Any] = list(data.itertuples())
     smallest: dict[str, list[int]] = {}
-    digests = [digest(row) for row in data.itertuples()]
-    for row, own in zip(data.itertuples(), digests, strict=True):
-        smallest[row.person] = sorted([*smallest.get(row.person, []), own])[:most]
-    pairs = zip(data.itertuples(), digests, strict=True)
-    return [row.age for row, own in pairs if own in smallest[row.person]]
+    for row in rows:
+        smallest[row.person] = sorted([*smallest.get(row.person, []), digest(row)])[:most]
+    return [int(row.age) for row in rows if digest(row) in smallest[row.person]]
 
 
 KEPT = kept(frame())

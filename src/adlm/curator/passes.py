@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from adlm.curator.sums import Total, Totals, merge
+from adlm.curator.totals import Total, Totals, merge
 from adlm.runtime import progress
 from adlm.runtime.part_store import Part, PartStore
 

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from adlm.curator.passes import Chain, Keep, Partial, Records, Transform
-from adlm.curator.sums import Totals, merge
+from adlm.curator.totals import Totals, merge
 from adlm.engines import ray_tasks as tasks
 from adlm.engines.engine import Engine
 from adlm.errors import UserError

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from adlm.curator.featurise import featurise
 from adlm.curator.passes import Chain, Keep, Partial, keep_part, sum_part
-from adlm.curator.sums import Totals
+from adlm.curator.totals import Totals
 from adlm.errors import UserError
 from adlm.public.domain import Domain
 from adlm.public.domain.table import TableDomain

@@ -7,7 +7,7 @@ holds one batch; if records belong to persons, it also holds 24 bytes for each r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,6 +217,13 @@ def read_compact(
 def _wanted(table: TableDomain, *, labels: bool, persons: bool) -> list[str]:
     names = [c.name for c in table.features] + ([table.label.name] if labels else [])
     return [*names, table.person.name] if persons and table.person is not None else names
+
+
+def file_reader(
+    path: Path | str, table: TableDomain
+) -> Callable[[], Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]]:
+    """Return what reads a file's encoded records and class codes in batches, from the start at each call."""
+    return lambda: ((batch.x, batch.y) for batch in read_batches(path, table))
 
 
 @contextlib.contextmanager

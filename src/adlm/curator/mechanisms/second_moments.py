@@ -18,7 +18,7 @@ import numpy.typing as npt
 from adlm.curator.clipping import EXACT_ROWS, Clip, Reals
 from adlm.curator.noise import Source
 from adlm.curator.passes import Batches as Batches
-from adlm.curator.sums import MOST
+from adlm.curator.totals import MOST
 from adlm.errors import UserError
 from adlm.estimation.moments import Moments
 from adlm.estimation.shrinkage import class_means
@@ -78,8 +78,10 @@ class Second:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
         cross = self.cross and {
-            "inside": self.cross.inside, "outside": self.cross.outside, "share": str(self.cross.share),
-        }  # fmt: skip
+            "inside": self.cross.inside,
+            "outside": self.cross.outside,
+            "share": str(self.cross.share),
+        }
         return {
             "q": self.q,
             "basis": self.basis,
@@ -93,10 +95,13 @@ class Second:
         """Read what `to_dict` wrote."""
         cross = raw["cross"]
         return cls(
-            int(raw["q"]), raw["basis"], float(raw["level"]), around=raw["around"],
+            int(raw["q"]),
+            raw["basis"],
+            float(raw["level"]),
+            around=raw["around"],
             cross=cross
             and CrossMoments(float(cross["inside"]), float(cross["outside"]), Fraction(cross["share"])),
-        )  # fmt: skip
+        )
 
     @property
     def later(self) -> bool:
@@ -215,7 +220,15 @@ def products_of(left: Reals, right: Reals) -> Integers:
 def noisy_triangle(
     second: npt.NDArray[Any], mechanism: Mechanism, off_diagonal: int, diagonal: int, source: Source
 ) -> npt.NDArray[Any]:
-    """Return the upper triangle with noise: larger on the diagonal, zero below it."""
+    """Return the upper triangle with noise: larger on the diagonal, zero below it.
+
+    Parameters
+    ----------
+    second : (q, q) sums of products, in grid steps.
+    mechanism : of the noise.
+    off_diagonal, diagonal : noise scales, in grid steps.
+    source : of the noise.
+    """
     q = len(second)
     above, corner = np.triu_indices(q, 1), np.diag_indices(q)
     noisy = np.zeros_like(second)

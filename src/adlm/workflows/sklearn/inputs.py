@@ -16,30 +16,13 @@ from adlm.errors import UserError
 from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.public.domain.column import Column
-from adlm.public.domain.encoding import column_names, compact, encode_frame, encode_labels
+from adlm.public.domain.encoding import encode_frame, encode_labels
 from adlm.public.domain.table import TableDomain
 from adlm.public.domain.values import cells_of
-from adlm.readers.contributions import chosen, person_digests, record_digests
 
 
 class PrivacyWarning(UserWarning):
     """Something that is allowed, and that costs privacy."""
-
-
-def bounded(table: TableDomain, frame: Any, y: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.bool_]:
-    """Which records to keep: a few of each person, as the domain allows; all without a person.
-
-    The rule is that of files (`readers.contributions`); `y` are the class codes of the records.
-    """
-    if table.person is None:
-        return np.ones(len(frame), dtype=np.bool_)
-    name = table.person.name
-    if name not in column_names(frame):
-        raise UserError(f"the domain bounds records by person, but there is no column {name!r}; add it")
-    persons = person_digests(table.person, frame[name], table.missing)
-    columns = [compact(column, frame[column.name], table.missing) for column in table.features]
-    digests = record_digests(persons, columns if y is None else [*columns, y])
-    return chosen(persons, digests, table.contributions)
 
 
 def steps_before() -> list[str]:

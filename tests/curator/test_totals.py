@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig, Second, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig, Second, release
 from adlm.curator.mechanisms.second_moments import noisy_triangle
 from adlm.curator.noise import Source
 from adlm.curator.passes import Keep, Partial, Records, Transform, as_records
-from adlm.curator.sums import MOST, Total, Totals, added, clamped, halved
+from adlm.curator.totals import MOST, Total, Totals, added, clamped, halved
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
 from adlm.runtime import progress
@@ -80,16 +80,16 @@ def test_second_moments_of_ten_thousand_million_records_do_not_wrap(
     codes = np.array([0, 1])
     design = MomentConfig(Fraction(1), delta, 2, 1.0, second=Second(2), pure=pure)
     times = 5 * 10**9
-    release = release_moments(
+    made = release(
         Crowd(as_records(lambda: [(z, codes)]), times),
         domain=Domain((2,), 0.0, 1.0, ("a", "b")),
         features=Identity((2,)),
-        design=design,
+        config=design,
         ledger=Ledger(),
         source=Source.seeded_with(1),
     )
-    moments = release.moments()
-    assert release.certificate.settings["n"] == 2 * times
+    moments = made.moments()
+    assert made.certificate.settings["n"] == 2 * times
     assert moments.second is not None
     share = design.second_clip()
     assert share is not None

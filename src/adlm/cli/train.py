@@ -69,14 +69,17 @@ def train(
     public features and trained on labelled vectors drawn from the released moments. A record release trains
     a network on noisy records. With --json: {"out", "network", "epochs", "first_loss", "loss",
     "stopped", "stamps", and "small_classes" if there are any} and the certificate's totals.
+    Under torchrun (torchrun --nproc-per-node 2 -m adlm train R --network mlp) several processes train
+    together, with the same checkpoints; the first one writes.
     """
+    from adlm.analyst import distributed
     from adlm.analyst.class_sizes import sentences, small_classes
     from adlm.analyst.fit import fit, network_of
     from adlm.analyst.training import ENOUGH_STEPS, default_plan
     from adlm.errors import UserError
     from adlm.privacy.release import Release
 
-    output = Output(as_json, quiet)
+    output = Output(as_json, quiet or distributed.rank() != 0)
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out or remove it first")
     key, made = key_of(sign), Release.load(release)
@@ -101,9 +104,11 @@ def train(
     )
     few = "" if network is None else _few(plan.total(examples), ENOUGH_STEPS)
     checkpoint = out.parent / f"{out.name}.checkpoint"
-    model = fit(
-        made, network, plan, draws=draws, device=pick_device(device), checkpoints=checkpoint, resume=resume
-    )
+    with distributed.joined(pick_device(device)) as place:
+        model = fit(made, network, plan, draws=draws, device=place, checkpoints=checkpoint, resume=resume)
+        model = replace(model, training={**model.training, **distributed.state()})
+    if distributed.rank() != 0:  # one process writes and speaks
+        return
     small = small_classes(made)
     if small:  # goes along with the model, which has no counts
         model = replace(model, training={**model.training, "small_classes": [s.to_dict() for s in small]})

@@ -18,7 +18,7 @@ from adlm.analyst.model import Model
 
 ARGUMENTS = (
     "--network",
-    "mlp",
+    "recurrent",
     "--draws",
     "800",
     "--batch-size",
@@ -64,7 +64,7 @@ def train(release: Path, out: Path, *more: str, processes: int = 1) -> subproces
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: value.detach() for name, value in Model.load(folder).network.state_dict().items()}
+    return {name: value.detach() for name, value in Model.load(folder).head.state_dict().items()}
 
 
 def test_two_processes_take_the_steps_of_one_and_one_of_them_writes(release: Path, tmp_path: Path) -> None:

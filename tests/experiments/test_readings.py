@@ -19,10 +19,12 @@ from adlm.curator.mechanisms.records import RecordMechanism, Settings, prepare
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.polynomial import CROSS_ENTROPY
-from adlm.experiments import kinds, paper_page, paper_readings, readings
+from adlm.experiments import ablation, figures, kinds, paper_page, paper_readings, readings, tabulate
 from adlm.experiments import run as conduct
+from adlm.experiments.catalogue import named
 from adlm.experiments.registry import perform
-from adlm.experiments.trials import Trial
+from adlm.experiments.summary import summarise
+from adlm.experiments.trials import Done, Trial
 from adlm.privacy.accounting import Charge
 from adlm.public.domain import Domain
 
@@ -158,6 +160,67 @@ def test_an_attack_on_two_records_of_a_batch_breaks_shared_noise_alone(reading: 
         assert found["lower"] > found["claimed"] == 0.5
     else:
         assert found["lower"] <= found["proved"]
+
+
+TINY = {"n": 300, "delta_h0": "per-patch", "train_batch": 50, "rate": 1e-3, "sized": "authors-mnist",
+        "batch": 1800, "network": "authors-mnist-quarter", "steps": 6, "reading": "shared"}  # fmt: skip
+
+
+def test_an_ablation_says_of_each_cell_what_it_changes() -> None:
+    found = [ablation.told(method, settings) for method, settings in ablation.CHANGES]
+    assert found[0] == "the authors' reading"
+    assert len(set(found)) == len(found)
+    assert ablation.told("ilm-shared", ablation.BASE | {"rate": 1e-2}) == "ILM, rate 0.01"
+
+
+def test_the_table_of_an_ablation_has_a_column_for_steps_and_a_row_for_each_change(tmp_path: Path) -> None:
+    changed = {"label_noise": 0, "steps": 2000}
+    outcome = {"accuracy": 0.5, "epsilon_claimed": 0.5, "epsilon_proved": None, "delta": 0.0, "seconds": 1.0,
+               "neighbours": "replace-one", "history": [[1000, 0.25], [1500, 0.4], [2000, 0.5]]}  # fmt: skip
+    done = [Done(Trial("adlm-shared", "mnist", "0.5", settings=ablation.BASE | changed), outcome)]
+    summary = summarise(named("paper-ablation"), done, preset="quick", command="")
+    assert [entry["accuracy"] for entry in summary["published"]] == [0.9366]
+    assert tabulate.table(summary).splitlines()[-1] == "| no noise on the loss | 25.0 | 50.0 |  |  |  |  |"
+    (drawn,) = figures.draw(summary, tmp_path)
+    assert "no noise on the loss" in drawn.read_text()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"label_noise": 0}, {"input_clip": 1e6}, {"schedule": "cosine"}, {"optimiser": "SGD"},
+     {"split": ["0.25", "0.5", "0.25"]}],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_a_change_of_an_ablation_reaches_what_is_trained(
+    change: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same cell, seed and noise otherwise: its weights end elsewhere."""
+    ends: list[Tensor] = []
+
+    def train_and_keep(network: nn.Module, *args: object, **options: object) -> object:
+        ended = train(network, *args, **options)  # type: ignore[arg-type]
+        ends.append(torch.cat([p.detach().flatten() for p in network.parameters()]))
+        return ended
+
+    monkeypatch.setattr(paper_readings, "train", train_and_keep)
+    monkeypatch.setattr(Trial, "entropy", 7)
+    for settings in (TINY, TINY, TINY | change):
+        perform(Trial("ilm-shared", "digits", "0.02", settings=settings))
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+
+
+def test_statistics_at_test_time_are_those_asked_for() -> None:
+    torch.manual_seed(0)
+    network = build("authors-mnist-quarter", (8, 8), 10)
+    x, labels = torch.rand(200, 8, 8), torch.arange(200) % 10
+    with torch.no_grad():
+        network(50 * torch.randn(200, 8, 8))  # averages of noisy records
+    found = {}
+    for together in (True, False):
+        found[together] = paper_readings.accuracy(network, x, labels, together=together)
+    assert found[False] == pytest.approx(0.1, abs=0.02)  # clean records all look alike
+    assert found[True] != found[False]
 
 
 def test_mistakes_are_told() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+STEPS = (1_000, 2_000, 5_000, 10_000, 20_000, 40_000)  # of an ablation
+
 
 def table(summary: Mapping[str, Any]) -> str:
     """The main table of an experiment."""
-    makers = {"epochs": _epochs, "search": _search, "allocation": _allocation}
+    makers = {"epochs": _epochs, "search": _search, "allocation": _allocation, "ablation": _ablation}
     return makers.get(str(summary["kind"]), _over_epsilon)(summary)
 
 
@@ -101,6 +103,15 @@ def _with_proved(row: Mapping[str, Any] | None) -> str:
     if row["method"].startswith("plan") or (proved is not None and proved <= 1.001 * row["epsilon"]):
         return shown
     return f"{shown} (none proved)" if proved is None else f"{shown} (proved {epsilon(proved)})"
+
+
+def _ablation(summary: Mapping[str, Any]) -> str:
+    """Rows are changes, columns are numbers of steps at which most of them were measured."""
+    body = []
+    for row in summary["rows"]:
+        points = {int(point[0]): float(point[1]) for point in row["history"]}
+        body.append([row["label"], *(percent(points.get(step)) for step in STEPS)])
+    return grid(["accuracy, % after steps", *(f"{step:,}" for step in STEPS)], body)
 
 
 def _epochs(summary: Mapping[str, Any]) -> str:

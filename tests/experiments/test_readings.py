@@ -134,6 +134,18 @@ def test_ilm_has_the_budgets_of_adlm_or_its_total() -> None:
     assert (total.epsilon1, total.epsilon2, total.epsilon3) == (None, Fraction(1, 6), Fraction(1, 3))
 
 
+def test_the_budget_is_split_as_the_authors_code_splits_it_on_each_data_set() -> None:
+    """On CIFAR-10 their 2.5 is 0.25, 1.5 and 0.75, and one noise image serves many epochs."""
+    assert all("split" not in cell.settings for cell in named("paper-mnist").trials("quick"))
+    cells = named("paper-cifar10").trials("quick", methods=["adlm-one-image"], epsilons=["2.5"])
+    found = paper_readings.budgets_of(cells[0].method, "2.5", cells[0].settings["split"])
+    assert (found.epsilon1, found.epsilon2, found.epsilon3) == (
+        Fraction(1, 4),
+        Fraction(3, 2),
+        Fraction(3, 4),
+    )
+
+
 def test_each_reading_of_delta_h0_for_the_papers_mnist_network() -> None:
     found = paper_readings.delta_h0_readings(paper_readings.sizes_of("authors-mnist", (28, 28), 10))
     assert list(found.values()) == [39_337_984, 1_254_400, 50_176, 9_800, 1_568, 50]

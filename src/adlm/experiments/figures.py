@@ -24,6 +24,7 @@ _COLOURS = {
     "ilm-shared": "#f1b6da",
     "ilm-shared-total": "#de77ae",
     "ilm-shared-own-labels": "#fdae61",
+    "adlm-one-image": "#80cdc1",
     "ilm-one-image": "#a6611a",
     "adlm-own-once": "#444444",
     "ilm-own-once": "#888888",

@@ -22,6 +22,7 @@ from adlm.estimation.polynomial import CROSS_ENTROPY
 from adlm.experiments import ablation, figures, kinds, paper_page, paper_readings, readings, tabulate
 from adlm.experiments import run as conduct
 from adlm.experiments.catalogue import named
+from adlm.experiments.readme import rewritten
 from adlm.experiments.registry import perform
 from adlm.experiments.summary import summarise
 from adlm.experiments.trials import Done, Trial
@@ -195,6 +196,18 @@ def test_the_table_of_an_ablation_has_a_column_for_steps_and_a_row_for_each_chan
     assert tabulate.table(summary).splitlines()[-1] == "| no noise on the loss | 25.0 | 50.0 |  |  |  |  |"
     (drawn,) = figures.draw(summary, tmp_path)
     assert "no noise on the loss" in drawn.read_text()
+
+
+def test_trials_are_shown_at_the_steps_that_any_of_them_has(tmp_path: Path) -> None:
+    lines = [
+        {"what": "one", "history": [[300, 0.5], [400, 0.625]]},
+        {"what": "two", "history": [[400, 0.75]]},
+    ]
+    (tmp_path / "trials.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    page = rewritten("<!-- results: trials.jsonl -->\n<!-- /results -->", tmp_path)
+    assert page.splitlines()[1:-1] == [
+        "| accuracy, % after steps | 400 |", "| --- | ---: |", "| one | 62.5 |", "| two | 75.0 |",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -79,3 +79,8 @@ def test_a_table_is_rehearsed_on_made_records() -> None:
     assert little.accuracy < much.accuracy <= much.ceiling + 0.02
     assert much.accuracy > 0.65
     assert much.plan.reasons
+
+
+def test_noise_that_says_there_are_no_records_leaves_chance() -> None:
+    """Under add-remove n is the sum of noisy counts, which at a tiny budget can be below zero."""
+    assert forecast(FEATURES, 1437, 10, "0.02", 0, "add-remove").accuracy < 0.2

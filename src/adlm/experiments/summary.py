@@ -42,10 +42,14 @@ def summarise(experiment: Experiment, done: Sequence[Done], *, preset: str, comm
         "seconds": round(sum(float(item.outcome["seconds"]) for item in done), 1),
         "rows": [_row(group) for group in _groups(done)],
         "tests": _tests(experiment, done),
-        "published": [figure.to_dict() for figure in published.of(experiment.data)]
-        if experiment.kind in ("paper", "frontier")
-        else [],
+        "published": [figure.to_dict() for figure in _beside(experiment)],
     }
+
+
+def _beside(experiment: Experiment) -> Sequence[published.Published]:
+    """Return the published figures that belong beside an experiment's own."""
+    known = {"paper": published.of_paper, "frontier": published.of}.get(experiment.kind)
+    return () if known is None else known(experiment.data)
 
 
 def _groups(done: Iterable[Done]) -> list[list[Done]]:

@@ -23,12 +23,7 @@ BIBTEX = """@inproceedings{phan2017adaptive,
 
 def rerun(certificate: Certificate, folder: str, signature: Signature | None = None) -> Section:
     """Give the commands, the versions, the digest and who signed it."""
-    totals = certificate.totals
-    commands = "\n".join([
-        f"adlm verify {_quoted(folder)}",
-        f"adlm release {_records(certificate)} --kind {certificate.kind} {_asked(certificate)} "
-        f"--neighbours {totals.neighbours}{_size(certificate)} --out again",
-    ])  # fmt: skip
+    commands = f"adlm verify {_quoted(folder)}\n{rerun_command(certificate)}"
     facts = [
         ("certificate digest", tag("code", certificate.digest)),
         *_signed(signature),
@@ -48,6 +43,14 @@ def rerun(certificate: Certificate, folder: str, signature: Signature | None = N
         tag("pre", BIBTEX),
     ])  # fmt: skip
     return Section("cite", "Cite, check and rerun", body)
+
+
+def rerun_command(certificate: Certificate) -> str:
+    """Return the command that makes another release with the same settings."""
+    return (
+        f"adlm release {_records(certificate)} --kind {certificate.kind} {_asked(certificate)} "
+        f"--neighbours {certificate.totals.neighbours}{_size(certificate)} --out again"
+    )
 
 
 def _signed(signature: Signature | None) -> list[tuple[str, object]]:

@@ -88,9 +88,12 @@ def forecast(
         within = wider**2 * pooled
         moments = _noisy(followed, means, within, n, neighbours, generator)
         records = means[:, None] + wider * (bank[group, half:] - centres[group, None])
-        logits = fit(moments, prior).logits(records.flatten(0, 1))
-        codes = torch.arange(len(group)).repeat_interleave(bank.shape[1] - half)
-        scores.append(float((logits.argmax(1) == codes).double().mean()))
+        if moments.n > 0:
+            logits = fit(moments, prior).logits(records.flatten(0, 1))
+            codes = torch.arange(len(group)).repeat_interleave(bank.shape[1] - half)
+            scores.append(float((logits.argmax(1) == codes).double().mean()))
+        else:  # add-remove: noise on the counts says that there are no records, so nothing can be learnt
+            scores.append(1 / classes)
         ratios.append(float(means.std(0).mean() / (moments.sd_sums / (n / classes)).mean()))
         if moments.sd_second is not None:
             spread = float(within.diagonal()[: len(moments.sd_second)].mean())

@@ -23,7 +23,8 @@ from adlm.ui.choices import Choice, check_relation, check_size
 from adlm.workflows.forecast import forecast
 from adlm.workflows.forecast_tables import forecast_table
 
-EPSILONS = tuple("0.02 0.03 0.05 0.07 0.1 0.15 0.2 0.3 0.5 0.7 1 1.5 2 3 5 8 10".split())
+_STEPS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 10)
+EPSILONS = tuple(f"{step:g}" for step in _STEPS)
 COARSE = ("0.1", "0.5", "1", "3", "8")  # of tables, whose rehearsals take seconds each
 DELTAS = ("0", "1e-7", "1e-6", "1e-5", "1e-4")
 KEPT = "forecasts.json"

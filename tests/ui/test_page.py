@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,7 +24,7 @@ from adlm.experiments import published
 from adlm.runtime import progress
 from adlm.ui import artefacts, data
 from adlm.ui.choices import named
-from adlm.ui.page import gather, render
+from adlm.ui.page import figures, gather, render
 
 ROOT = Path(__file__).parent.parent.parent
 runner = CliRunner()
@@ -160,3 +165,44 @@ def test_a_mistake_on_the_command_line_is_one_sentence(
     with pytest.raises(UserError, match=said):
         runner.invoke(app, ["ui", *words, "--static", "p.html"], catch_exceptions=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_command_serves_until_it_is_stopped_and_prints_one_address(tmp_path: Path) -> None:
+    sample.moments().save(tmp_path / "release")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "adlm", "ui", "--no-browser", "--json"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    address = json.loads(process.stdout.readline())["address"]
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/[\w-]{32}/", address)
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        assert '"name":"release"' in answer.read().decode()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_a_domain_is_shown_first_and_rehearsed_for_a_static_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adlm.ui.page.DELTAS", ("0",))  # one curve of two: rehearsals of tables take seconds
+    (tmp_path / "patients.toml").write_text(made.DOMAIN)
+    shown = gather([], [], tmp_path / "patients.toml", 3000)
+    first = figures(replace(shown, choices=shown.choices[:1]), live=False)["choices"][0]
+    assert (first["title"], first["n"], first["named"]) == ("patients.toml", 3000, False)
+    for relation in ("replace-one", "add-remove"):
+        points = first["curves"][f"0 {relation}"]
+        assert [p["epsilon"] for p in points] == [0.1, 0.5, 1.0, 3.0, 8.0]
+        assert points[0]["accuracy"] <= points[-1]["accuracy"] + 0.02
+        assert all(p["words"] and p["ceiling"] for p in points)
+
+
+def test_a_domain_of_arrays_gets_lines_of_python_for_there_is_no_command(tmp_path: Path) -> None:
+    path = tmp_path / "d.toml"
+    path.write_text('shape = [4]\nlower = 0\nupper = 1\nclasses = ["a", "b"]\n')
+    (choice, *_) = gather([], [], path, 100).choices
+    assert (choice.origin, choice.file, choice.neighbours) == ("", str(path), "replace-one")

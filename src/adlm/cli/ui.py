@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +57,8 @@ def ui(
         output.result({"address": server.address}, f"open {server.address} and stop it with Ctrl-C")
         if browser:
             _open(server.address)
-        server.serve_forever()
+        with contextlib.suppress(KeyboardInterrupt):  # the way to stop it
+            server.serve_forever()
 
 
 def _open(address: str) -> None:

@@ -119,6 +119,19 @@ def draw(summary: Mapping[str, Any], folder: Path) -> Path:
             axes.plot(x, y, edge, ms=6, color=colour, mfc=face, label=label)
             values += y
             ticks |= set(x)
+    for row in published.rows_of(summary["data"]):
+        if row.average_over:
+            height = 100 * row.accuracies[published.AVERAGE]
+            axes.hlines(height, *row.average_over, ls=":", color="#666666")
+            axes.annotate(
+                row.what.split(",")[0],
+                (row.average_over[0], height),
+                (0, 2),
+                textcoords="offset points",
+                fontsize=6,
+                color="#666666",
+            )
+            values.append(height)
     axes.set_xscale("log")
     axes.set_xticks(sorted(ticks), [f"{t:g}" for t in sorted(ticks)], fontsize=7)
     axes.set_xticks([], minor=True)

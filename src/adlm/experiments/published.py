@@ -43,6 +43,7 @@ class Row:
     status : `claimed` by its authors, `reproduced` by somebody else, or `disputed` since.
     relation, delta, seeds, public_data : as the source says; None or empty where the one at hand does not.
     link : where the figures were read.
+    average_over : the least and the largest epsilon of an average.
     """
 
     data: str
@@ -55,6 +56,7 @@ class Row:
     seeds: int | None
     public_data: str
     accuracies: Mapping[str, float]
+    average_over: tuple[float, ...] = ()
 
     def figures(self) -> tuple[Published, ...]:
         """Return the figures that have an epsilon of their own."""
@@ -82,6 +84,7 @@ def rows() -> tuple[Row, ...]:
             row.get("seeds"),
             row.get("public_data", ""),
             {e: round(a / 100, 6) for e, a in row[data].items()},
+            tuple(map(float, row.get("average_over", ()))),
         )
         for row in raw["rows"]
         for data in DATA

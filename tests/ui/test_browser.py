@@ -145,7 +145,7 @@ def test_the_interval_the_plan_and_the_remark_are_those_of_the_point(
             page.evaluate("[...document.querySelectorAll('#words li')].map(l => l.textContent)")
             == point["words"]
         )
-    assert "gradient rounds come on top" in text(page, "remark")
+    assert "expect rather more than this" in text(page, "remark")
     labels = page.evaluate("[...document.querySelectorAll('#legend li')].map(l => l.textContent)")
     assert any("linear head on our features (add-remove)" in words for words in labels)
     assert "published by others" in labels

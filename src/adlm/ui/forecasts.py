@@ -148,8 +148,8 @@ def _shown(budget: Budget, accuracy: float, spread: float, plan: MomentPlan) -> 
 
 
 ROUNDS_REMARK = (
-    "Class sums alone were rehearsed here, with the part of the budget that they have: the gradient rounds "
-    "come on top, so expect more than this."
+    "Moments under the same budget were rehearsed here. Gradient rounds are taken where they do better, so "
+    "expect rather more than this."
 )
 
 

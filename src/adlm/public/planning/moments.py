@@ -83,14 +83,21 @@ class MomentPlan:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; the scales, which can be many, are left to the release's tensors."""
         return {
-            "k": self.k, "noise": self.noise, "level": self.clip_norm, "constant": self.constant, "q": self.q,
-            "basis": self.basis, "around": self.around, "second_level": self.second_clip_norm,
+            "k": self.k,
+            "noise": self.noise,
+            "level": self.clip_norm,
+            "constant": self.constant,
+            "q": self.q,
+            "basis": self.basis,
+            "around": self.around,
+            "second_level": self.second_clip_norm,
             "across": self.cross_clip_norms and list(self.cross_clip_norms),
             "share_sums": str(self.share_sums if self.q or self.rounds else Fraction(1)),
             "rounds": self.rounds and self.rounds.to_dict(),
             "share_across": str(self.cross_share),
-            "allocation": "identical" if self.scales is None else "adaptive", "reasons": list(self.reasons),
-        }  # fmt: skip
+            "allocation": "identical" if self.scales is None else "adaptive",
+            "reasons": list(self.reasons),
+        }
 
 
 def plan_moments(
@@ -166,10 +173,19 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan
             levels = (math.sqrt(LOOSE * between), math.sqrt(LOOSE * max(energy - inside, 0.1 * energy)))
             reasons += (f"products across the basis: epsilon n is at least {ACROSS} for each coordinate",)
         return MomentPlan(
-            k, "radial", 1.0, 0.1, q=q, basis="means", around="means",
-            second_clip_norm=math.sqrt(LOOSE * inside), cross_clip_norms=levels, share_sums=share,
-            cross_share=Fraction(3, 4) if across else Fraction(0), reasons=reasons,
-        )  # fmt: skip
+            k,
+            "radial",
+            1.0,
+            0.1,
+            q=q,
+            basis="means",
+            around="means",
+            second_clip_norm=math.sqrt(LOOSE * inside),
+            cross_clip_norms=levels,
+            share_sums=share,
+            cross_share=Fraction(3, 4) if across else Fraction(0),
+            reasons=reasons,
+        )
     k = max(min(wide, math.floor(known / (PER_COORDINATE * classes))), min(width, FEWEST))
     why = f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, within {FEWEST} and {wide}"
     return MomentPlan(
@@ -209,9 +225,16 @@ def _gaussian(n: int, classes: int, mu: float, features: Features) -> MomentPlan
         apart = f"around released means, where {energy:.2f} of a record's energy is to be expected"
         share = Fraction(3, 5) if tellable < 3 * least else Fraction(2, 5)
         return MomentPlan(
-            k, "gaussian", 1.0, 0.2, q=k, around="means", second_clip_norm=math.sqrt(LOOSE * energy),
-            share_sums=share, reasons=(why, apart),
-        )  # fmt: skip
+            k,
+            "gaussian",
+            1.0,
+            0.2,
+            q=k,
+            around="means",
+            second_clip_norm=math.sqrt(LOOSE * energy),
+            share_sums=share,
+            reasons=(why, apart),
+        )
     k = max(min(least, math.floor(LOUD * (n * mu / (2 * classes)) ** 2)), min(width, FEWEST))
     why = f"k = {k}: at least {FEWEST}, else noise on a class mean has at most {LOUD:g} of a record's energy"
     return MomentPlan(
@@ -227,7 +250,14 @@ def energy_within(prior: PriorStatistics | None, k: int) -> float:
 
 
 def energy_inside(energy: float, k: int, q: int, classes: int) -> float:
-    """How much of that lies in q directions in the span of the means: records vary most along those."""
+    """How much of that lies in q directions in the span of the means: records vary most along those.
+
+    Parameters
+    ----------
+    energy : of a record less its class mean.
+    k, q : coordinates, and directions of the second stage.
+    classes : number of classes.
+    """
     return energy * min(1.0, (q + classes) / k)
 
 

@@ -156,10 +156,11 @@ def test_a_real_kernel_shows_a_bar() -> None:
     """With ipykernel and jupyter_client installed: a kernel is started and its messages are read."""
     pytest.importorskip("ipykernel", reason="ipykernel is not installed")
     client_of = pytest.importorskip("jupyter_client.manager", reason="jupyter_client is not installed")
+    seen: list[dict[str, Any]] = []
     manager, client = client_of.start_new_kernel(kernel_name="python3")
     try:
         replied = client.execute_interactive(
-            WORK.format(setting="", total=3, pause=0.3), timeout=60, output_hook=(seen := []).append
+            WORK.format(setting="", total=3, pause=0.3), timeout=60, output_hook=seen.append
         )
         assert replied["content"]["status"] == "ok"
     finally:

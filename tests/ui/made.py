@@ -7,8 +7,9 @@ from pathlib import Path
 
 from tests.report import artefacts
 
-from adlm.curator.ledger import Budget, Ledger
+from adlm.curator.ledger import Ledger
 from adlm.privacy.accounting import Charge
+from adlm.privacy.budget import Budget
 from adlm.runtime.artefact import canonical
 
 DOMAIN = """

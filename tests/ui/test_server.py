@@ -38,11 +38,18 @@ def server(place: Path) -> Iterator[Server]:
 
 
 def ask(
-    server: Server, path: str, *, method: str = "GET", body: bytes | None = None, **headers: str
+    server: Server,
+    path: str,
+    *,
+    method: str = "GET",
+    body: bytes | None = None,
+    length: int | None = None,
+    **headers: str,
 ) -> tuple[int, dict[str, str], bytes]:
     """Send a request as it stands; `Host` is what a browser would send, unless given."""
     connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     sent = {"Host": f"127.0.0.1:{server.server_port}"} | headers
+    sent |= {} if length is None else {"Content-Length": str(length)}
     connection.request(method, path, body=body, headers=sent)
     answer = connection.getresponse()
     found = answer.status, dict(answer.getheaders()), answer.read()
@@ -209,9 +216,7 @@ def test_a_flood_of_domains_or_a_huge_one_is_not_kept(server: Server) -> None:
     for i in range(MOST_DOMAINS + 5):
         assert domain(server, text=made.DOMAIN.replace("100", str(100 + i)))[0] == 200
     assert sum(key.startswith("domain-") for key in server.choices) == MOST_DOMAINS
-    status, _, body = ask(
-        server, f"/{server.token}/api/domain", method="POST", **{"Content-Length": str(MOST_BODY + 1)}
-    )
+    status, _, body = ask(server, f"/{server.token}/api/domain", method="POST", length=MOST_BODY + 1)
     assert status == 400
     assert b"at most" in body
 

@@ -11,14 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from adlm.analyst.metrics import Measures, measure
+from adlm.analyst.metrics import Measures, NumericMeasures, measure, measure_values
 from adlm.analyst.model import Model
 from adlm.errors import UserError
+from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.readers.tables import read_batches, read_labelled, table_of
 
 
 def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
-    """Write the predicted class and the probability of each class for each record; return how many."""
+    """Write a prediction for each record; return how many.
+
+    That is the predicted class and the probability of each class, or the predicted number.
+    """
     table = table_of(_spec(model))
     out = Path(out)
     records = 0
@@ -31,6 +35,10 @@ def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(["prediction", *(f"probability of {name}" for name in model.classes)])
             for batch in read_batches(file, table, labels=False, bounded=False, comments=True):
+                if model.target is not None:
+                    writer.writerows([f"{value:.6g}"] for value in model.values(batch.x))
+                    records += len(batch.x)
+                    continue
                 chance = model.probabilities(batch.x)
                 for code, row in zip(chance.argmax(1), chance, strict=True):
                     writer.writerow([model.classes[int(code)], *(f"{p:.6f}" for p in row)])
@@ -54,12 +62,20 @@ def _spec(model: Model) -> Mapping[str, Any]:
     return spec if isinstance(spec, Mapping) else {}
 
 
-def measure_file(model: Model, file: Path | str, *, device: str = "cpu") -> Measures:
-    """Measure a model on a file of labelled records; only probabilities and labels are kept of them."""
+def measure_file(model: Model, file: Path | str, *, device: str = "cpu") -> Measures | NumericMeasures:
+    """Measure a model on a file of labelled records; only predictions and labels are kept of them.
+
+    A true value outside the target's declared bounds counts as the nearest one within.
+    """
     chances, codes = [], []
     for batch in read_labelled(file, _spec(model)):
-        chances.append(model.probabilities(batch.x, device=device))
+        of = model.probabilities if model.target is None else model.values
+        chances.append(of(batch.x, device=device))
         codes.append(batch.y)
     if not codes:
         raise UserError(f"{file} holds no records; give at least one")
-    return measure(np.concatenate(chances), np.concatenate(codes))
+    if model.target is None:
+        return measure(np.concatenate(chances), np.concatenate(codes))
+    low, high = model.target
+    truth = low + (high - low) * (np.concatenate(codes) / TARGET_UNIT)
+    return measure_values(np.concatenate(chances), truth)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.additive import release_additive
+from adlm.curator.mechanisms.regression import plan_target, release_regression
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan, plan_table, release_table, suits_rounds
 from adlm.curator.noise import Source
 from adlm.errors import UserError
@@ -22,6 +23,7 @@ from adlm.privacy.release import PEEKED, Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.scaled_table import is_ordered
 from adlm.public.features.tabular import TabularFeatures
+from adlm.public.planning.regression import RegressionPlan
 from adlm.public.planning.tables import ASKED_WAVES, TablePlan
 from adlm.public.planning.tables import plan_table as choose
 from adlm.readers.tables import read_batches
@@ -41,7 +43,7 @@ def privatise_table(
     source: Source | None = None,
     seed: int | None = None,
     size: int | None = None,
-    plan: TablePlan | TableRoundsPlan | None = None,
+    plan: TablePlan | TableRoundsPlan | RegressionPlan | None = None,
     allocation: str | None = None,
     relevance: str = "prior",
     fourier: Fourier = 0,
@@ -106,11 +108,11 @@ def privatise_encoded(
     source: Source | None = None,
     seed: int | None = None,
     size: int | None = None,
-    plan: TablePlan | TableRoundsPlan | None = None,
+    plan: TablePlan | TableRoundsPlan | RegressionPlan | None = None,
     rounds: str | None = None,
     fourier: Fourier = 0,
 ) -> Release:
-    """Release from batches of encoded records, (n, width) in [0, 1], with their class codes.
+    """Release from batches of encoded records, (n, width) in [0, 1], with class codes or target positions.
 
     `rounds` at the class tables `once` or `twice`; None leaves it to the rule.
     """
@@ -120,6 +122,14 @@ def privatise_encoded(
     draw = source or (Source.system() if seed is None else Source.seeded_with(seed))
     if plan is None:
         plan = plan_release(table, _public_size(passes, table, size), budget, slack, fourier, rounds)
+    if isinstance(plan, RegressionPlan) != (table.target is not None):
+        raise UserError("a numeric target needs a RegressionPlan, and a label another plan; leave it to the rule")
+    if isinstance(plan, RegressionPlan):
+        if rounds is not None:
+            raise UserError("a numeric target has no class tables; leave out allocation and relevance")
+        return release_regression(
+            passes, table, plan, epsilon=budget, delta=slack, ledger=book, source=draw, stamps=stamps
+        )
     if isinstance(plan, TableRoundsPlan):
         return release_table(
             passes, table, plan, epsilon=budget, delta=slack, ledger=book, source=draw, stamps=stamps
@@ -154,8 +164,10 @@ def plan_release(
     delta: Fraction,
     fourier: Fourier = 0,
     rounds: str | None = None,
-) -> TablePlan | TableRoundsPlan:
+) -> TablePlan | TableRoundsPlan | RegressionPlan:
     """Choose how to release a table: by gradient rounds, or as an additive model of noisy class tables.
+
+    A numeric target has gradient rounds of its own.
 
     Parameters
     ----------
@@ -165,6 +177,8 @@ def plan_release(
     fourier : random Fourier features: a number, or 0 or `auto` for the rule's.
     rounds : `once` or `twice` asks for class tables, with the same noise or with noise by relevance.
     """
+    if table.target is not None:
+        return plan_target(table, n, epsilon, delta, waves_asked(table, fourier))
     if rounds is None and suits_rounds(table, n, epsilon, delta):
         return plan_table(table, n, epsilon, delta, waves_asked(table, fourier))
     return choose(table, n, epsilon, delta, fourier)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from adlm.cli.console import AsJson, Device, Output, Quiet, pick_device, stamped
+
+if TYPE_CHECKING:
+    from adlm.analyst.model import Model
 
 WARNING = "figures measured on private records are not private; no epsilon covers them"
 SHOWN_CLASSES = 12  # a larger confusion table does not fit a terminal; --json has it
@@ -30,7 +33,8 @@ def evaluate(
     On private records this is a statistic without privacy: do not publish it, and do not choose by it. With
     --json: {"accuracy", "balanced_accuracy", "recalls", "auc", "calibration_error", "log_loss", "confusion",
     "n", "classes", "small_classes", "stamps", "warning"} and the certificate's totals; accuracies and recalls
-    are fractions, recalls are by class.
+    are fractions, recalls are by class. A model of a numeric target has {"rmse", "mae", "r2", "bias", "n",
+    "target"} instead of the first line's.
     """
     from adlm.analyst.class_sizes import SmallClass, sentences
     from adlm.analyst.metrics import measure
@@ -47,6 +51,9 @@ def evaluate(
     if data is not None:
         from adlm.public import datasets
 
+        if loaded.target is not None:
+            raise UserError("this model predicts a number of a table; give a file with its columns")
+
         records = datasets.load(data, split)
         codes = domain.encode_labels([records.domain.classes[c] for c in records.y])
         found = measure(loaded.probabilities(records.x, device=pick_device(device)), codes)
@@ -54,6 +61,9 @@ def evaluate(
         assert file is not None
         found = measure_file(loaded, file, device=pick_device(device))
     figures = found.to_dict()
+    if loaded.target is not None:
+        _numeric(loaded, figures | {"of": data or str(file), "split": None}, save, output)
+        return
     small = loaded.training.get("small_classes", [])
     figures |= {
         "classes": list(domain.classes),
@@ -84,4 +94,26 @@ def evaluate(
         f"{figures['n']} records (not private if the records are); "
         f"{totals.sentence()}{stamped(loaded.stamps)}"
         + (f"; WARNING: {drowned}" if (drowned := loaded.training.get("warning")) else ""),
+    )
+
+
+def _numeric(model: Model, figures: dict[str, Any], save: Path | None, output: Output) -> None:
+    """Tell how well a model of a numeric target does."""
+    from adlm.runtime.artefact import canonical, write_file
+
+    figures["target"] = list(model.target or ())
+    if save is not None:
+        write_file(save, canonical(figures), what="evaluation")
+    names = {"rmse": "RMSE", "mae": "MAE", "r2": "R2", "bias": "bias"}
+    shown = [[name, f"{figures[key]:.5g}"] for key, name in names.items() if figures[key] is not None]
+    output.table(["measure", "value"], shown)
+    output.say(f"{WARNING}: do not publish them, and do not choose between models by them")
+    totals, r2 = model.certificate.totals, figures["r2"]
+    output.result(
+        figures | totals.to_dict() | {"stamps": list(model.stamps), "warning": WARNING},
+        f"RMSE {figures['rmse']:.5g}, MAE {figures['mae']:.5g}"
+        + (f", R2 {r2:.4f}" if r2 is not None else "")
+        + f" on {figures['n']} records (not private if the records are); "
+        f"{totals.sentence()}{stamped(model.stamps)}"
+        + (f"; WARNING: {drowned}" if (drowned := model.training.get("warning")) else ""),
     )

@@ -130,8 +130,9 @@ def _plan_table(
          f"{100 * p.ceiling:.1f}"]
         for p in plans
     ]  # fmt: skip
+    measured = "made records, %" if table.target is None else "R2 on made records, %"
     output.table(
-        ["epsilon", "mechanism", "Fourier features", "made records, %", "of at most, %"], rows,
+        ["epsilon", "mechanism", "Fourier features", measured, "of at most, %"], rows,
         title=f"{n} records, {len(table.features)} columns, {table.neighbours}, delta {delta}; nothing spent",
     )  # fmt: skip
     output.say(
@@ -147,7 +148,7 @@ def _plan_table(
         accuracy_over_epsilon(picture, [(p.epsilon, p.accuracy, 0.0) for p in plans], "forecast")
     output.result(
         {
-            "n": n, "classes": len(table.label.classes), "features": {"name": "tabular"},
+            "n": n, "classes": len(table.answer.classes), "features": {"name": "tabular"},
             "neighbours": table.neighbours, "plans": [p.to_dict() for p in plans],
         }
     )  # fmt: skip

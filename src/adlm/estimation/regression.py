@@ -39,7 +39,9 @@ class TargetScale:
         non-negative and sum to one.
         """
         values = [float(v) for v in np.asarray(counts, dtype=np.float64)]
-        shares = _simplex([v / sum(values) for v in values] if sum(values) > 0 else [1 / len(values)] * len(values))
+        shares = _simplex(
+            [v / sum(values) for v in values] if sum(values) > 0 else [1 / len(values)] * len(values)
+        )
         at = [i / BINS for i in range(BINS + 1)]
         mean = math.fsum(s * a for s, a in zip(shares, at, strict=True))
         square = math.fsum(s * (a - mean) ** 2 for s, a in zip(shares, at, strict=True))

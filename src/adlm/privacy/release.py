@@ -50,7 +50,7 @@ class Certificate:
 
     Attributes
     ----------
-    kind : `moments` or `records`.
+    kind : `moments`, `records`, or `regression` for a numeric target.
     domain : the public domain of the records.
     features : spec and fingerprint of the public features.
     settings : the public settings of the mechanism.
@@ -198,6 +198,8 @@ class Release:
         """
         from adlm.estimation.class_model import fit_class_model
 
+        if self.certificate.kind == "regression":
+            raise UserError("draws with a numeric target come from adlm.analyst.regression.draw(release, n)")
         taken = self.features(features)
         laws = fit_class_model(self.moments(), taken.prior)
         z, codes = laws.sample(n, torch.Generator().manual_seed(seed))

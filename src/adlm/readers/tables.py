@@ -93,11 +93,7 @@ def read_batches(
                 else:
                     keep, size = None, len(batch[wanted[0]])
                 x = np.hstack([encode_column(c, batch[c.name], table.missing) for c in table.features])
-                y = (
-                    encode_answer(table, batch[table.answer.name])
-                    if labels
-                    else np.zeros(0, np.int64)
-                )
+                y = encode_answer(table, batch[table.answer.name]) if labels else np.zeros(0, np.int64)
             if keep is not None:
                 x, y = x[keep], y[keep] if labels else y
             if len(x):
@@ -159,7 +155,9 @@ def check_header(path: Path, names: Sequence[str], wanted: Sequence[str], *, sho
 def _csv(
     path: Path, table: TableDomain, wanted: Sequence[str], rows: int, comments: bool, size: int
 ) -> Iterator[dict[str, Any]]:
-    with_commas = {c.name for c in table.columns if c.kind in ("numeric", "target")} if table.decimal == "," else set()
+    with_commas = (
+        {c.name for c in table.columns if c.kind in ("numeric", "target")} if table.decimal == "," else set()
+    )
     try:
         with opened(path) as stream:
             lines = Lines(path, stream, size)

@@ -26,7 +26,7 @@ def rerun(certificate: Certificate, folder: str, signature: Signature | None = N
     totals = certificate.totals
     commands = "\n".join([
         f"adlm verify {_quoted(folder)}",
-        f"adlm release {_records(certificate)} --kind {certificate.kind} {_asked(certificate)} "
+        f"adlm release {_records(certificate)} --kind {_kind(certificate)} {_asked(certificate)} "
         f"--neighbours {totals.neighbours}{_size(certificate)} --out again",
     ])  # fmt: skip
     facts = [
@@ -69,10 +69,15 @@ def _size(certificate: Certificate) -> str:
     return " --public-size GUESS" if certificate.settings.get("n") is None else ""
 
 
+def _kind(certificate: Certificate) -> str:
+    """The kind as the command line has it: a numeric target is told by the domain file."""
+    return "records" if certificate.kind == "records" else "moments"
+
+
 def _asked(certificate: Certificate) -> str:
     """The options that the release was made with, or its budget where they were not kept."""
     totals, settings = certificate.totals, certificate.settings
-    spent = totals.epsilon_proved if certificate.kind == "moments" else totals.epsilon_claimed
+    spent = totals.epsilon_proved if certificate.kind != "records" else totals.epsilon_claimed
     options = {"epsilon": show(spent), "delta": f"{float(totals.delta):g}"}
     asked = settings.get("asked")
     if isinstance(asked, Mapping):

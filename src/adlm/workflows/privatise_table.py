@@ -123,7 +123,9 @@ def privatise_encoded(
     if plan is None:
         plan = plan_release(table, _public_size(passes, table, size), budget, slack, fourier, rounds)
     if isinstance(plan, RegressionPlan) != (table.target is not None):
-        raise UserError("a numeric target needs a RegressionPlan, and a label another plan; leave it to the rule")
+        raise UserError(
+            "a numeric target needs a RegressionPlan, and a label another plan; leave it to the rule"
+        )
     if isinstance(plan, RegressionPlan):
         if rounds is not None:
             raise UserError("a numeric target has no class tables; leave out allocation and relevance")

@@ -50,6 +50,7 @@ Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 Encoded = tuple[npt.NDArray[np.float32], Integers]
 PROOF = "docs/proof-gradients.md"
+ERRORS = "squared errors of the model and of the mean"
 ERROR_UNIT = 1 << 16  # grid steps in one squared standard deviation
 
 
@@ -176,7 +177,11 @@ class RegressionDesign:
         """Return how far neighbours move what the model is learnt from."""
         if self.plan.method == "moments":
             clip = self.second_clip()
-            return clip.second_sensitivity(neighbours) if self.delta else stage.triangle_sensitivity(clip, neighbours)
+            return (
+                clip.second_sensitivity(neighbours)
+                if self.delta
+                else stage.triangle_sensitivity(clip, neighbours)
+            )
         one, rounds = self.clip().sensitivity(neighbours), self.plan.rounds.rounds
         return root_up(rounds * one**2) if self.delta else rounds * one
 
@@ -206,23 +211,28 @@ def _calibrated(
 ) -> tuple[RegressionScales, tuple[Charge, ...]]:
     """Divide mu (whose square adds up) or epsilon between the four parts."""
     theorem = "Theorem 2" if design.plan.method == "rounds" else "Theorem 5"
-    parts = (
-        ("counts of indicators", design.indicators.clip().counts_sensitivity(neighbours), INDICATORS_SHARE,
-         "Theorem 1"),
-        ("counts of the target's bins", target_bins().counts_sensitivity(neighbours), TARGET_SHARE,
-         "Theorem 1"),
-        (design.learnt, design.learnt_sensitivity(neighbours), LEARNT_SHARE, theorem),
-        ("squared errors of the model and of the mean", design.clip().errors_sensitivity(), CHECK_SHARE,
-         "Theorem 4"),
-    )  # fmt: skip
+    moved_by = (
+        design.indicators.clip().counts_sensitivity(neighbours),
+        target_bins().counts_sensitivity(neighbours),
+        design.learnt_sensitivity(neighbours),
+        design.clip().errors_sensitivity(),
+    )
+    shares = (INDICATORS_SHARE, TARGET_SHARE, LEARNT_SHARE, CHECK_SHARE)
+    proofs = ("Theorem 1", "Theorem 1", theorem, "Theorem 4")
+    words = ("counts of indicators", "counts of the target's bins", design.learnt, ERRORS)
     charges, scales = [], []
-    for what, moved, share, proof in parts:
+    for what, moved, share, proof in zip(words, moved_by, shares, proofs, strict=True):
         part = loss * root_down(share) if design.delta else loss * share
         scales.append(math.ceil(moved / part))
         charges.append(
             Charge(
-                what, design.mechanism, neighbours, moved * design.contributions, Fraction(scales[-1]),
-                f"{PROOF} {proof}", design.delta,
+                what,
+                design.mechanism,
+                neighbours,
+                moved * design.contributions,
+                Fraction(scales[-1]),
+                f"{PROOF} {proof}",
+                design.delta,
             )  # fmt: skip
         )
     return RegressionScales(*scales), tuple(charges)

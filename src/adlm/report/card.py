@@ -263,7 +263,7 @@ def _limits(certificate: Certificate) -> str:
         + (
             "- Small classes are learnt worst: noise is the same for all of them.\n"
             if certificate.domain.target is None
-            else "- Errors far from the mean were clipped in training: rare large values are predicted too small.\n"
+            else "- Large errors were clipped in training: rare extreme values are predicted too mildly.\n"
         )
     )
 

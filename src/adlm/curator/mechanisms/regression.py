@@ -51,6 +51,7 @@ Reals = npt.NDArray[np.float64]
 Encoded = tuple[npt.NDArray[np.float32], Integers]
 PROOF = "docs/proof-gradients.md"
 ERRORS = "squared errors of the model and of the mean"
+MIDDLE = TargetScale(0.5, 0.25)  # stands in where only bounds are asked for, which do not depend on it
 ERROR_UNIT = 1 << 16  # grid steps in one squared standard deviation
 
 
@@ -66,10 +67,11 @@ class TargetClip(GradientClip):
 
     Formal guarantees
     -----------------
-    That of `GradientClip`: whatever the record and the head, the integer gradient has L2 norm at most `bound`.
+    That of `GradientClip`: whatever the record and the head, the integer gradient has L2 norm at most
+    `bound`.
     """
 
-    scale: TargetScale = TargetScale(0.5, 0.25)
+    scale: TargetScale = MIDDLE
 
     def targets(self, positions: Integers) -> Reals:
         """Return (n,) targets in standard deviations, clipped at FARTHEST."""
@@ -159,7 +161,7 @@ class RegressionDesign:
     def clip(self, scale: TargetScale | None = None) -> TargetClip:
         """The clip of gradients, for a released mean and spread."""
         rounds = self.plan.rounds
-        return TargetClip(rounds.clip_norm, rounds.constant, scale or TargetScale(0.5, 0.25))
+        return TargetClip(rounds.clip_norm, rounds.constant, scale or MIDDLE)
 
     def second_clip(self) -> Clip:
         """The clip of (constant, z, weight t / FARTHEST), whose products are summed."""
@@ -233,7 +235,7 @@ def _calibrated(
                 Fraction(scales[-1]),
                 f"{PROOF} {proof}",
                 design.delta,
-            )  # fmt: skip
+            )
         )
     return RegressionScales(*scales), tuple(charges)
 

@@ -41,18 +41,21 @@ def evaluate(
     from adlm.analyst.model import Model
     from adlm.errors import UserError
     from adlm.runtime.artefact import canonical, write_file
-    from adlm.serving.predict import measure_file
+    from adlm.serving.predict import measure_file, measure_values_file
 
     output = Output(as_json, quiet)
     if (file is None) == (data is None):
         raise UserError("give either a file or --data NAME; adlm data list shows the names")
     loaded = Model.load(model)
     domain = loaded.certificate.domain
+    if loaded.target is not None:
+        if file is None:
+            raise UserError("this model predicts a number of a table; give a file with its columns")
+        measured = measure_values_file(loaded, file, device=pick_device(device))
+        _numeric(loaded, measured.to_dict() | {"of": str(file), "split": None}, save, output)
+        return
     if data is not None:
         from adlm.public import datasets
-
-        if loaded.target is not None:
-            raise UserError("this model predicts a number of a table; give a file with its columns")
 
         records = datasets.load(data, split)
         codes = domain.encode_labels([records.domain.classes[c] for c in records.y])
@@ -61,9 +64,6 @@ def evaluate(
         assert file is not None
         found = measure_file(loaded, file, device=pick_device(device))
     figures = found.to_dict()
-    if loaded.target is not None:
-        _numeric(loaded, figures | {"of": data or str(file), "split": None}, save, output)
-        return
     small = loaded.training.get("small_classes", [])
     figures |= {
         "classes": list(domain.classes),

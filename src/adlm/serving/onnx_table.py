@@ -58,7 +58,7 @@ def with_columns(raw: bytes, table: TableDomain, onnx: Any) -> bytes:
     else:
         graph.op("Where", refused, missing, "served/probabilities", out=OUTPUTS[0])
         graph.op("Where", flat, graph.constant(np.int64(-1)), "served/code", out=OUTPUTS[1])
-        shapes = (number, ["n", len(table.label.classes)]), (whole_number, ["n"])
+        shapes: Any = (number, ["n", len(table.label.classes)]), (whole_number, ["n"])
         kinds = dict(zip(OUTPUTS, shapes, strict=True))
     outputs = [onnx.helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()]
     whole = onnx.helper.make_graph(graph.nodes, "table", inputs, outputs, graph.constants)

@@ -62,20 +62,27 @@ def _spec(model: Model) -> Mapping[str, Any]:
     return spec if isinstance(spec, Mapping) else {}
 
 
-def measure_file(model: Model, file: Path | str, *, device: str = "cpu") -> Measures | NumericMeasures:
-    """Measure a model on a file of labelled records; only predictions and labels are kept of them.
+def measure_file(model: Model, file: Path | str, *, device: str = "cpu") -> Measures:
+    """Measure a model on a file of labelled records; only probabilities and labels are kept of them."""
+    return measure(*_answers(model.probabilities, model, file, device))
 
-    A true value outside the target's declared bounds counts as the nearest one within.
+
+def measure_values_file(model: Model, file: Path | str, *, device: str = "cpu") -> NumericMeasures:
+    """Measure a model of a numeric target on a file of records.
+
+    A true value outside the declared bounds counts as the nearest one within.
     """
-    chances, codes = [], []
+    predicted, positions = _answers(model.values, model, file, device)
+    low, high = model.target or (0.0, 1.0)
+    return measure_values(predicted, low + (high - low) * (positions / TARGET_UNIT))
+
+
+def _answers(predict: Any, model: Model, file: Path | str, device: str) -> tuple[Any, Any]:
+    """Predictions for a file's records, and their labels or targets as they are encoded."""
+    predicted, truth = [], []
     for batch in read_labelled(file, _spec(model)):
-        of = model.probabilities if model.target is None else model.values
-        chances.append(of(batch.x, device=device))
-        codes.append(batch.y)
-    if not codes:
+        predicted.append(predict(batch.x, device=device))
+        truth.append(batch.y)
+    if not truth:
         raise UserError(f"{file} holds no records; give at least one")
-    if model.target is None:
-        return measure(np.concatenate(chances), np.concatenate(codes))
-    low, high = model.target
-    truth = low + (high - low) * (np.concatenate(codes) / TARGET_UNIT)
-    return measure_values(np.concatenate(chances), truth)
+    return np.concatenate(predicted), np.concatenate(truth)

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.curator import noise
 from adlm.curator.clipping import Clip
 from adlm.curator.feature_store import FeatureStore
 from adlm.curator.ledger import Ledger
@@ -27,7 +26,7 @@ from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import FEATURE_UNIT, Head, final_head
 from adlm.estimation.regression import BINS, ERROR_BOUND, FARTHEST, TargetScale, ridge_head
-from adlm.privacy.accounting import Charge, compose, gaussian_mu, root_up
+from adlm.privacy.accounting import Charge, Mechanism, compose, gaussian_mu, root_up
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
@@ -91,7 +90,7 @@ class TargetClip(GradientClip):
         low, high = (float(v) for v in self.scale.standardised(np.array([0.0, 1.0])))
         of_head = np.clip(self.scores(z, head)[:, 0], low, high) - truth
         both = np.minimum(np.stack([of_head * of_head, truth * truth], 1), ERROR_BOUND)
-        return np.rint(both * ERROR_UNIT).astype(np.int64)
+        return np.asarray(np.rint(both * ERROR_UNIT), dtype=np.int64)
 
     @property
     def error_bound(self) -> int:
@@ -154,7 +153,7 @@ class RegressionDesign:
     contributions: int = 1
 
     @property
-    def mechanism(self) -> Any:
+    def mechanism(self) -> Mechanism:
         """The noise."""
         return "gaussian" if self.delta else "radial"
 
@@ -298,8 +297,8 @@ def release_regression(
     if n == 0:
         raise UserError("there are no records to release; give at least one")
     ledger.charge(*charges)
-    total = _noisy(total, scales.indicators, design, source)
-    of_target = _noisy(of_target, scales.target, design, source)
+    total = source.add(total, design.mechanism, scales.indicators)
+    of_target = source.add(of_target, design.mechanism, scales.target)
     scale = TargetScale.of(of_target)
     features = ScaledTable(table, frequencies(total * clip.steps, counted.blocks), fourier=plan.fourier)
     store = FeatureStore(width)
@@ -307,7 +306,7 @@ def release_regression(
         store.append(feature_integers(features(torch.from_numpy(x)).numpy()), y)
     tensors: dict[str, npt.NDArray[Any]] = {"indicators": total, "target": of_target}
     if plan.method == "rounds":
-        law = ("gaussian" if delta else "radial", scales.learnt)
+        law = (design.mechanism, scales.learnt)
         gradients = run_rounds(store, plan.rounds, np.zeros(1), law, source, design.clip(scale))
         head = final_head(gradients, plan.rounds, np.zeros(1))
         tensors["gradients"] = gradients
@@ -315,7 +314,7 @@ def release_regression(
         second = _noisy_products(store, design, scale, scales.learnt, source)
         head = moments_head(second, design, scales.learnt)
         tensors |= {"second": second, "weights": head.integers.astype(np.int64)}
-    errors = _noisy(_errors(store, design.clip(scale), head), scales.errors, design, source)
+    errors = source.add(_errors(store, design.clip(scale), head), design.mechanism, scales.errors)
     tensors["errors"] = errors
     store.close()
     public = table.neighbours == "replace-one" and table.contributions == 1  # else n is private
@@ -330,17 +329,11 @@ def release_regression(
     )
 
 
-def _noisy(total: Integers, scale: int, design: RegressionDesign, source: Source) -> Integers:
-    if design.delta:
-        return np.asarray(total + noise.gaussian(total.shape, scale, source))
-    return np.asarray(total + noise.radial(1, total.size, scale, source)[0])
-
-
 def moments_head(second: Integers, design: RegressionDesign, scale: int) -> Head:
     """Ridge regression on released second moments, from the upper triangle in grid steps squared."""
     clip, constant = design.second_clip(), design.plan.rounds.constant
     unit = float(clip.steps[0]) ** 2
-    whole = (second + np.triu(second, 1).T) * unit
+    whole = np.asarray((second + np.triu(second, 1).T) * unit, dtype=np.float64)
     return ridge_head(whole, second_sd(design, scale) * unit, constant, design.plan.weight)
 
 

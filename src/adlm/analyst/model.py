@@ -95,18 +95,23 @@ class Model:
         the min-max and batch statistics of those records; `training["statistics"]` says so. Asked about
         fewer it has the averages over noisy records, which fit clean ones badly.
         """
+        return self._outputs(x, device).float()
+
+    def _outputs(self, x: npt.ArrayLike, device: str) -> Tensor:
+        """Return what the head gives for raw records, in the precision of its weights."""
         domain = self.certificate.domain
         records = np.asarray(x)
         head = self.head.to(device).eval()
         features = None if self.features is None else self.features.to(device).eval()
         parts, step = [], BATCH if features is None else features.batch
+        kind = next((p.dtype for p in head.parameters()), torch.float32)
         together = self.training.get("statistics") == TOGETHER_STATISTICS
         with torch.inference_mode():
             for part in even_parts(len(records), step):
                 z = torch.from_numpy(domain.scale(records[part])).to(device)
                 z = z if features is None else features(z)
                 with by_batch(head, together and len(z) >= TOGETHER):
-                    parts.append(head(z).float().cpu())
+                    parts.append(head(z.to(kind)).cpu())
         return torch.cat(parts)
 
     def probabilities(self, x: npt.ArrayLike, *, device: str = "cpu") -> npt.NDArray[np.float64]:
@@ -125,7 +130,7 @@ class Model:
         """Return (n,) predictions of a numeric target, within its declared bounds."""
         if self.target is None:
             raise UserError("this model predicts classes, not a number; use predict()")
-        found = self.logits(x, device=device)[:, 0].double().numpy()
+        found = self._outputs(x, device)[:, 0].double().numpy()
         return np.asarray(np.clip(found, *self.target))
 
     def save(self, folder: Path | str, *, key: Ed25519PrivateKey | None = None) -> None:

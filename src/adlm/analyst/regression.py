@@ -74,7 +74,9 @@ def regression_head(release: Release) -> Head:
         raise UserError("this release has no numeric target; its model is a classifier")
     plan = RegressionPlan.from_dict(release.certificate.settings["plan"])
     if plan.method == "moments":
-        return Head(release.tensors["weights"].numpy().astype(np.float64), plan.rounds.constant)
+        weights = release.tensors["weights"].numpy().astype(np.float64)
+        further = release.features().width - (weights.shape[1] - 1)  # of which no moments were taken
+        return Head(np.pad(weights, ((0, 0), (0, further))), plan.rounds.constant)
     return final_head(release.tensors["gradients"].numpy(), plan.rounds, np.zeros(1))
 
 
@@ -118,7 +120,7 @@ def train(release: Release) -> Model:
             summary["warning"] = DROWNED
             linear.weight.zero_()
             linear.bias.fill_(bounds[0] + span * scale.mean)
-    return Model(release.certificate, linear.float(), {"kind": "linear"}, features, summary)
+    return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
 
 
 def draw(release: Release, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -137,7 +139,7 @@ def draw(release: Release, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     with torch.inference_mode():
         z = features(torch.from_numpy(np.hstack(parts).astype(np.float32)))
         model = train(release)
-        middle = model.head(z)[:, 0].double()
+        middle = model.head(z.double())[:, 0]
     spread = float(model.training["estimated_rmse"])
     low, high = release.certificate.domain.target or (-math.inf, math.inf)
     noisy = middle + spread * torch.from_numpy(generator.standard_normal(n))

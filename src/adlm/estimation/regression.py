@@ -20,6 +20,7 @@ Integers = npt.NDArray[np.int64]
 BINS = 16  # intervals between the bounds; their ends are the knots of piecewise-linear bins
 FARTHEST = 3.0  # standard deviations at which a target is clipped when a model is trained
 LEAST_SPREAD = 0.01  # of the declared range
+PENALTY = 1.5  # of ridge regression, over the largest eigenvalue that noise alone is expected to have
 ERROR_BOUND = 4.0  # squared errors are clipped there, in units of the target's variance
 _GRID = 1 << 12
 
@@ -78,6 +79,6 @@ def ridge_head(second: Reals, sd: float, constant: float, weight: float) -> Head
     """
     values, vectors = np.linalg.eigh(second[:-1, :-1])
     along = vectors.T @ second[:-1, -1]
-    penalty = sd * math.sqrt(2 * len(second)) / 2
+    penalty = PENALTY * sd * math.sqrt(2 * len(second))
     weights = vectors @ (along / (np.maximum(values, 0.0) + penalty)) * (FARTHEST / weight)
     return Head(np.rint(np.clip(weights, -LARGEST_WEIGHT, LARGEST_WEIGHT) * WEIGHT_UNIT)[None], constant)

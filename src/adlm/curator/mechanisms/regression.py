@@ -33,15 +33,16 @@ from adlm.public.domain.table import TableDomain
 from adlm.public.features import described
 from adlm.public.features.scaled_table import ScaledTable, TableIndicators, frequencies, is_ordered
 from adlm.public.planning.regression import (
-    CHECK_SHARE,
     FOURIER,
-    INDICATORS_SHARE,
-    LEARNT_SHARE,
-    PURE_FOURIER,
+    GAUSSIAN_SHARES,
+    MOMENTS_COLUMNS,
+    MOMENTS_SIGNAL,
     PURE_ROUNDS,
-    TARGET_SHARE,
+    PURE_SHARES,
     RegressionPlan,
+    Shares,
     plan_regression,
+    plan_ridge,
 )
 from adlm.public.planning.rounds import signal
 
@@ -187,6 +188,11 @@ class RegressionDesign:
         return root_up(rounds * one**2) if self.delta else rounds * one
 
 
+def shares_of(delta: Fraction) -> Shares:
+    """Return how the budget is divided."""
+    return GAUSSIAN_SHARES if delta else PURE_SHARES
+
+
 def calibrate_regression(
     design: RegressionDesign, neighbours: str
 ) -> tuple[RegressionScales, tuple[Charge, ...]]:
@@ -218,7 +224,8 @@ def _calibrated(
         design.learnt_sensitivity(neighbours),
         design.clip().errors_sensitivity(),
     )
-    shares = (INDICATORS_SHARE, TARGET_SHARE, LEARNT_SHARE, CHECK_SHARE)
+    given = shares_of(design.delta)
+    shares = (given.indicators, given.target, given.learnt, given.check)
     proofs = ("Theorem 1", "Theorem 1", theorem, "Theorem 4")
     words = ("counts of indicators", "counts of the target's bins", design.learnt, ERRORS)
     charges, scales = [], []
@@ -243,15 +250,17 @@ def plan_target(
     table: TableDomain, n: int, epsilon: Fraction, delta: Fraction, fourier: int = 0
 ) -> RegressionPlan:
     """Choose settings for n records of a table with a numeric target; `fourier` 0 leaves that to the rule."""
-    ordered = any(is_ordered(column) for column in table.features)
-    count = fourier or ((FOURIER if delta else PURE_FOURIER) if ordered else 0)
+    ordered = [is_ordered(column) for column in table.features]
+    count = fourier or (FOURIER if any(ordered) and delta else 0)
     if delta:
-        mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(LEARNT_SHARE)
-    else:
-        width = 1 + ScaledTable.width_of(table, count)
-        mu = float(epsilon * LEARNT_SHARE) / math.sqrt(PURE_ROUNDS * width)
-    strength = signal(n, mu, table.neighbours, table.contributions)
-    return plan_regression(n, strength, count, pure=not delta)
+        mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(shares_of(delta).learnt)
+        return plan_regression(n, signal(n, mu, table.neighbours, table.contributions), count, pure=False)
+    columns, loss = len(ordered), float(epsilon * shares_of(delta).learnt)
+    each = signal(n, loss, table.neighbours, table.contributions) / columns
+    if not fourier and all(ordered) and columns <= MOMENTS_COLUMNS and each < MOMENTS_SIGNAL:
+        return plan_ridge(n, columns)
+    mu = loss / math.sqrt(PURE_ROUNDS * (1 + ScaledTable.width_of(table, count)))
+    return plan_regression(n, signal(n, mu, table.neighbours, table.contributions), count, pure=True)
 
 
 def release_regression(
@@ -283,8 +292,9 @@ def release_regression(
     docs/proof-gradients.md.
     """
     counted = TableIndicators(table)
-    first = Indicators(counted.width, len(counted.blocks), INDICATORS_SHARE)
+    first = Indicators(counted.width, len(counted.blocks), shares_of(delta).indicators)
     width = ScaledTable.width_of(table, plan.fourier)
+    width = width if plan.width is None else min(width, plan.width)
     design = RegressionDesign(epsilon, delta, width, plan, first, table.contributions)
     scales, charges = calibrate_regression(design, table.neighbours)
     clip, bins = first.clip(), target_bins()
@@ -303,7 +313,7 @@ def release_regression(
     features = ScaledTable(table, frequencies(total * clip.steps, counted.blocks), fourier=plan.fourier)
     store = FeatureStore(width)
     for x, y in _blocks(passes):
-        store.append(feature_integers(features(torch.from_numpy(x)).numpy()), y)
+        store.append(feature_integers(features(torch.from_numpy(x)).numpy()[:, :width]), y)
     tensors: dict[str, npt.NDArray[Any]] = {"indicators": total, "target": of_target}
     if plan.method == "rounds":
         law = (design.mechanism, scales.learnt)

@@ -1,9 +1,9 @@
 """The rule for a numeric target: features, rounds, clip norm, from public quantities alone.
 
 The constants were settled on held-out quarters of the training records of Adult (age), Diabetes-130 (time in
-hospital), satimage (a pixel) and scikit-learn's `load_diabetes` and `make_friedman1`. There gradient rounds
-did better than ridge regression on noisy second moments at every budget but those at which neither has
-anything to say (docs/reproduction.md).
+hospital), satimage (a pixel) and scikit-learn's `load_diabetes` and `make_friedman1`. With delta, gradient
+rounds did better there than ridge regression on noisy second moments. Under pure epsilon second moments of a
+few columns did better than rounds (docs/reproduction.md).
 """
 
 from __future__ import annotations
@@ -20,12 +20,39 @@ from adlm.public.planning.rounds import CLIP_NORM, plan_rounds
 METHODS = ("rounds", "moments")
 PATH = 0.035  # step x clip norm x rounds, over the signal
 LONGEST_STEP = 3.5  # no row is longer than about one, so steps of 2 (1 + momentum) would be stable
-PURE_ROUNDS = 20
+# Under pure epsilon every round costs its share of epsilon, so there are few, with long steps.
+PURE_ROUNDS, PURE_MOMENTUM, PURE_PATH, PURE_STEP = 8, 0.6, 0.08, 3.0
+MOMENTS_COLUMNS = 16  # most columns, all of them ordered, whose second moments do better than such rounds
+MOMENTS_SIGNAL = 2_000.0  # epsilon n over the sensitivity and the columns, from which rounds do better
 # Short clips pull a skewed target's mean to its median; who can afford it clips less.
 WIDER_CLIPS = ((2_000.0, 0.5), (6_000.0, 1.0))
-FOURIER, PURE_FOURIER = 200, 50  # random Fourier features of the ordered columns
-INDICATORS_SHARE, TARGET_SHARE, CHECK_SHARE = Fraction(1, 10), Fraction(1, 20), Fraction(1, 20)
-LEARNT_SHARE = 1 - INDICATORS_SHARE - TARGET_SHARE - CHECK_SHARE
+FOURIER = 200  # random Fourier features of the ordered columns, with delta; none under pure epsilon
+CHECK_SHARE = Fraction(1, 20)
+FIRST_STAGES = (
+    "of the budget counts indicators, to centre and scale the columns; a twentieth finds the target's mean "
+    "and spread; a twentieth compares the model with that mean"
+)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Shares of the budget: of mu squared, or of a pure epsilon."""
+
+    indicators: Fraction
+    target: Fraction
+    check: Fraction = CHECK_SHARE
+
+    @property
+    def learnt(self) -> Fraction:
+        """What is left for gradients or second moments."""
+        return 1 - self.indicators - self.target - self.check
+
+
+# Pure epsilon is divided rather than its square, so that the first stages need more of it.
+GAUSSIAN_SHARES, PURE_SHARES = (
+    Shares(Fraction(1, 10), Fraction(1, 20)),
+    Shares(Fraction(1, 4), Fraction(1, 20)),
+)
 
 
 @dataclass(frozen=True)
@@ -38,12 +65,14 @@ class RegressionPlan:
     fourier : random Fourier features of the ordered columns.
     method : `rounds`, or `moments` for ridge regression on second moments.
     weight : of the target beside unit features, when second moments are taken.
+    width : how many leading features second moments are taken of; None for all.
     """
 
     rounds: GradientRounds
     fourier: int
     method: str = "rounds"
     weight: float = 1.0
+    width: int | None = None
     reasons: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -66,6 +95,7 @@ class RegressionPlan:
             "fourier": self.fourier,
             "method": self.method,
             "weight": self.weight,
+            "width": self.width,
             "reasons": list(self.reasons),
         }
 
@@ -95,15 +125,26 @@ def plan_regression(n: int, strength: float, fourier: int, *, pure: bool) -> Reg
     longest = LONGEST_STEP * clip_norm / CLIP_NORM  # curvature does not depend on the clip
     rounds = plan_rounds(n, strength, path=PATH, longest_step=longest, clip_norm=clip_norm)
     if pure:
-        step = min(rounds.step * rounds.rounds / PURE_ROUNDS, LONGEST_STEP)
-        rounds = replace(rounds, rounds=PURE_ROUNDS, step=float(f"{step:.6g}"), momentum=0.9)
+        step = float(f"{min(PURE_PATH * strength / (clip_norm * PURE_ROUNDS), PURE_STEP):.6g}")
+        rounds = replace(rounds, rounds=PURE_ROUNDS, step=step, momentum=PURE_MOMENTUM)
+    first = "a quarter" if pure else "a tenth"
     reasons = (
         f"{rounds.rounds} gradient rounds of the squared loss with steps of {rounds.step:g}: the signal "
         f"n mu / sensitivity is {strength:.0f}",
         f"gradients are clipped at {clip_norm:g} standard deviations of the target, which makes the loss "
         "Huber's",
         f"{fourier} random Fourier features of the ordered columns together",
-        "a tenth of the budget counts indicators, to centre and scale the columns; a twentieth finds the "
-        "target's mean and spread; a twentieth compares the model with that mean",
+        f"{first} {FIRST_STAGES}",
     )
     return RegressionPlan(rounds, fourier, reasons=reasons)
+
+
+def plan_ridge(n: int, columns: int) -> RegressionPlan:
+    """Choose ridge regression on the second moments of a few columns and the target."""
+    reasons = (
+        f"second moments of {columns} columns and the target: {(columns + 2) * (columns + 3) // 2} numbers, "
+        "which under pure epsilon tell more than gradient rounds",
+        f"a quarter {FIRST_STAGES}",
+    )
+    rounds = GradientRounds(1, CLIP_NORM, 1.0, n)
+    return RegressionPlan(rounds, 0, "moments", width=columns, reasons=reasons)

@@ -136,11 +136,8 @@ def test_searches_warn_and_a_release_makes_them_free() -> None:
 def test_a_release_of_the_other_kind_is_refused() -> None:
     x, y = plane(100)
     numbers = AdLMRegressor(epsilon=1, domain=DOMAIN).fit(x, y).release_
-    classes = (
-        AdLMClassifier(epsilon=1, domain=Domain((3,), 0.0, 1.0, ("a", "b")))
-        .fit(x, np.where(y > 1, "a", "b"))
-        .release_
-    )
+    two = Domain((3,), 0.0, 1.0, ("a", "b"))
+    classes = AdLMClassifier(epsilon=1, domain=two).fit(x, np.where(y > 1, "a", "b")).release_
     with pytest.raises(UserError, match="AdLMClassifier"):
         AdLMRegressor.from_release(classes)
     with pytest.raises(UserError, match="AdLMRegressor"):

@@ -200,8 +200,8 @@ def markdown(rows: list[Row]) -> str:
         "gets, and below it a model is worse. Ridge regression (penalty 1), gradient boosting and "
         "diffprivlib read the encoded columns, in [0, 1]. Our relation is replace-one; diffprivlib states "
         "none. Its predictions are clipped to the target's bounds, as ours are. The rule's constants were "
-        "fixed on held-out quarters of training records; for `load_diabetes`, which has no split of its own, on "
-        "quarters of all of its records, so that its rows are no test of the rule.\n"
+        "fixed on held-out quarters of training records; for `load_diabetes`, which has no split of its own, "
+        "on quarters of all of its records, so that its rows are no test of the rule.\n"
     ]
     for name in dict.fromkeys(row.data for row in rows):
         parts.append(f"\n## {name}\n\n{grid([row for row in rows if row.data == name])}")

@@ -184,9 +184,14 @@ class Model:
         except RuntimeError as error:
             raise UserError(f"the weights in {folder} do not fit the network: {error}") from None
         return cls(
-            found.certificate, head, raw["architecture"], taken, raw["training"], found.release_signature,
+            found.certificate,
+            head,
+            raw["architecture"],
+            taken,
+            raw["training"],
+            found.release_signature,
             found.signature,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ DROWNED = (
 
 def is_regression(release: Release) -> bool:
     """Whether a release is that of a table with a numeric target."""
-    return release.certificate.kind == "regression"
+    return release.kind == "regression"
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,13 @@ from adlm.audit.statistics import gaussian_bound, two_worlds_bound
 from adlm.audit.two_worlds import curve, log_ratio
 from adlm.curator.mechanisms.additive import calibrate as calibrate_table
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, Second, calibrate
-from adlm.curator.mechanisms.regression import RegressionDesign, calibrate_regression
+from adlm.curator.mechanisms.regression import RegressionConfig
+from adlm.curator.mechanisms.regression import calibrate as calibrate_regression
 from adlm.curator.noise import Source
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.estimation.polynomial import by_name
 from adlm.privacy.accounting import Charge, gaussian_epsilon
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.scaled_table import TableIndicators, frequencies
@@ -40,7 +42,7 @@ def audit_release(folder: Path, runs: int, source: Source) -> list[Finding]:
     """Check a release: its certificate from its settings, then its noise scales by attack."""
     release = Release.load(folder)
     totals = release.certificate.totals
-    proved = not math.isinf(totals.epsilon_proved) or release.certificate.kind == "records"
+    proved = not math.isinf(totals.epsilon_proved) or release.kind == "records"
     faults = [*_stamped(release), *(_rederived(release) if proved else totals.unproved)]
     checked = Finding(
         rung="artefact",
@@ -69,11 +71,14 @@ def _stamped(release: Release) -> list[str]:
 
 def _rederived(release: Release) -> list[str]:
     """Derive the charges again from the settings, by the code of the mechanism that made the release."""
-    if release.certificate.kind == "regression":
-        return _regression(release)
-    if release.certificate.kind != "moments":
-        return _records(release)
-    return _table(release) if release.certificate.settings.get("model") == "additive" else _moments(release)
+    derive = {
+        "records": _records,
+        "table": _table,
+        "moments": _moments,
+        "rounds": _moments,
+        "regression": _regression,
+    }
+    return derive[release.kind](release)
 
 
 def _records(release: Release) -> list[str]:
@@ -88,10 +93,12 @@ def _records(release: Release) -> list[str]:
     orders = (0, 1, 2) if settings["mode"] == "literal" else loss.informative()
     moved = loss.label_sensitivity(orders)
     expected = {
-        features: batch * release.certificate.domain.size * Fraction(settings["epsilon2"])
+        features: batch
+        * release.certificate.domain.size
+        * Fraction(settings["epsilon2"])
         / Fraction(settings["delta_h0"]),
         labels: batch * moved * Fraction(settings["epsilon3"]) / Fraction(settings["delta_f"]),
-    }  # fmt: skip
+    }
     return [
         f"{charge.what}: charged {float(charge.loss):g}, the settings give {float(most):g}"
         for charge, most in expected.items()
@@ -112,8 +119,7 @@ def _table(release: Release) -> list[str]:
     )
     recomputed = calibrate_table(
         plan,
-        Fraction(totals.epsilon_proved),
-        totals.delta,
+        Budget(Fraction(totals.epsilon_proved), totals.delta),
         release.certificate.domain.neighbours,
         int(settings["contributions"]),
     ).charges
@@ -126,18 +132,17 @@ def _regression(release: Release) -> list[str]:
     """Derive the sensitivities of a release for a numeric target again."""
     settings, certificate = release.certificate.settings, release.certificate
     totals = certificate.totals
-    design = RegressionDesign(
-        Fraction(totals.epsilon_proved),
-        totals.delta,
+    config = RegressionConfig(
+        Budget(Fraction(totals.epsilon_proved), totals.delta),
         int(settings["k"]),
         RegressionPlan.from_dict(settings["plan"]),
         Indicators.from_dict(settings["indicators"]),
         int(settings["contributions"]),
     )
     counted = TableIndicators(TableDomain.from_dict(certificate.features["spec"]["table"]))
-    if (design.indicators.width, design.indicators.blocks) != (counted.width, len(counted.blocks)):
+    if (config.indicators.width, config.indicators.blocks) != (counted.width, len(counted.blocks)):
         return ["the counts of indicators are not those of the table"]
-    _, recomputed = calibrate_regression(design, certificate.domain.neighbours)
+    recomputed = calibrate_regression(config, certificate.domain.neighbours).charges
     if [(c.what, c.mechanism) for c in recomputed] != [(c.what, c.mechanism) for c in certificate.charges]:
         return ["the charges are not those of the settings"]
     return _too_small(certificate.charges, recomputed)

@@ -7,6 +7,7 @@ reads `records.npy` and writes `outputs.npy`, (RUNS, width).
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from diffprivlib import __version__  # type: ignore[import-not-found]
@@ -17,20 +18,20 @@ from diffprivlib.tools import quantile  # type: ignore[import-not-found]
 BOUNDS = (0.0, 1.0)  # public: of every column and of the target
 
 
-def linear_regression(records, epsilon):  # type: ignore[no-untyped-def]
+def linear_regression(records: Any, epsilon: float) -> list[float]:
     """Coefficients and intercept; the last column is the target."""
     model = LinearRegression(epsilon=epsilon, bounds_X=BOUNDS, bounds_y=BOUNDS, accountant=BudgetAccountant())
     model.fit(records[:, :-1], records[:, -1])
     return [*np.ravel(model.coef_), *np.ravel(model.intercept_)]
 
 
-def standard_scaler(records, epsilon):  # type: ignore[no-untyped-def]
+def standard_scaler(records: Any, epsilon: float) -> list[float]:
     """Means and variances."""
     scaler = StandardScaler(epsilon=epsilon, bounds=BOUNDS, accountant=BudgetAccountant()).fit(records)
     return [*scaler.mean_, *scaler.var_]
 
 
-def median(records, epsilon):  # type: ignore[no-untyped-def]
+def median(records: Any, epsilon: float) -> list[float]:
     """The median, by `quantile`."""
     return [quantile(records, 0.5, epsilon=epsilon, bounds=BOUNDS, accountant=BudgetAccountant())]
 

@@ -26,7 +26,7 @@ from adlm.experiments.regression_split import NAMES, TargetSplit, load
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
-from adlm.workflows.privatise_table import privatise_encoded
+from adlm.workflows.privatise import privatise
 
 EPSILONS = ("0.5", "1", "3")
 RELEASES = 5
@@ -120,7 +120,7 @@ def ours(split: TargetSplit, epsilon: str, delta: str, releases: int) -> tuple[l
     batches = [(split.x[i : i + BATCH], split.y[i : i + BATCH]) for i in range(0, len(split.y), BATCH)]
     found, drowned, truth = [], 0, split.values(split.held)
     for _ in range(releases):
-        model = fit(privatise_encoded(lambda: batches, split.table, epsilon=epsilon, delta=delta))
+        model = fit(privatise(lambda: batches, domain=split.table, epsilon=epsilon, delta=delta))
         drowned += "warning" in model.training
         found.append(measure_values(model.values(split.test), truth))
     return found, drowned
@@ -167,12 +167,13 @@ def diffprivlib_linear(
 
 
 def _row(cell: tuple[str, str, str, str | None, int], found: list[NumericMeasures], drowned: int) -> Row:
-    figures: dict[str, float] = {}
-    for kind in MEASURES:
-        values = [float(getattr(m, kind) or 0.0) for m in found]
-        figures[kind] = float(np.mean(values))
-        figures[f"{kind}_sd"] = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-    return Row(*cell, **figures, told_mean=drowned)
+    data, method, noise, epsilon, runs = cell
+    r2, rmse, mae = (_mean_and_spread([float(getattr(m, kind) or 0.0) for m in found]) for kind in MEASURES)
+    return Row(data, method, noise, epsilon, runs, *r2, *rmse, *mae, drowned)
+
+
+def _mean_and_spread(values: list[float]) -> tuple[float, float]:
+    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
 def _lines(rows: list[Row]) -> str:

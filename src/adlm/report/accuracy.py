@@ -27,10 +27,12 @@ def accuracy(models: Sequence[Trained], classes: Sequence[str]) -> Section | Non
     ]
     parts = [
         table(("model", "network", "epochs", "accuracy", "balanced", "AUC", "log loss", "measured on"), rows),
-        paragraph("All models carry the same certificate: epochs cost nothing. Figures measured on private "
-                  "records are "
-                  "not themselves private, and a model must not be chosen by them."),
-    ]  # fmt: skip
+        paragraph(
+            "All models carry the same certificate: epochs cost nothing. Figures measured on private "
+            "records are "
+            "not themselves private, and a model must not be chosen by them."
+        ),
+    ]
     for model in models:
         parts += _small(model)
         parts += _weights(model)
@@ -49,17 +51,21 @@ def _numeric(models: Sequence[Trained]) -> Section:
         rows.append((model.name, model.training.get("network", "?"), *numbers, of))
     parts = [
         table(("model", "kind", "RMSE", "MAE", "R2", "measured on"), rows),
-        paragraph("Figures measured on private records are not themselves private, and a model must not be "
-                  "chosen by them."),
-    ]  # fmt: skip
+        paragraph(
+            "Figures measured on private records are not themselves private, and a model must not be "
+            "chosen by them."
+        ),
+    ]
     for model in models:
         told = model.training
         if "estimated_r2" in told:
-            parts.append(paragraph(
-                f"By the release's own check, which is charged: R2 of {model.name} about "
-                f"{told['estimated_r2']:.3f} ± {2 * told['estimated_r2_sd']:.3f} on the private records, "
-                f"squared errors being clipped at {told['errors_clipped_at']:g} times the target's variance."
-            ))  # fmt: skip
+            parts.append(
+                paragraph(
+                    f"By the release's own check, which is charged: R2 of {model.name} about "
+                    f"{told['estimated_r2']:.3f} ± {2 * told['estimated_r2_sd']:.3f} on the private records, "
+                    f"squared errors being clipped at {told['errors_clipped_at']:g} times the target's variance."
+                )
+            )
         if told.get("warning"):
             parts.append(tag("p", f"{told['warning']}.", class_="bad"))
     return Section("accuracy", "Accuracy", join(parts))

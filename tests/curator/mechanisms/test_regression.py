@@ -16,23 +16,24 @@ from adlm.curator.mechanisms.gradient_rounds import FINE, GradientPass, feature_
 from adlm.curator.mechanisms.moments import Indicators
 from adlm.curator.mechanisms.regression import (
     ERROR_UNIT,
-    RegressionDesign,
+    RegressionConfig,
     TargetClip,
     bins_of,
-    calibrate_regression,
+    calibrate,
     plan_target,
-    release_regression,
+    release,
 )
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import FEATURE_UNIT, GRADIENT_UNIT, WEIGHT_UNIT, GradientRounds, Head
 from adlm.estimation.regression import BINS, ERROR_BOUND, FARTHEST, TargetScale
 from adlm.privacy.accounting import compose
+from adlm.privacy.budget import Budget
 from adlm.public.domain.column import Column
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
 from adlm.public.planning.regression import RegressionPlan
-from adlm.workflows.privatise_table import privatise_encoded
+from adlm.workflows.privatise import privatise
 
 SCALE = TargetScale(0.4, 0.2)
 DELTA = Fraction(1, 10**5)
@@ -147,9 +148,11 @@ def test_a_mean_and_spread_come_from_counts_whatever_their_noise() -> None:
         assert 0 < scale.spread <= 1
 
 
-def design(method: str, delta: Fraction, contributions: int = 1) -> RegressionDesign:
+def design(method: str, delta: Fraction, contributions: int = 1) -> RegressionConfig:
     plan = RegressionPlan(GradientRounds(7, 0.25, 1.0, 100), 0, method)
-    return RegressionDesign(Fraction(3, 2), delta, 6, plan, Indicators(15, 2, Fraction(1, 10)), contributions)
+    return RegressionConfig(
+        Budget(Fraction(3, 2), delta), 6, plan, Indicators(15, 2, Fraction(1, 10)), contributions
+    )
 
 
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
@@ -160,7 +163,7 @@ def test_the_charges_of_a_target_keep_to_the_budget_and_use_it(
     neighbours: str, method: str, delta: Fraction, contributions: int
 ) -> None:
     made = design(method, delta, contributions)
-    scales, charges = calibrate_regression(made, neighbours)
+    scales, charges = calibrate(made, neighbours)
     spent = float(compose(charges).epsilon_proved)
     assert 1.4999 < spent <= 1.5
     assert [c.scale for c in charges] == [scales.indicators, scales.target, scales.learnt, scales.errors]
@@ -173,10 +176,14 @@ def test_the_charges_of_a_target_keep_to_the_budget_and_use_it(
 def test_second_moments_of_a_target_are_those_of_their_definition() -> None:
     x, y = records(3000)
     plan = RegressionPlan(GradientRounds(1, 0.25, 1.0, 3000), 0, "moments")
-    made = release_regression(
-        lambda: [(x, y)], TABLE, plan, epsilon=Fraction(10**6), delta=Fraction(0),
-        ledger=Ledger(), source=Source.seeded_with(0),
-    )  # fmt: skip
+    made = release(
+        lambda: [(x, y)],
+        TABLE,
+        plan=plan,
+        budget=Budget(Fraction(10**6), Fraction(0)),
+        ledger=Ledger(),
+        source=Source.seeded_with(0),
+    )
     scale, features = target_scale(made), made.features()
     import torch
 
@@ -193,10 +200,14 @@ def test_second_moments_of_a_target_are_those_of_their_definition() -> None:
 def test_the_analyst_has_the_head_that_the_curator_checked(method: str) -> None:
     x, y = records(2000)
     plan = RegressionPlan(GradientRounds(20, 0.5, 2.0, 2000), 10, method)
-    made = release_regression(
-        lambda: [(x, y)], TABLE, plan, epsilon=Fraction(10**5), delta=DELTA,
-        ledger=Ledger(), source=Source.seeded_with(0),
-    )  # fmt: skip
+    made = release(
+        lambda: [(x, y)],
+        TABLE,
+        plan=plan,
+        budget=Budget(Fraction(10**5), DELTA),
+        ledger=Ledger(),
+        source=Source.seeded_with(0),
+    )
     z = feature_integers(made.features()(_tensor(x)).numpy()).astype(np.float64)
     clip = TargetClip(0.5, 0.25, target_scale(made))
     again = clip.squared_errors(z, y, regression_head(made)).sum(0)
@@ -218,10 +229,14 @@ def test_charges_of_a_target_are_durable_before_noise_is_drawn(tmp_path: Path) -
     x, y = records(100)
     ledger = Ledger(tmp_path / "ledger")
     with pytest.raises(RuntimeError, match="no noise"):
-        privatise_encoded(
-            lambda: [(x, y)], TABLE, epsilon=1, delta=DELTA, ledger=ledger,
+        privatise(
+            lambda: [(x, y)],
+            domain=TABLE,
+            epsilon=1,
+            delta=DELTA,
+            ledger=ledger,
             source=Broken.system(),
-        )  # fmt: skip
+        )
     assert len(Ledger(tmp_path / "ledger").charges) == 4
 
 
@@ -232,8 +247,8 @@ def test_a_release_learns_its_target_and_protects_n_under_add_remove(delta: str)
     x, y = records(6000)
     table = replace(TABLE, neighbours="add-remove")
     with pytest.raises(UserError, match="public guess"):
-        privatise_encoded(lambda: [(x, y)], table, epsilon=5, delta=delta)
-    made = privatise_encoded(lambda: [(x, y)], table, epsilon=5, delta=delta, size=5000)
+        privatise(lambda: [(x, y)], domain=table, epsilon=5, delta=delta)
+    made = privatise(lambda: [(x, y)], domain=table, epsilon=5, delta=delta, size=5000)
     assert made.certificate.settings["n"] is None
     test, truth = records(1000, 1)
     model = train(made)
@@ -252,7 +267,7 @@ def test_the_rule_takes_moments_of_few_columns_under_pure_epsilon_alone() -> Non
 
 def test_draws_have_the_shape_of_the_features_and_stay_within_the_bounds() -> None:
     x, y = records(5000)
-    made = privatise_encoded(lambda: [(x, y)], TABLE, epsilon=3, delta="1e-5")
+    made = privatise(lambda: [(x, y)], domain=TABLE, epsilon=3, delta="1e-5")
     z, values = draw(made, 500, seed=1)
     assert z.shape == (500, made.features().width)
     assert values.min() >= 1

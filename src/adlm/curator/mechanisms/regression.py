@@ -20,13 +20,15 @@ from adlm.curator.clipping import Clip
 from adlm.curator.feature_store import FeatureStore
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import second_moments as stage
+from adlm.curator.mechanisms.calibration import Calibration, Spending, off_diagonal
 from adlm.curator.mechanisms.gradient_rounds import FINE, ROWS, GradientClip, feature_integers, run_rounds
-from adlm.curator.mechanisms.moments import Indicators, off_diagonal, root_down
+from adlm.curator.mechanisms.moments import Indicators
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import FEATURE_UNIT, Head, final_head
 from adlm.estimation.regression import BINS, ERROR_BOUND, FARTHEST, TargetScale, ridge_head
-from adlm.privacy.accounting import Charge, Mechanism, compose, gaussian_mu, root_up
+from adlm.privacy.accounting import Mechanism, compose, gaussian_mu, root_up
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
@@ -134,20 +136,19 @@ class RegressionScales:
 
 
 @dataclass(frozen=True)
-class RegressionDesign:
+class RegressionConfig:
     """What a release for a numeric target is made by; all of it public.
 
     Attributes
     ----------
-    epsilon, delta : the budget; delta 0 gives radial noise.
+    budget : epsilon and delta; delta 0 gives radial noise.
     k : number of features.
     plan : the settings.
     indicators : the counts of the table's indicators.
     contributions : records one person may have.
     """
 
-    epsilon: Fraction
-    delta: Fraction
+    budget: Budget
     k: int
     plan: RegressionPlan
     indicators: Indicators
@@ -156,7 +157,7 @@ class RegressionDesign:
     @property
     def mechanism(self) -> Mechanism:
         """The noise."""
-        return "gaussian" if self.delta else "radial"
+        return "gaussian" if self.budget.delta else "radial"
 
     def clip(self, scale: TargetScale | None = None) -> TargetClip:
         """The clip of gradients, for a released mean and spread."""
@@ -181,11 +182,11 @@ class RegressionDesign:
             clip = self.second_clip()
             return (
                 clip.second_sensitivity(neighbours)
-                if self.delta
+                if self.budget.delta
                 else stage.triangle_sensitivity(clip, neighbours)
             )
         one, rounds = self.clip().sensitivity(neighbours), self.plan.rounds.rounds
-        return root_up(rounds * one**2) if self.delta else rounds * one
+        return root_up(rounds * one**2) if self.budget.delta else rounds * one
 
 
 def shares_of(delta: Fraction) -> Shares:
@@ -193,57 +194,40 @@ def shares_of(delta: Fraction) -> Shares:
     return GAUSSIAN_SHARES if delta else PURE_SHARES
 
 
-def calibrate_regression(
-    design: RegressionDesign, neighbours: str
-) -> tuple[RegressionScales, tuple[Charge, ...]]:
+def calibrate(config: RegressionConfig, neighbours: str) -> Calibration[RegressionScales]:
     """Return the smallest integer noise scales that keep to the budget, and their charges.
 
     Formal guarantees
     -----------------
     Relation: the given one. Sensitivity: asked of the code that clips. Guarantee: the charges compose to at
-    most the design's epsilon and delta. Proved in docs/proof-gradients.md (Theorems 1, 2, 4 and 5).
+    most the budget. Proved in docs/proof-gradients.md (Theorems 1, 2, 4 and 5).
     """
-    if not design.delta:
-        return _calibrated(design, neighbours, design.epsilon / design.contributions)
-    mu = gaussian_mu(design.epsilon, design.delta) / design.contributions
+    budget = config.budget
+    if not budget.delta:
+        return _calibrated(config, neighbours, budget.epsilon / config.contributions)
+    mu = gaussian_mu(budget.epsilon, budget.delta) / config.contributions
     while True:  # once, unless rounding up in the charge costs more than rounding down in mu left
-        scales, charges = _calibrated(design, neighbours, mu)
-        if compose(charges).epsilon_proved <= design.epsilon:
-            return scales, charges
+        made = _calibrated(config, neighbours, mu)
+        if compose(made.charges).epsilon_proved <= budget.epsilon:
+            return made
         mu *= Fraction(999_999, 1_000_000)
 
 
-def _calibrated(
-    design: RegressionDesign, neighbours: str, loss: Fraction
-) -> tuple[RegressionScales, tuple[Charge, ...]]:
+def _calibrated(config: RegressionConfig, neighbours: str, loss: Fraction) -> Calibration[RegressionScales]:
     """Divide mu (whose square adds up) or epsilon between the four parts."""
-    theorem = "Theorem 2" if design.plan.method == "rounds" else "Theorem 5"
-    moved_by = (
-        design.indicators.clip().counts_sensitivity(neighbours),
-        target_bins().counts_sensitivity(neighbours),
-        design.learnt_sensitivity(neighbours),
-        design.clip().errors_sensitivity(),
+    spending = Spending(config.mechanism, neighbours, loss, config.contributions, config.budget.delta)
+    shares = shares_of(config.budget.delta)
+    theorem = "Theorem 2" if config.plan.method == "rounds" else "Theorem 5"
+    first = config.indicators.clip().counts_sensitivity(neighbours)
+    second = target_bins().counts_sensitivity(neighbours)
+    learnt, checked = config.learnt_sensitivity(neighbours), config.clip().errors_sensitivity()
+    scales = RegressionScales(
+        spending.scale("counts of indicators", first, shares.indicators, f"{PROOF} Theorem 1"),
+        spending.scale("counts of the target's bins", second, shares.target, f"{PROOF} Theorem 1"),
+        spending.scale(config.learnt, learnt, shares.learnt, f"{PROOF} {theorem}"),
+        spending.scale(ERRORS, checked, shares.check, f"{PROOF} Theorem 4"),
     )
-    given = shares_of(design.delta)
-    shares = (given.indicators, given.target, given.learnt, given.check)
-    proofs = ("Theorem 1", "Theorem 1", theorem, "Theorem 4")
-    words = ("counts of indicators", "counts of the target's bins", design.learnt, ERRORS)
-    charges, scales = [], []
-    for what, moved, share, proof in zip(words, moved_by, shares, proofs, strict=True):
-        part = loss * root_down(share) if design.delta else loss * share
-        scales.append(math.ceil(moved / part))
-        charges.append(
-            Charge(
-                what,
-                design.mechanism,
-                neighbours,
-                moved * design.contributions,
-                Fraction(scales[-1]),
-                f"{PROOF} {proof}",
-                design.delta,
-            )
-        )
-    return RegressionScales(*scales), tuple(charges)
+    return Calibration(scales, tuple(spending.charges))
 
 
 def plan_target(
@@ -263,13 +247,12 @@ def plan_target(
     return plan_regression(n, signal(n, mu, table.neighbours, table.contributions), count, pure=True)
 
 
-def release_regression(
+def release(
     passes: Callable[[], Iterable[Encoded]],
     table: TableDomain,
-    plan: RegressionPlan,
     *,
-    epsilon: Fraction,
-    delta: Fraction,
+    plan: RegressionPlan,
+    budget: Budget,
     ledger: Ledger,
     source: Source,
     stamps: tuple[str, ...] = (),
@@ -281,22 +264,22 @@ def release_regression(
     passes : gives (encoded records, positions of the target) batches, the same ones each time it is called.
     table : the declared table.
     plan : the public settings.
-    epsilon, delta : the budget; delta 0 gives radial noise.
-    ledger, source : where charges are written, and where noise comes from.
+    budget : epsilon and delta; delta 0 gives radial noise.
+    ledger : the charges are written there before noise is drawn.
+    source : of the noise.
     stamps : warnings that travel with the release.
 
     Formal guarantees
     -----------------
     Relation: the table's, of persons with at most `table.contributions` records. Guarantee: the charges of
-    `calibrate_regression`, all of them in the ledger before the first noise is drawn. Proved in
-    docs/proof-gradients.md.
+    `calibrate`, all of them in the ledger before the first noise is drawn. Proved in docs/proof-gradients.md.
     """
     counted = TableIndicators(table)
-    first = Indicators(counted.width, len(counted.blocks), shares_of(delta).indicators)
+    first = Indicators(counted.width, len(counted.blocks), shares_of(budget.delta).indicators)
     width = ScaledTable.width_of(table, plan.fourier)
     width = width if plan.width is None else min(width, plan.width)
-    design = RegressionDesign(epsilon, delta, width, plan, first, table.contributions)
-    scales, charges = calibrate_regression(design, table.neighbours)
+    config = RegressionConfig(budget, width, plan, first, table.contributions)
+    scales, charges = calibrate(config, table.neighbours)
     clip, bins = first.clip(), target_bins()
     total, of_target = np.zeros(counted.width, dtype=np.int64), np.zeros(BINS + 1, dtype=np.int64)
     n = 0
@@ -307,8 +290,8 @@ def release_regression(
     if n == 0:
         raise UserError("there are no records to release; give at least one")
     ledger.charge(*charges)
-    total = source.add(total, design.mechanism, scales.indicators)
-    of_target = source.add(of_target, design.mechanism, scales.target)
+    total = source.add(total, config.mechanism, scales.indicators)
+    of_target = source.add(of_target, config.mechanism, scales.target)
     scale = TargetScale.of(of_target)
     features = ScaledTable(table, frequencies(total * clip.steps, counted.blocks), fourier=plan.fourier)
     store = FeatureStore(width)
@@ -316,15 +299,15 @@ def release_regression(
         store.append(feature_integers(features(torch.from_numpy(x)).numpy()[:, :width]), y)
     tensors: dict[str, npt.NDArray[Any]] = {"indicators": total, "target": of_target}
     if plan.method == "rounds":
-        law = (design.mechanism, scales.learnt)
-        gradients = run_rounds(store, plan.rounds, np.zeros(1), law, source, design.clip(scale))
+        law = (config.mechanism, scales.learnt)
+        gradients = run_rounds(store, plan.rounds, np.zeros(1), law, source, config.clip(scale))
         head = final_head(gradients, plan.rounds, np.zeros(1))
         tensors["gradients"] = gradients
     else:
-        second = _noisy_products(store, design, scale, scales.learnt, source)
-        head = moments_head(second, design, scales.learnt)
+        second = _noisy_products(store, config, scale, scales.learnt, source)
+        head = moments_head(second, config, scales.learnt)
         tensors |= {"second": second, "weights": head.integers.astype(np.int64)}
-    errors = source.add(_errors(store, design.clip(scale), head), design.mechanism, scales.errors)
+    errors = source.add(_errors(store, config.clip(scale), head), config.mechanism, scales.errors)
     tensors["errors"] = errors
     store.close()
     public = table.neighbours == "replace-one" and table.contributions == 1  # else n is private
@@ -333,43 +316,43 @@ def release_regression(
         kind="regression",
         domain=table.domain,
         features=described(features),
-        settings=_facts(design, scales, n if public else None),
+        settings=_facts(config, scales, n if public else None),
         charges=charges,
         stamps=stamps + ((SEEDED,) if source.seeded else ()),
     )
 
 
-def moments_head(second: Integers, design: RegressionDesign, scale: int) -> Head:
+def moments_head(second: Integers, config: RegressionConfig, scale: int) -> Head:
     """Ridge regression on released second moments, from the upper triangle in grid steps squared."""
-    clip, constant = design.second_clip(), design.plan.rounds.constant
+    clip, constant = config.second_clip(), config.plan.rounds.constant
     unit = float(clip.steps[0]) ** 2
     whole = np.asarray((second + np.triu(second, 1).T) * unit, dtype=np.float64)
-    return ridge_head(whole, second_sd(design, scale) * unit, constant, design.plan.weight)
+    return ridge_head(whole, second_sd(config, scale) * unit, constant, config.plan.weight)
 
 
-def second_sd(design: RegressionDesign, scale: int) -> float:
+def second_sd(config: RegressionConfig, scale: int) -> float:
     """Return the standard deviation of the noise beside the diagonal of second moments, in grid steps."""
-    if design.delta:
+    if config.budget.delta:
         return float(off_diagonal(scale))
-    q = design.k + 2
+    q = config.k + 2
     return scale * math.sqrt(1.0 + q * (q + 1) // 2) / stage.OFF_DIAGONAL
 
 
 def _noisy_products(
-    store: FeatureStore, design: RegressionDesign, scale: TargetScale, noise_scale: int, source: Source
+    store: FeatureStore, config: RegressionConfig, scale: TargetScale, noise_scale: int, source: Source
 ) -> Integers:
     """Sum the products of (constant, z, weight t / FARTHEST), and add noise to the upper triangle."""
     z, positions = store.arrays()
-    clip, target, plan = design.second_clip(), design.clip(scale), design.plan
-    total = np.zeros((design.k + 2,) * 2, dtype=np.int64)
+    clip, target, plan = config.second_clip(), config.clip(scale), config.plan
+    total = np.zeros((config.k + 2,) * 2, dtype=np.int64)
     for start in range(0, len(positions), ROWS):
         part = slice(start, start + ROWS)
         last = target.targets(positions[part]) * (plan.weight / FARTHEST)
         first = np.full((len(last), 1), plan.rounds.constant)
         rows = clip.integers(np.hstack([first, z[part] / FEATURE_UNIT, last[:, None]]))
         stage.add_products(total, rows, rows)
-    beside = off_diagonal(noise_scale) if design.delta else noise_scale
-    return stage.noisy_triangle(total, design.mechanism, beside, noise_scale, source)
+    beside = off_diagonal(noise_scale) if config.budget.delta else noise_scale
+    return stage.noisy_triangle(total, config.mechanism, beside, noise_scale, source)
 
 
 def _errors(store: FeatureStore, clip: TargetClip, head: Head) -> Integers:
@@ -382,25 +365,25 @@ def _errors(store: FeatureStore, clip: TargetClip, head: Head) -> Integers:
     return total
 
 
-def _facts(design: RegressionDesign, scales: RegressionScales, n: int | None) -> dict[str, Any]:
+def _facts(config: RegressionConfig, scales: RegressionScales, n: int | None) -> dict[str, Any]:
     """Return what a certificate says of the design and its noise; deviations are in grid steps."""
 
     def spread(width: int) -> float:
-        return 1.0 if design.delta else math.sqrt(1.0 + width)
+        return 1.0 if config.budget.delta else math.sqrt(1.0 + width)
 
-    learnt = scales.learnt * spread(1 + design.k)
-    if design.plan.method == "moments":
-        learnt = second_sd(design, scales.learnt)
+    learnt = scales.learnt * spread(1 + config.k)
+    if config.plan.method == "moments":
+        learnt = second_sd(config, scales.learnt)
     return {
         "n": n,
-        "mechanism": design.mechanism,
-        "k": design.k,
-        "method": design.plan.method,
-        "rounds": design.plan.rounds.to_dict(),
-        "plan": design.plan.to_dict(),
-        "indicators": design.indicators.to_dict(),
-        "contributions": design.contributions,
-        "sd_indicators": scales.indicators * spread(design.indicators.width),
+        "mechanism": config.mechanism,
+        "k": config.k,
+        "method": config.plan.method,
+        "rounds": config.plan.rounds.to_dict(),
+        "plan": config.plan.to_dict(),
+        "indicators": config.indicators.to_dict(),
+        "contributions": config.contributions,
+        "sd_indicators": scales.indicators * spread(config.indicators.width),
         "sd_target": scales.target * spread(BINS + 1),
         "sd_learnt": learnt,
         "sd_errors": scales.errors * spread(2),

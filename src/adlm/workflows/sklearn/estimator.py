@@ -33,12 +33,11 @@ from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.public.domain.encoding import column_names, encode_frame
 from adlm.public.domain.table import TableDomain
-from adlm.workflows.privatise import privatise
-from adlm.workflows.privatise_table import Fourier
+from adlm.readers.frames import kept_records
+from adlm.workflows.options import Fourier
 from adlm.workflows.sklearn.inputs import PrivacyWarning as PrivacyWarning
 from adlm.workflows.sklearn.inputs import (
     array_table,
-    bounded,
     check_lengths,
     coded,
     declared,
@@ -46,7 +45,7 @@ from adlm.workflows.sklearn.inputs import (
     labels_of,
     one_column,
 )
-from adlm.workflows.sklearn.private import PrivateEstimator, seed_of
+from adlm.workflows.sklearn.private import PrivateEstimator
 
 IMAGES = ("drawn", "garments", "natural")
 
@@ -133,22 +132,9 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         ledger = self._ledger()  # after the records were read: a mistake in them decides no budget
         if learnt and table is not None:
             table = replace(table, bounds_learnt_from_data=True)
-        if table is not None:
-            self.release_ = self._privatised(table, x, codes, ledger)
-        else:
-            assert domain is not None
-            if self.fourier:
-                raise UserError("fourier is for tables; leave it at 0 for images")
-            self.release_ = privatise(
-                x,
-                codes,
-                domain=domain,
-                epsilon=self.epsilon,
-                delta=self.delta,
-                ledger=ledger,
-                seed=seed_of(self.random_state),
-                size=self.size,
-            )
+        known = table or domain
+        assert known is not None
+        self.release_ = self._privatised(known, x, codes, ledger)
         self.model_ = self._trained(self.release_)
         return self
 
@@ -220,7 +206,7 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
             self.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
             check_lengths(X, y)
             self.classes_, codes = labels_of(y, given)
-            keep = bounded(given, X)
+            keep = kept_records(given, X)
             return given, None, encode_frame(given, X)[keep], codes[keep]
         if isinstance(given, Domain) and given.family in IMAGES:
             x = np.asarray(X)

@@ -16,15 +16,16 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from adlm.analyst.model import Model
 from adlm.analyst.search import train_on_release
-from adlm.curator.ledger import Budget, Ledger
+from adlm.curator.ledger import Ledger
 from adlm.errors import UserError
-from adlm.privacy.accounting import parse_delta, parse_epsilon
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import Certificate, Release
 from adlm.public.domain import Domain
 from adlm.public.domain.encoding import column_names, encode_frame
 from adlm.public.domain.table import TableDomain
 from adlm.runtime.artefact import canonical, new_folder, read_json
-from adlm.workflows.privatise_table import Fourier, privatise_encoded
+from adlm.workflows.options import Fourier
+from adlm.workflows.privatise import privatise
 from adlm.workflows.sklearn.inputs import (
     PrivacyWarning,
     check_no_weights,
@@ -133,16 +134,25 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _privatised(
         self,
-        table: TableDomain,
-        x: npt.NDArray[np.float32],
+        known: TableDomain | Domain,
+        x: npt.NDArray[Any],
         codes: npt.NDArray[np.int64],
         book: Ledger | None,
     ) -> Release:
-        """Make the release of encoded records."""
-        passes = [(x[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(codes), BATCH)]
-        return privatise_encoded(
-            lambda: passes,
-            table,
+        """Make the release of records: encoded ones of a table, or arrays.
+
+        Parameters
+        ----------
+        known : what is declared.
+        x, codes : the records, and their class codes or positions of the target.
+        book : the ledger that is charged.
+        """
+        table = isinstance(known, TableDomain)
+        batches = [(x[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(codes), BATCH)]
+        return privatise(
+            (lambda: batches) if table else x,
+            None if table else codes,
+            known,
             epsilon=self.epsilon,
             delta=self.delta,
             ledger=book,
@@ -229,8 +239,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             return None
         if self.budget is None:
             return Ledger(Path(self.ledger))
-        epsilon, _, delta = str(self.budget).partition(",")
-        return Ledger(Path(self.ledger), Budget(parse_epsilon(epsilon, "budget"), parse_delta(delta or "0")))
+        return Ledger(Path(self.ledger), Budget.parse(str(self.budget)))
 
     def _relatives(self) -> _Family:
         if not hasattr(self, "_family"):

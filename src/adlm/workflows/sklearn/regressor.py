@@ -28,9 +28,9 @@ from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.public.domain.encoding import column_names, encode_frame, encode_target
 from adlm.public.domain.table import TableDomain
-from adlm.workflows.privatise_table import Fourier
+from adlm.readers.frames import kept_records
+from adlm.workflows.options import Fourier
 from adlm.workflows.sklearn.inputs import (
-    bounded,
     check_lengths,
     declared,
     encode_array,
@@ -155,7 +155,7 @@ class AdLMRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
                 self._table, self.n_features_in_ = given, len(names)
                 self.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
                 check_lengths(X, y)
-                keep = bounded(given, X)
+                keep = kept_records(given, X)
                 positions = encode_target(given.target, y, given.missing)
                 return given, encode_frame(given, X)[keep], positions[keep]
             if given.person is not None:

@@ -47,7 +47,7 @@ def summarise(experiment: Experiment, done: Sequence[Done], *, preset: str, comm
 
 
 def _beside(experiment: Experiment) -> Sequence[published.Published]:
-    """Return the published figures that belong beside an experiment's own; of an ablation, what it explains."""
+    """Return the published figures beside an experiment's own; of an ablation, what it explains."""
     if experiment.kind == "ablation":
         claimed = published.of_paper(experiment.data)
         return [p for p in claimed if p.what == "AdLM, claimed" and p.epsilon == 0.5]

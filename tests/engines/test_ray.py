@@ -20,8 +20,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from adlm.curator.clipping import Clip
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import ClassSums, MomentConfig
+from adlm.curator.mechanisms.second_moments import Products
 from adlm.curator.noise import Source
 from adlm.curator.passes import Records
 from adlm.curator.totals import Totals
@@ -297,8 +299,8 @@ def test_functions_that_go_to_workers_know_no_budget_ledger_or_noise(folder: Pat
         "TableFeatures",
         "ClassTables",
         "ClassSums",
-        "Products",
     } <= set(engine.seen)
+    Innocent(io.BytesIO()).dump(Products(Clip("l2", (1.0, 1.0), 1.0), np.zeros((2, 2)), np.eye(2)))
     with pytest.raises(AssertionError, match="MomentConfig is sent"):
         Innocent(io.BytesIO()).dump((ClassSums, MomentConfig(Fraction(1), Fraction(0), 2, 1.0)))
 

@@ -20,7 +20,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from adlm.errors import UserError
-from adlm.public.domain.encoding import CellError, Compact, compact, encode_labels, expand
+from adlm.public.domain.encoding import CellError, Compact, compact, encode_answer, expand
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import TABLES
 from adlm.readers.contributions import Digests, chosen_in_parts, person_digests, record_digests
@@ -42,7 +42,7 @@ class Encoded:
     Attributes
     ----------
     x : (n, width) float32 in [0, 1].
-    y : (n,) class codes; empty when labels were not asked for.
+    y : (n,) class codes, or positions of a numeric target; empty when labels were not asked for.
     first : the number of the first row of the batch in the file.
     """
 
@@ -203,11 +203,7 @@ def read_compact(
         with naming_records(piece.file, first):
             who = None if person is None else person_digests(person, batch[person.name], table.missing)
             columns = tuple(compact(c, batch[c.name], table.missing) for c in table.features)
-            y = (
-                encode_labels(table.label, batch[table.label.name], table.missing)
-                if labels
-                else np.zeros(0, np.int64)
-            )
+            y = encode_answer(table, batch[table.answer.name]) if labels else np.zeros(0, np.int64)
         records = None if who is None else record_digests(who, (*columns, *([y] if labels else [])))
         if len(columns[0]):
             yield CompactBatch(columns, y, who, records, first, size)
@@ -215,7 +211,7 @@ def read_compact(
 
 
 def _wanted(table: TableDomain, *, labels: bool, persons: bool) -> list[str]:
-    names = [c.name for c in table.features] + ([table.label.name] if labels else [])
+    names = [c.name for c in table.features] + ([table.answer.name] if labels else [])
     return [*names, table.person.name] if persons and table.person is not None else names
 
 
@@ -299,7 +295,9 @@ def check_header(
 def _csv(
     file: DataFile, table: TableDomain, wanted: Sequence[str], rows: int, comments: bool, size: int
 ) -> Iterator[tuple[dict[str, Any], int]]:
-    with_commas = {c.name for c in table.columns if c.kind == "numeric"} if table.decimal == "," else set()
+    with_commas = (
+        {c.name for c in table.columns if c.kind in ("numeric", "target")} if table.decimal == "," else set()
+    )
     try:
         with opened(file) as (stream, place):
             lines = Lines(file, stream, size)

@@ -32,6 +32,8 @@ from adlm.public.domain.values import (
 )
 
 Compact = NDArray[Any]  # float32 positions, or whole numbers of categories
+TARGET_UNIT = 1 << 20  # grid steps between the bounds of a target
+_BOUNDED = ("numeric", "date", "target")
 Codes = NDArray[np.float64]  # a position in [0, 1], or a category's number; NaN where the cell is missing
 
 
@@ -81,6 +83,26 @@ def encode_labels(column: Column, values: Any, missing: tuple[str, ...] = ()) ->
     return codes.astype(np.int64)
 
 
+def encode_target(column: Column, values: Any, missing: tuple[str, ...] = ()) -> NDArray[np.int64]:
+    """Positions of the target's cells between its bounds, (n,) whole numbers from 0 to TARGET_UNIT.
+
+    `missing` has texts that mean missing, if the target declares what then stands in for it.
+    """
+    codes = _codes(column, values, missing if column.missing is not None else ())
+    if column.missing is not None:
+        codes = np.where(np.isnan(codes), column.position(column.number(column.missing)), codes)
+    if np.isnan(codes).any():
+        row = int(np.flatnonzero(np.isnan(codes))[0])
+        raise CellError(column.name, row, "the target is missing; remove such records first")
+    return np.rint(codes * TARGET_UNIT).astype(np.int64)
+
+
+def encode_answer(table: TableDomain, values: Any) -> NDArray[np.int64]:
+    """Encode the cells of what a table predicts, (n,): class codes, or positions of the target."""
+    encode = encode_labels if table.target is None else encode_target
+    return encode(table.answer, values, table.missing)
+
+
 def encode_frame(table: TableDomain, frame: Any) -> NDArray[np.float32]:
     """Encode the feature columns of a DataFrame, an Arrow table or a batch: (n, width) in [0, 1]."""
     names = column_names(frame)
@@ -124,7 +146,7 @@ def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Surv
             continue
         if math.isnan(code):
             gone += count
-        elif column.kind in ("numeric", "date") and code in (0.0, 1.0):
+        elif column.kind in _BOUNDED and code in (0.0, 1.0):
             outside += count * (not _inside(column, cell))
     return Survey(len(cells.rows), gone, outside, {text: n for text, n in refused.items() if n})
 
@@ -144,7 +166,7 @@ def constant(column: Column) -> float:
 
 def _codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
     """Read each cell by itself; a column of numbers at once, as its cells would be one by one."""
-    if column.kind == "numeric":
+    if column.kind in ("numeric", "target"):
         numbers = numbers_of(values)
         if numbers is not None:
             return _positions(column, _marked(column, numbers, missing))
@@ -210,7 +232,7 @@ def _positions(column: Column, numbers: Codes) -> Codes:
 
 def _reader(column: Column, missing: tuple[str, ...]) -> Callable[[Any], float]:
     """What turns a cell into a code or a position in [0, 1], or NaN if it means missing."""
-    if column.kind in ("numeric", "date"):
+    if column.kind in _BOUNDED:
         marks = marks_of(column, missing)
 
         def place(cell: Any) -> float:

@@ -7,32 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from adlm import Domain, privatise
 from adlm.analyst.distributed import mean, share
 from adlm.analyst.model import Model
 
-ARGUMENTS = (
-    "--network",
-    "recurrent",
-    "--draws",
-    "800",
-    "--batch-size",
-    "100",
-    "--optimiser",
-    "SGD",
-    "--device",
-    "cpu",
-    "--learning-rate",
-    "0.05",
-    "--schedule",
-    "constant",
-    "--json",
-)
+ARGUMENTS = ("--network", "mlp", "--draws", "800", "--epochs", "2", "--device", "cpu", "--json")
 
 
 @pytest.fixture(scope="module")
@@ -45,64 +31,89 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def train(release: Path, out: Path, *more: str, processes: int = 1) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "-m", "adlm"]
-    if processes > 1:
-        program = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(processes),
-            "-m",
-            "adlm",
-        ]
-    words = [*program, "train", str(release), "--out", str(out), *ARGUMENTS, *more]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(words, capture_output=True, text=True, check=False, env=environment)
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return {name: value.detach() for name, value in Model.load(folder).head.state_dict().items()}
+def started(processes: int) -> list[str]:
+    """The words that start so many processes."""
+    if processes == 1:
+        return [sys.executable]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(processes),
+    ]
 
 
-def test_two_processes_take_the_steps_of_one_and_one_of_them_writes(release: Path, tmp_path: Path) -> None:
-    """Equal up to the rounding of sums; each line of output is there once."""
-    one = train(release, tmp_path / "one", "--epochs", "2")
-    two = train(release, tmp_path / "two", "--epochs", "2", processes=2)
-    assert (one.returncode, two.returncode) == (0, 0), two.stderr
-    said = json.loads(two.stdout)
-    assert said["processes"] == 2
-    assert "processes" not in json.loads(one.stdout)
-    assert said["loss"] == pytest.approx(json.loads(one.stdout)["loss"], rel=1e-4)
-    for name, value in weights(tmp_path / "one").items():
-        torch.testing.assert_close(weights(tmp_path / "two")[name], value, rtol=1e-3, atol=1e-5)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+SCRIPT = """
+import sys
+from pathlib import Path
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from adlm.analyst import distributed, training
+from adlm.analyst.examples import Examples
 
+folder, stop = Path(sys.argv[1]), sys.argv[2] == "stop"
+torch.manual_seed(0)
+network = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+x, y = torch.randn(205, 6), torch.randint(0, 3, (205,))
+plan = training.TrainingConfig(epochs=3, batch_size=20, optimiser="Adam", learning_rate=0.01)
+save = training.checkpoint.save
 
-def test_a_run_of_two_processes_goes_on_from_the_checkpoint(release: Path, tmp_path: Path) -> None:
-    """A checkpoint of one process after one epoch serves two processes, and the result is the same."""
-    whole = train(release, tmp_path / "whole", "--epochs", "2", processes=2)
-    assert whole.returncode == 0, whole.stderr
-    script = (
-        "import sys\nfrom adlm.analyst import training\nfrom adlm.cli import program\n"
-        "save = training.checkpoint.save\n"
-        "def stop(*given):\n    save(*given)\n    raise KeyboardInterrupt\n"
-        "training.checkpoint.save = stop\nsys.argv[0] = 'adlm'\nprogram()\n"
+def save_and_stop(*given):
+    save(*given)
+    raise SystemExit(3)
+
+if stop:
+    training.checkpoint.save = save_and_stop
+with distributed.joined("cpu") as device:
+    history = training.train(
+        network, Examples(x, y), plan, device=device, checkpoints=folder / "c", resume=True
     )
-    words = ["train", str(release), "--out", str(tmp_path / "part"), *ARGUMENTS, "--epochs", "2"]
-    stopped = subprocess.run(
-        [sys.executable, "-c", script, *words], capture_output=True, text=True, check=False
-    )
-    assert stopped.returncode != 0
-    assert (tmp_path / "part.checkpoint").exists()
-    resumed = train(release, tmp_path / "part", "--epochs", "2", "--resume", processes=2)
-    assert resumed.returncode == 0, resumed.stderr
-    assert json.loads(resumed.stdout)["epochs"] == 2
-    for name, value in weights(tmp_path / "whole").items():
-        torch.testing.assert_close(weights(tmp_path / "part")[name], value, rtol=1e-3, atol=1e-5)
-    assert not (tmp_path / "part.checkpoint").exists()
+    if distributed.rank() == 0:
+        losses = torch.tensor(history.losses, dtype=torch.float64)
+        save_file({"losses": losses, **network.state_dict()}, folder / "made")
+"""
+
+
+def trained(folder: Path, processes: int, *, stop: bool = False) -> dict[str, Any]:
+    """Train a small network without statistics of a batch, by so many processes."""
+    folder.mkdir(exist_ok=True)
+    (folder / "script.py").write_text(SCRIPT)
+    words = [*started(processes), str(folder / "script.py"), str(folder), "stop" if stop else "on"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    assert (done.returncode == 0) != stop, done.stderr
+    return {} if stop else dict(load_file(folder / "made"))
+
+
+def check_alike(one: dict[str, Any], two: dict[str, Any]) -> None:
+    assert one.keys() == two.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6)
+
+
+def test_two_processes_take_the_steps_of_one_and_go_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """Equal up to the rounding of sums: batches of 20 and a last one of 5, three epochs of Adam."""
+    whole = trained(tmp_path / "one", 1)
+    check_alike(dict(whole), trained(tmp_path / "two", 2))
+    trained(tmp_path / "part", 1, stop=True)
+    assert (tmp_path / "part" / "c").exists()
+    check_alike(dict(whole), trained(tmp_path / "part", 2))
+
+
+def test_the_command_trains_by_two_processes_and_one_of_them_writes(release: Path, tmp_path: Path) -> None:
+    """Each line of output is there once, and no checkpoint is left."""
+    words = [*started(2), "-m", "adlm", "train", str(release), "--out", str(tmp_path / "m"), *ARGUMENTS]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["processes"], said["epochs"]) == (2, 2)
+    assert Model.load(tmp_path / "m").training["loss"] == said["loss"]
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
 def test_alone_a_process_takes_every_row_and_its_own_loss() -> None:

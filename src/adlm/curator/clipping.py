@@ -25,6 +25,8 @@ EXACT_ROWS = (
     1 << 12
 )  # rows * RESOLUTION^2 <= 2^52, so a matrix product of doubles is exact integer arithmetic
 
+CACHED = 512  # records clipped at once, so that they stay in a processor's cache
+
 Reals = npt.NDArray[np.float64]
 
 
@@ -87,6 +89,9 @@ class Clip:
         values = np.asarray(z, dtype=np.float64)
         if values.ndim != 2 or values.shape[1] != len(self.scales):
             raise UserError(f"features must be (n, {len(self.scales)}), got {values.shape}")
+        if len(values) > CACHED:  # a row depends on its own record alone, so rows may be taken in parts
+            parts = range(0, len(values), CACHED)
+            return np.concatenate([self.integers(values[i : i + CACHED]) for i in parts])
         if not np.isfinite(values).all():
             raise UserError("features hold a value that is not a finite number; check the feature map")
         with np.errstate(over="ignore"):  # a quotient beyond 2^60 steps is as far outside as any

@@ -17,6 +17,7 @@ from adlm.public.features import Features
 from adlm.public.features.scaled_table import TableIndicators
 from adlm.runtime.part_store import Part
 
+CACHED = 512  # records whose features are taken at once, so that they stay in a processor's cache
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
@@ -41,7 +42,9 @@ class TableFeatures:
 
     def __call__(self, part: Part) -> Part:
         """Return (n, width) features, and (n,) classes."""
-        return self.features(torch.from_numpy(part[0])).numpy(), part[1]
+        x = torch.from_numpy(part[0])
+        made = [self.features(x[i : i + CACHED]) for i in range(0, len(x), CACHED)]
+        return torch.cat(made).numpy(), part[1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -195,7 +195,7 @@ class WholePatches(Patches):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (n, c, h, w) to (n, width)."""
-        d = self.responses(x)
+        d = functional.conv2d(x, self.both) / self.contrast(x)
         both = [pooled((sign * d - self.threshold).relu(), self.grid) for sign in (1.0, -1.0)]
         halves = torch.stack(both, 1).reshape(-1, 2, 2, len(self.filters), self.grid, self.grid)
         return (0.5 * (halves[:, :, 0] + halves[:, :, 1].flip(4))).flatten(1).sqrt()

@@ -26,7 +26,7 @@ from adlm.public.features.patches import Patches
 from adlm.public.features.threads import map_blocks_threaded
 
 SIZE = 32
-ROWS = 32  # images worked on together
+ROWS = 1  # image worked on at a time: what fits in a core's cache is fastest, and it has no place
 LONGEST = 2.0**12  # scaled entry of a block: far above any that an image can have
 SHIPPED = "natural-32"
 TEMPERATURE = (

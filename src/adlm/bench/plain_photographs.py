@@ -6,6 +6,8 @@ pooled; scattering of the image and then of its mirror image. It gives the same 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -23,6 +25,7 @@ ROWS = 16  # images that patches are cut from together
 def plain_features(features: NaturalImages, x: Tensor) -> Tensor:
     """Map (n, 3, 32, 32) to (n, width), as `features` does."""
     blocks = features.blocks
+    assert blocks.scattering is not None  # the map that is shipped
     parts = [
         plain_patches(blocks.fine, x),
         plain_patches(blocks.coarse, functional.avg_pool2d(x, 2)),
@@ -48,10 +51,14 @@ def plain_patches(patches: Patches, x: Tensor) -> Tensor:
 def plain_scattering(scattering: ColourScattering, x: Tensor) -> Tensor:
     """Scattering of the images, then of their mirror images, 32 signals at a time."""
     of = scattering.scattering
-    wide = Scattering(of.shape, of.J, of.L)
-    colours = opponent(x)
+    wide, colours = _scattering(of.shape, of.J, of.L), opponent(x)
     once, again = (functional.avg_pool2d(wide(c), 2) for c in (colours, colours.flip(3)))
     return scattering.normed(0.5 * (once + again))
+
+
+@cache
+def _scattering(shape: tuple[int, int], J: int, L: int) -> Scattering:
+    return Scattering(shape, J, L)
 
 
 def plain_colour(colour: Colour, x: Tensor) -> Tensor:

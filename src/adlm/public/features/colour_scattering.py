@@ -42,7 +42,8 @@ class ColourScattering(nn.Module):
         """Map RGB images (n, 3, size, size) to (n, width)."""
         colours = opponent(x)
         signals = torch.stack([colours, colours.flip(3)], 1)  # an image's six side by side: one block
-        both = self._cells(signals.flatten(0, 1)).unflatten(0, (len(x), 2)).mean(1)
+        cells = self._cells(signals.flatten(0, 1))
+        both = cells.view(len(x), 2, *cells.shape[1:]).mean(1)
         return self.normed(both)
 
     def normed(self, both: Tensor) -> Tensor:

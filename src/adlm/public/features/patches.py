@@ -146,16 +146,22 @@ class Patches(nn.Module):
         patches = (views / self.contrast(x)[:, :, None, None]).reshape(len(x), self.both[0].numel(), -1)
         return patches.transpose(1, 2) @ self.both.flatten(1).T
 
-    def _pooled(self, x: Tensor) -> Tensor:
-        side, cells = self.filters.shape[-1], self.grid
-        pool = pooling(x.shape[2] - side + 1, x.shape[3] - side + 1, cells).to(x)
-        beyond = functional.softshrink(self.responses(x), self.threshold)
-        up, down = pool.T @ beyond.clamp_min(0.0), -pool.T @ beyond.clamp_max(0.0)
-        pooled = torch.stack([up, down], 1).reshape(len(x), 2, cells, cells, 2, -1)
+    def beyond(self, x: Tensor) -> Tensor:
+        """Responses less the threshold, towards zero, as maps: (n, 2 * atoms, h', w')."""
+        side = self.filters.shape[-1]
+        found = functional.softshrink(self.responses(x), self.threshold)
+        return found.transpose(1, 2).view(len(x), -1, x.shape[2] - side + 1, x.shape[3] - side + 1)
+
+    def of(self, beyond: Tensor) -> Tensor:
+        """Pool, fold and root responses beyond the threshold: (n, width)."""
+        cells, rows = self.grid, beyond.flatten(2).transpose(1, 2)
+        pool = pooling(beyond.shape[2], beyond.shape[3], cells).to(beyond)
+        up, down = pool.T @ rows.clamp_min(0.0), -pool.T @ rows.clamp_max(0.0)
+        pooled = torch.stack([up, down], 1).reshape(len(rows), 2, cells, cells, 2, -1)
         folded = 0.5 * (pooled[..., 0, :] + pooled[..., 1, :].flip(3))
-        return folded.permute(0, 1, 4, 2, 3).reshape(len(x), -1).sqrt()
+        return folded.permute(0, 1, 4, 2, 3).reshape(len(rows), -1).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (n, c, h, w) to (n, 2 * atoms * cells * cells)."""
         rows = 1 if x.device.type == "cpu" else ACCELERATED
-        return torch.cat([self._pooled(part) for part in torch.split(x, rows)])
+        return torch.cat([self.of(self.beyond(part)) for part in torch.split(x, rows)])

@@ -150,14 +150,14 @@ def network_of(release: Release) -> str:
 
 
 def _closed_form(release: Release, features: Features) -> Model:
-    head = closed_form(release, features)
+    linear = closed_form(release, features).module(features.width)
     summary: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
     if (found := estimated_accuracy(release)) is not None:
         summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
     if drowned(release):
         summary["warning"] = DROWNED
-        head = discriminant.LinearHead(torch.zeros_like(head.weight), log_shares(release))
-    linear = head.module(features.width)
+        nothing = torch.zeros(len(linear.bias), features.width)
+        linear = discriminant.LinearHead(nothing, log_shares(release)).module()
     return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
 
 

@@ -45,10 +45,12 @@ def evaluate(
     loaded = Model.load(model)
     domain = loaded.certificate.domain
     if data is not None:
+        import numpy as np
+
         from adlm.public import datasets
 
         records = datasets.load(data, split)
-        codes = domain.encode_labels([records.domain.classes[c] for c in records.y])
+        codes = domain.encode_labels(np.asarray(records.domain.classes)[records.y])
         found = measure(loaded.probabilities(records.x, device=pick_device(device)), codes)
     else:
         assert file is not None

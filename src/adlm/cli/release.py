@@ -94,6 +94,7 @@ def release(
         raise UserError(
             "--method ilm is identical noise: leave out --allocation and --relevance, or take --method adlm"
         )
+    chosen = pick_device(device)
     job = request.open(public_size)
     options: dict[str, Any] = {
         "epsilon": epsilon,
@@ -111,7 +112,6 @@ def release(
     def make() -> Release:
         if file is None:
             given = request.records()
-            chosen = pick_device(device)
             return privatise(given.x, given.labels, given.domain, device=chosen, cache=cache, **options)
         options["fourier"] = random_fourier_features(fourier)
         return privatise(file, domain=request.domain_file(), neighbours=neighbours, **options)

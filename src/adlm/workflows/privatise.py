@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from adlm.curator.featurise import featurise
 from adlm.curator.mechanisms.calibration import Upstream
-from adlm.curator.mechanisms.moments import Batch, CrossMoments, MomentConfig, Second, calibrate, release
+from adlm.curator.mechanisms.moments import CrossMoments, MomentConfig, Second, calibrate, release
 from adlm.errors import UserError
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import NOT_PUBLIC, Release
@@ -132,30 +132,26 @@ def _privatise_arrays(
         raise UserError(f"relevance must be one of {', '.join(RELEVANCES)}, got {relevance!r}")
     if relevance == "private" and allocation == "identical":
         raise UserError("identical noise follows no relevance: leave out the private relevance, which costs")
+    if len(records) == 0:
+        raise UserError("there are no records to release; give at least one")
+    ledger, source = opened(options)
+    features, plan = _planned(domain, len(records), budget, options)
+    public = provenance_of(features, domain.shape) == "public"
+    stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
     codes = domain.encode_labels(y)
     if len(records) != len(codes):
         raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
-    if len(codes) == 0:
-        raise UserError("there are no records to release; give at least one")
-    features = options.get("features") or for_domain(domain)
-    public = provenance_of(features, domain.shape) == "public"
-    stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
-    plan = _planned(features, domain, len(codes), budget, options)
     features = narrowed(features, plan.k)
     z = featurise(
         records, domain, features, device=options.get("device", "cpu"), cache=options.get("cache", False)
     )
-
-    def batches() -> list[Batch]:
-        return [(z[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(z), BATCH)]
-
+    batches = [(z[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(z), BATCH)]
     asked = asked | {
         "k": options.get("k"),
         "second": options.get("second"),
         "share": options.get("share_sums"),
         "allocation": allocation,
     }
-    ledger, source = opened(options)
     first = pilot.NO_PILOT
     if relevance == "private":
         early, budget = pilot.shares(budget)
@@ -165,7 +161,7 @@ def _privatise_arrays(
             *calibrate(config, domain.neighbours).charges,
         )
         first = pilot.pilot_release(
-            batches,
+            lambda: batches,
             domain,
             features,
             plan=plan,
@@ -175,15 +171,16 @@ def _privatise_arrays(
             unproved=unproved,
         )
         plan = replace(plan, scales=pilot.scales(first.relevance, first.typical, allocation or "optimal"))
+    settings = {"plan": plan.to_dict(), "relevance": relevance, "asked": asked}
     return release(
-        batches,
+        lambda: batches,
         domain=domain,
         features=features,
         config=moment_config(plan, budget),
         ledger=ledger,
         source=source,
         upstream=Upstream(
-            settings={"plan": plan.to_dict(), "relevance": relevance, "asked": asked},
+            settings=settings,
             stamps=stamps,
             unproved=unproved,
             charges=first.charges,
@@ -192,15 +189,15 @@ def _privatise_arrays(
     )
 
 
-def _planned(
-    features: Features, domain: Domain, n: int, budget: Budget, options: ReleaseOptions
-) -> MomentPlan:
-    """Return the plan that was given, or the public rule's, with the single settings that were asked for."""
+def _planned(domain: Domain, n: int, budget: Budget, options: ReleaseOptions) -> tuple[Features, MomentPlan]:
+    """Return features and plan: given ones or the public rule's, with the settings that were asked for."""
     plan, allocation = options.get("plan"), options.get("allocation")
     private = options.get("relevance") == "private"
+    size = public_size(domain.neighbours, 1, options.get("size"), lambda: n) if plan is None else n
+    features = options.get("features") or for_domain(domain)
     if plan is None:
         plan = plan_moments(
-            public_size(domain.neighbours, 1, options.get("size"), lambda: n),
+            size,
             len(domain.classes),
             float(budget.epsilon),
             float(budget.delta),
@@ -210,14 +207,11 @@ def _planned(
         )
     if not isinstance(plan, MomentPlan):
         raise UserError(f"a release of arrays follows a MomentPlan, got {type(plan).__name__}")
-    return adjusted(
-        plan,
-        features,
-        k=options.get("k"),
-        second=options.get("second"),
-        share_sums=options.get("share_sums"),
-        allocation=None if private else allocation,
-    )
+    changes: dict[str, Any] = {name: options.get(name) for name in ("k", "second", "share_sums")}
+    changes["allocation"] = None if private else allocation
+    if options.get("plan") is None and not any(value is not None for value in changes.values()):
+        return features, plan
+    return features, adjusted(plan, features, **changes)
 
 
 def moment_config(plan: MomentPlan, budget: Budget, contributions: int = 1) -> MomentConfig:

@@ -31,7 +31,6 @@ ACROSS = 500  # pure: epsilon n for each coordinate, from which products across 
 BROAD = 0.6  # least energy of a record around its class mean: real classes are broader than synthetic ones
 LOOSE = 1.1  # clip level of an energy, relative to what is expected
 ROUNDS_SUMS = Fraction(1, 10)  # share of class sums beside gradient rounds
-ROUNDS_COORDINATES, ROUNDS_FEWEST = 0.22, 150  # coordinates by variance for a unit of signal, and at least
 APART = 0.8  # energy around class means, up to which second moments are best taken around them
 
 
@@ -195,13 +194,11 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan
 
 def _rounds(n: int, strength: float, features: Features) -> MomentPlan:
     """Gradient rounds: noise on a score depends on the path, not on k, unless coordinates fall off."""
-    k, why = features.width, f"k = {features.width}: all coordinates"
-    if features.by_variance:
-        k = min(k, max(ROUNDS_FEWEST, math.floor(ROUNDS_COORDINATES * strength)))
-        why = f"k = {k}: coordinates are ordered by variance, one for {1 / ROUNDS_COORDINATES:.1f} of signal"
+    k = features.rounds_width(strength)
+    kept = "all coordinates" if k == features.width else "the leading coordinates that suit the signal"
     rounds = plan_rounds(n, strength, path=features.path, longest_step=IMAGE_STEP)
     reasons = (
-        why,
+        f"k = {k}: {kept}",
         f"{rounds.rounds} gradient rounds: the signal n mu / sensitivity is {strength:.0f}, at least "
         f"{features.rounds_from:g}",
         f"step {rounds.step:g}: the path is {features.path:g} of the signal",

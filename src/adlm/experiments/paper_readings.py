@@ -220,6 +220,13 @@ def attack(reading: str, epsilon: str, *, runs: int = 2000, seed: int = 0) -> di
 
     The bound is wrong once in 1,000 runs (Clopper-Pearson). With noise of its own a record stays hidden up to
     what is proved; with shared noise the difference is the pixel itself.
+
+    Parameters
+    ----------
+    reading : of the paper's noise.
+    epsilon : as claimed.
+    runs : of each world.
+    seed : of the noise.
     """
     domain = Domain((28, 28), 0.0, 255.0, tuple("0123456789"))
     scale = {"sized": "authors-mnist", "batch": 1800, "delta_h0": "per-patch"}

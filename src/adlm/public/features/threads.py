@@ -22,6 +22,12 @@ def map_blocks_threaded(
     whole blocks, and works on them with one core. Work inside a lane that is itself cut into blocks stays in
     its lane.
 
+    Parameters
+    ----------
+    work : fills its part of the result.
+    x, out : inputs and results, record by record.
+    rows : records of a block.
+
     Formal guarantees
     -----------------
     A library may add in another order for another shape, another alignment in memory or another number of

@@ -77,6 +77,7 @@ def train(
     a network on noisy records. With --json: {"out", "network", "epochs", "first_loss", "loss",
     "stopped", "stamps", and "small_classes" if there are any} and the certificate's totals.
     """
+    from adlm.analyst.checkpoint import Checkpoint
     from adlm.analyst.class_sizes import sentences, small_classes
     from adlm.analyst.class_weights import class_weights, parse_class_weight, weighed
     from adlm.analyst.fit import fit, network_of
@@ -115,7 +116,12 @@ def train(
     few = "" if network is None else _few(plan.total(examples), ENOUGH_STEPS)
     checkpoint = out.parent / f"{out.name}.checkpoint"
     model = fit(
-        made, network, plan, draws=draws, device=pick_device(device), checkpoints=checkpoint, resume=resume
+        made,
+        network,
+        plan,
+        draws=draws,
+        device=pick_device(device),
+        checkpoint=Checkpoint(checkpoint, resume),
     )
     model = weighed(model, made, weights)
     small = small_classes(made)

@@ -151,7 +151,14 @@ def perform(cell: Trial) -> Outcome:
 
 @torch.no_grad()
 def accuracy(network: nn.Module, x: Tensor, labels: Any, *, together: bool = True) -> float:
-    """Share of records whose class is found, with the statistics of all of them or those training kept."""
+    """Share of records whose class is found, with the statistics of all of them or those training kept.
+
+    Parameters
+    ----------
+    network : classifier.
+    x, labels : (n, *shape) records and their n classes.
+    together : whether to normalise by the records' own statistics.
+    """
     was, right = network.training, torch.as_tensor(labels)
     with by_batch(network.eval(), together):
         found = in_chunks.forward(network, x).argmax(1)

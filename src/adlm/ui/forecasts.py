@@ -61,14 +61,27 @@ def point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
 
 
 def curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
-    """Return what is known of a curve without rehearsing anything."""
+    """Return what is known of a curve without rehearsing anything.
+
+    Parameters
+    ----------
+    choice : data set or table.
+    n : number of records.
+    delta : of every budget of the curve.
+    neighbours : the relation.
+    """
     check_size(n)
     found = (_kept_point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in EPSILONS)
     return [p for p in found if p is not None]
 
 
 def whole_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
-    """Rehearse a whole curve, where it is not known."""
+    """Rehearse a whole curve, where it is not known.
+
+    Parameters
+    ----------
+    choice, n, delta, neighbours : as for `curve`.
+    """
     epsilons = COARSE if choice.table is not None else EPSILONS
     return [point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in epsilons]
 

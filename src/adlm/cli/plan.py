@@ -146,8 +146,9 @@ def _plan_table(
         ]
         for p in plans
     ]
+    measured = "made records, %" if table.target is None else "R2 on made records, %"
     output.table(
-        ["epsilon", "mechanism", "Fourier features", "made records, %", "of at most, %"],
+        ["epsilon", "mechanism", "Fourier features", measured, "of at most, %"],
         rows,
         title=f"{n} records, {len(table.features)} columns, {table.neighbours}, delta {delta}; nothing spent",
     )
@@ -165,7 +166,7 @@ def _plan_table(
     output.result(
         {
             "n": n,
-            "classes": len(table.label.classes),
+            "classes": len(table.answer.classes),
             "features": {"name": "tabular"},
             "neighbours": table.neighbours,
             "plans": [p.to_dict() for p in plans],

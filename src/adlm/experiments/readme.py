@@ -27,7 +27,7 @@ from adlm.experiments import frontier_page, kinds
 from adlm.experiments.catalogue import EXPERIMENTS
 from adlm.experiments.run import SUMMARY
 from adlm.experiments.tables import quoted
-from adlm.experiments.tabulate import calibration, grid, table, tests
+from adlm.experiments.tabulate import calibration, grid, table, tests, trials
 from adlm.runtime.artefact import write_file
 
 INSTEAD = {"tests": tests, "calibration": calibration, "published": frontier_page.table}  # of the main table
@@ -42,6 +42,8 @@ def rewritten(text: str, folder: Path) -> str:
         head = " ".join([path, *methods])
         if path.endswith("kinds.jsonl"):
             made = kinds.table(folder / path)
+        elif path.endswith("trials.jsonl"):
+            made = trials(folder / path)
         elif path.endswith(".jsonl"):
             made = quoted(folder / path, methods)
         elif path.endswith(".json"):

@@ -82,7 +82,7 @@ def _size(certificate: Certificate) -> str:
 def _asked(certificate: Certificate) -> str:
     """The options that the release was made with, or its budget where they were not kept."""
     totals, settings = certificate.totals, certificate.settings
-    spent = totals.epsilon_proved if certificate.kind == "moments" else totals.epsilon_claimed
+    spent = totals.epsilon_proved if certificate.kind != "records" else totals.epsilon_claimed
     options = {"epsilon": show(spent)}
     if certificate.kind != "records":
         options["delta"] = f"{float(totals.delta):g}"

@@ -154,7 +154,7 @@ def _over_epsilon(summary: Mapping[str, Any]) -> Any:
 def _published(axes: Any, figures: Sequence[Mapping[str, Any]], *, apart: bool) -> None:
     """Marks for what others have published; each method by itself, or one mark for each source."""
     names = [f"{f['what']} ({f['source']})" if apart else f["source"] for f in figures]
-    for mark, name in zip("x+1234*", dict.fromkeys(names), strict=False):
+    for mark, name in zip("x+1234*dDsv^", dict.fromkeys(names), strict=False):
         own = [figure for figure, its in zip(figures, names, strict=True) if its == name]
         x, y = [figure["epsilon"] for figure in own], [100 * figure["accuracy"] for figure in own]
         axes.plot(

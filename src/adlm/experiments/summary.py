@@ -42,15 +42,17 @@ def summarise(experiment: Experiment, done: Sequence[Done], *, preset: str, comm
         "seconds": round(sum(float(item.outcome["seconds"]) for item in done), 1),
         "rows": [_row(group, experiment.kind) for group in _groups(done)],
         "tests": _tests(experiment, done),
-        "published": [figure.to_dict() for figure in _published(experiment)],
+        "published": [figure.to_dict() for figure in _beside(experiment)],
     }
 
 
-def _published(experiment: Experiment) -> Sequence[published.Published]:
-    """What others state of the same data; of an ablation, what it is the reason for."""
+def _beside(experiment: Experiment) -> Sequence[published.Published]:
+    """Return the published figures beside an experiment's own; of an ablation, what it explains."""
     if experiment.kind == "ablation":
-        return [p for p in published.of(experiment.data) if p.what == "AdLM, claimed" and p.epsilon == 0.5]
-    return published.of(experiment.data) if experiment.kind in ("paper", "frontier") else ()
+        claimed = published.of_paper(experiment.data)
+        return [p for p in claimed if p.what == "AdLM, claimed" and p.epsilon == 0.5]
+    known = {"paper": published.of_paper, "frontier": published.of}.get(experiment.kind)
+    return () if known is None else known(experiment.data)
 
 
 def _groups(done: Iterable[Done]) -> list[list[Done]]:

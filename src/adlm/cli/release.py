@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from adlm.cli.console import AsJson, Device, Output, Quiet, Sign, given, key_of, pick_device, stamped
-from adlm.cli.release_records import by_name, from_table, records_maker
+from adlm.cli.release_records import by_name, from_inputs, from_table, records_maker
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from adlm.curator.ledger import Ledger
     from adlm.privacy.release import Release
+    from adlm.public.domain import Domain
+    from adlm.public.features import Features
 
 KINDS = ("moments", "records")
 METHODS = ("adlm", "ilm")
@@ -25,13 +27,15 @@ LARGE_EPSILON = 10  # from here on a person is warned
 # fmt: off
 ONLY_FOR = {
     "--kind moments": (
+        "backbone", "provenance", "trained_on",
         "k", "second_moment_dim", "sums_budget_share", "relevance", "fourier", "public_size", "cache",
     ),
     "--kind records": (
         "split", "network", "batch_size", "delta_h0", "mode", "loss", "relevance_network",
         "relevance_provenance", "trust",
     ),
-    "tables from a file": ("domain", "fourier"),
+    "records from a file": ("domain",),
+    "tables from a file": ("fourier",),
     "--data": ("limit", "cache"),
 }
 # fmt: on
@@ -39,9 +43,11 @@ ONLY_FOR = {
 
 def release(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(help="A CSV or Parquet file; needs --domain.")] = None,
+    file: Annotated[
+        Path | None, typer.Argument(help="A file or a folder of records; needs --domain.")
+    ] = None,
     data: Annotated[str | None, typer.Option(help="A data set by name (see adlm data list).")] = None,
-    domain: Annotated[Path | None, typer.Option(help="The TOML file that declares the columns.")] = None,
+    domain: Annotated[Path | None, typer.Option(help="The TOML file that declares the records.")] = None,
     epsilon: Annotated[str, typer.Option(help="The privacy budget of this release.")] = "1",
     delta: Annotated[str, typer.Option(help="0 for pure epsilon (Laplace), else Gaussian noise.")] = "0",
     out: Annotated[Path, typer.Option(help="Folder to make.")] = Path("release"),
@@ -76,6 +82,21 @@ def release(
     fourier: Annotated[
         str | None,
         typer.Option(help="Tables: random Fourier features of the numeric columns.", metavar="N|auto"),
+    ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="Moments of images or vectors: a public encoder, as FILE.onnx, timm:NAME or a folder that "
+            "transformers saved.",
+            metavar="ENCODER",
+        ),
+    ] = None,
+    provenance: Annotated[
+        str | None,
+        typer.Option(help="public or private, declared of the --backbone: had private records a part in it?"),
+    ] = None,
+    trained_on: Annotated[
+        str | None, typer.Option(help="What the --backbone was trained on; it is said in the report.")
     ] = None,
     split: Annotated[
         str, typer.Option(help="Records: shares for relevance, features and labels.")
@@ -153,7 +174,15 @@ def release(
         )
     if (file is None) == (data is None):
         raise UserError("give either a file with --domain, or --data NAME; adlm data list shows the names")
-    _check_options(context, kind, "--data" if file is None else "tables from a file")
+    source_kind = _source_kind(file, domain)
+    _check_options(context, kind, *(("--data",) if file is None else ("records from a file", source_kind)))
+    if (backbone is None) != (provenance is None) or (backbone is None and trained_on is not None):
+        raise UserError(
+            "--backbone ENCODER needs --provenance public or private, and both --provenance and --trained-on "
+            "are for a --backbone"
+        )
+    if backbone is not None and source_kind == "tables from a file":
+        raise UserError("--backbone is for images and vectors; leave it out for a table")
     _warn(epsilon, delta, public_size)
     key = key_of(sign)
     require_room(out, what="release")
@@ -162,7 +191,12 @@ def release(
     chosen = pick_device(device)
     make: Callable[[], Release]
     if kind == "records":
-        records = from_table(file, domain, neighbours) if file else by_name(data, neighbours, limit)
+        if file is None:
+            records = by_name(data, neighbours, limit)
+        elif source_kind == "tables from a file":
+            records = from_table(file, domain, neighbours)
+        else:
+            records = from_inputs(file, domain, neighbours)
         make = records_maker(
             records, epsilon, delta, method, split, network, batch_size, delta_h0, allocation, mode, loss,
             relevance_network, relevance_provenance, trust or (), book, source, out,
@@ -183,7 +217,8 @@ def release(
         }
         if fourier is not None:
             options["fourier"] = random_fourier_features(fourier)
-        make = _moments_maker(data, file, domain, neighbours, limit, cache, options, out, key)
+        encoder = None if backbone is None else (backbone, provenance or "", trained_on or "")
+        make = _moments_maker(data, file, domain, neighbours, limit, cache, encoder, options, out, key)
     try:
         made = make()
         if kind == "records" and key is not None:  # it was written chunk by chunk
@@ -257,13 +292,36 @@ def _signed(release: Release, key: Ed25519PrivateKey, out: Path) -> Release:
     return signed
 
 
-def _check_options(context: typer.Context, kind: str, place: str) -> None:
+def _source_kind(file: Path | None, domain: Path | None) -> str:
+    """Say where records come from, in the words of ONLY_FOR."""
+    from adlm.public.domain.inputs import is_input_domain
+
+    if file is None:
+        return "--data"
+    return "images or vectors" if domain is not None and is_input_domain(domain) else "tables from a file"
+
+
+def _encoder(
+    encoder: tuple[str, str, str] | None, domain: Domain, options: dict[str, Any]
+) -> Features | None:
+    """Load the encoder that was asked for, before a record is read."""
+    from adlm.public.features import load_backbone
+
+    if encoder is None:
+        return None
+    name, provenance, trained_on = encoder
+    return load_backbone(
+        name, domain.shape, provenance=provenance, trained_on=trained_on, device=options["device"]
+    )
+
+
+def _check_options(context: typer.Context, kind: str, *places: str) -> None:
     """Refuse an option that was given and would have no effect."""
     from adlm.errors import UserError
 
     for needed, names in ONLY_FOR.items():
         for name in names:
-            if needed not in (f"--kind {kind}", place) and given(context, name):
+            if needed not in (f"--kind {kind}", *places) and given(context, name):
                 raise UserError(f"--{name.replace('_', '-')} is for {needed}; leave it out")
 
 
@@ -298,18 +356,27 @@ def _moments_maker(
     neighbours: str | None,
     limit: int | None,
     cache: bool,
+    encoder: tuple[str, str, str] | None,
     options: dict[str, Any],
     out: Path,
     key: Ed25519PrivateKey | None,
 ) -> Callable[[], Release]:
     from adlm.errors import UserError
+    from adlm.public.domain.inputs import InputDomain, is_input_domain
     from adlm.workflows.privatise import privatise
+    from adlm.workflows.privatise_inputs import privatise_inputs
     from adlm.workflows.privatise_table import privatise_table
 
     def make() -> Release:
         if data is not None:
             records = by_name(data, neighbours, limit)
+            options["features"] = _encoder(encoder, records.domain, options)
             made = privatise(records.x, records.y, domain=records.domain, cache=cache, **options)
+        elif domain is not None and is_input_domain(domain):
+            assert file is not None
+            declared = InputDomain.load(domain)
+            options["features"] = _encoder(encoder, declared.domain, options)
+            made = privatise_inputs(file, declared, neighbours=neighbours, **options)
         else:
             if domain is None:
                 raise UserError("a file needs --domain FILE.toml; adlm domain init drafts one")

@@ -71,6 +71,25 @@ def from_table(file: Path, domain: Path | None, neighbours: str | None) -> Recor
     )
 
 
+def from_inputs(path: Path, domain: Path | None, neighbours: str | None) -> Records:
+    """Read all images or vectors of a file or a folder for a record release."""
+    from adlm.errors import UserError
+    from adlm.public.domain.inputs import InputDomain
+    from adlm.readers.inputs import read_inputs
+
+    assert domain is not None
+    declared = InputDomain.load(domain)
+    if neighbours is not None:
+        declared = replace(declared, neighbours=neighbours)
+    if declared.contributions > 1:
+        raise UserError(
+            f"a record release protects single records, and a person may have {declared.contributions} of "
+            "them here; declare one record a person, or make a moment release"
+        )
+    x, y = read_inputs(path, declared)
+    return Records(x, y, declared.domain)
+
+
 def records_maker(
     records: Records, epsilon: str, delta: str, method: str, split: str, network: str | None,
     batch_size: int | None, delta_h0: str, allocation: str | None, mode: str, loss: str,

@@ -9,7 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from adlm.cli.console import AsJson, Device, Output, Quiet, Sign, given, key_of, pick_device, stamped
+from adlm.cli.console import (
+    AsJson,
+    BackboneAgain,
+    Device,
+    Output,
+    Quiet,
+    Sign,
+    encoder_again,
+    given,
+    key_of,
+    pick_device,
+    stamped,
+)
 
 FOR_NETWORKS = (
     "epochs",
@@ -58,6 +70,7 @@ def train(
         int, typer.Option(help="Order of batches; nothing to do with privacy.", min=0, max=2**32 - 1)
     ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from OUT's checkpoint.")] = False,
+    backbone: BackboneAgain = None,
     sign: Sign = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -97,8 +110,16 @@ def train(
     )  # fmt: skip
     few = "" if network is None else _few(plan.total(examples), ENOUGH_STEPS)
     checkpoint = out.parent / f"{out.name}.checkpoint"
+    chosen = pick_device(device)
     model = fit(
-        made, network, plan, draws=draws, device=pick_device(device), checkpoints=checkpoint, resume=resume
+        made,
+        network,
+        plan,
+        features=encoder_again(backbone, made.certificate, chosen),
+        draws=draws,
+        device=chosen,
+        checkpoints=checkpoint,
+        resume=resume,
     )
     small = small_classes(made)
     if small:  # goes along with the model, which has no counts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -31,6 +32,7 @@ from adlm.workflows import pilot
 
 PRIVATE_FEATURES = "private records had a part in the features"
 RELEVANCES = ("prior", "private")
+INPUT = "input"  # the setting that holds a declared file of images or vectors
 BATCH = 4096  # records whose features are added up at once
 
 
@@ -54,6 +56,8 @@ def privatise(
     size: int | None = None,
     cache: bool = False,
     device: str = "cpu",
+    contributions: int = 1,
+    declared: Mapping[str, Any] | None = None,
 ) -> Release:
     """Read private records once and release noisy sums of their public features.
 
@@ -71,6 +75,9 @@ def privatise(
     seed : makes the release repeatable and stamps it `NOT PRIVATE: seeded`.
     size : under add-remove, a public guess of the number of records for the rule to work with.
     cache : keep the features of the records on disk, readable by their owner alone.
+    contributions : most records that one person has in `x`, which the caller has seen to; the guarantee is
+        for a person.
+    declared : a public declaration of the records' file, kept in the certificate.
 
     Formal guarantees
     -----------------
@@ -81,6 +88,8 @@ def privatise(
         raise UserError(f"relevance must be one of {', '.join(RELEVANCES)}, got {relevance!r}")
     if relevance == "private" and allocation == "identical":
         raise UserError("identical noise follows no relevance: leave out the private relevance, which costs")
+    if relevance == "private" and contributions > 1:
+        raise UserError("private relevance is for one record a person; leave it out, or declare one record")
     records, codes = np.asarray(x), domain.encode_labels(y)
     if len(records) != len(codes):
         raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
@@ -91,7 +100,8 @@ def privatise(
     stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
     if plan is None:
         plan = plan_moments(
-            public_size(domain, len(codes), size), len(domain.classes), float(budget), float(slack),
+            public_size(domain, len(codes), size, contributions), len(domain.classes),
+            float(budget / contributions), float(slack),
             domain.neighbours, features,
             rounds=second is None and allocation is None and relevance == "prior",
         )  # fmt: skip
@@ -127,10 +137,11 @@ def privatise(
         batches,
         domain=domain,
         features=features,
-        design=design(plan, budget, slack),
+        design=design(plan, budget, slack, contributions),
         ledger=book,
         source=draw,
-        settings={"plan": plan.to_dict(), "relevance": relevance, "asked": asked},
+        settings={"plan": plan.to_dict(), "relevance": relevance, "asked": asked}
+        | ({} if declared is None else {INPUT: dict(declared)}),
         stamps=stamps,
         unproved=unproved,
         earlier=first.charges,
@@ -138,14 +149,14 @@ def privatise(
     )
 
 
-def public_size(domain: Domain, n: int, size: int | None) -> int:
-    """Return the number of records that the rule may use: n is public only under replace-one."""
-    if domain.neighbours == "replace-one":
+def public_size(domain: Domain, n: int, size: int | None, contributions: int = 1) -> int:
+    """Return the number of records that the rule may use: n is public only under replace-one of records."""
+    if domain.neighbours == "replace-one" and contributions == 1:
         return n
     if size is None:
+        why = "under add-remove" if contributions == 1 else "where a person may have several records"
         raise UserError(
-            "under add-remove the number of records is private; give a public guess of it (size=..., "
-            "--public-size)"
+            f"{why} the number of records is private; give a public guess of it (size=..., --public-size)"
         )
     return size
 

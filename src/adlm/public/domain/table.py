@@ -26,6 +26,7 @@ import tomli_w
 from adlm.errors import UserError
 from adlm.public.domain.column import FEATURE_KINDS, Column
 from adlm.public.domain.domain import NEIGHBOURS, Domain
+from adlm.public.domain.inputs import is_input_domain
 
 _SETTINGS = (
     "neighbours", "header", "delimiter", "quote", "newlines_in_values", "bad_rows", "comment", "decimal",
@@ -242,8 +243,10 @@ def _named_columns(raw: Any) -> list[tuple[str, Any]] | None:
 
 
 def is_table_domain(path: str | Path) -> bool:
-    """Whether a domain file declares a table's columns, rather than an array's bounds."""
+    """Whether a domain file declares a table's columns, rather than an array's bounds, images or vectors."""
     try:
-        return "columns" in tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return "columns" in tomllib.loads(Path(path).read_text(encoding="utf-8")) and not is_input_domain(
+            path
+        )
     except (OSError, ValueError):
         return False

@@ -22,6 +22,7 @@ __all__ = [
     "PriorStatistics",
     "RandomDirections",
     "TABLES",
+    "brought_along",
     "build",
     "checked",
     "declared",
@@ -135,6 +136,11 @@ def described(features: Features) -> dict[str, Any]:
         return entry
     told = {"provenance": own.provenance or "undeclared"}
     return entry | told | ({"trained_on": own.trained_on} if own.trained_on else {})
+
+
+def brought_along(features: Features) -> bool:
+    """Say whether a map is a person's own: then its last bits may depend on how records are batched."""
+    return _own(features) is not None
 
 
 def _own(features: Features) -> Features | None:

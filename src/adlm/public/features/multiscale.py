@@ -17,14 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from adlm.errors import UserError
-from adlm.public.features.base import Features, unit_norm
+from adlm.public.features.base import Features
 from adlm.public.features.colour import Colour, flip_average, opponent
+from adlm.public.features.exact import ExactDirections, exact_unit_norm
 from adlm.public.features.narrowed import narrow
-from adlm.public.features.natural import SHIPPED_FOLDER, expand, restore_prior
+from adlm.public.features.natural import LONGEST, SHIPPED_FOLDER, expand, restore_prior
 from adlm.public.features.scattering import Scattering
+from adlm.public.features.threads import map_blocks_threaded
 
 SCALES = {32: 2, 64: 3, 96: 4}  # side in pixels: scales J of its scattering
 WIDTH = 600
+ROWS = 16  # images worked on together
 THUMBNAIL = 8
 # Added to a record's norm within an order, so that a flat image's rounding errors stay small.
 FLOORS = (0.05, 0.1, 0.1)
@@ -137,6 +140,8 @@ class MultiscaleImages(Features):
     projection: Tensor
     mean: Tensor
     offset: Tensor
+    scale: Tensor
+    columns: Tensor
     class_separation = 0.42  # as for colour photographs of 32 pixels
     by_variance = True
     batch = 128
@@ -156,8 +161,11 @@ class MultiscaleImages(Features):
         self.blocks = MultiscaleBlocks(self.size, channels == 3)
         self.register_buffer("projection", projection[:, : self.width].contiguous())
         self.register_buffer("mean", stored["mean"].float())
+        self.register_buffer("scale", stored["projection.rows"].float(), persistent=False)
+        self.register_buffer("columns", stored["projection.columns"][: self.width].double(), persistent=False)
+        self.directions = ExactDirections(stored["projection"][:, : self.width], LONGEST)
         # Not in the fingerprint: a product's last bits depend on the machine, what it is made of does not.
-        self.register_buffer("offset", self.mean @ self.projection, persistent=False)
+        self.register_buffer("offset", self.mean.double() @ self.projection.double(), persistent=False)
         self.prior = narrow(restore_prior(stored), self.width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -167,10 +175,20 @@ class MultiscaleImages(Features):
                 f"the feature map was built for records of shape {self.shape} (got {tuple(x.shape[1:])})"
             )
         images = x.reshape(-1, self.channels, *self.shape[-2:])
+        out = images.new_empty(len(images), len(self.scale), dtype=torch.float32)
+        rows = map_blocks_threaded(self._block, images, out, ROWS)
+        return exact_unit_norm(self.directions(rows) * self.columns - self.offset)
+
+    def _block(self, images: Tensor, out: Tensor) -> None:
+        out.copy_(self.scaled_blocks(images))
+
+    def scaled_blocks(self, images: Tensor) -> Tensor:
+        """Raw blocks of images (n, channels, H, W), in the units of the stored projection."""
         if self.resized:
             sides = (self.size, self.size)
             images = functional.interpolate(images, sides, mode="bilinear", antialias=True).clamp(0, 1)
-        return unit_norm(self.blocks(images) @ self.projection - self.offset)
+        scaled: Tensor = self.blocks(images) * self.scale
+        return scaled
 
     def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor:
         """Draw classes of scenes and map them: (classes, per_class, width)."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from adlm.public.features.base import Features
+from adlm.public.features.exact import exact_unit_norm
 
 
 class BoundedVector(Features):
@@ -24,9 +24,7 @@ class BoundedVector(Features):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, size) to (n, size), rows of L2 norm at most 1."""
-        z = 2.0 * x.flatten(1) - 1.0
-        bounded: Tensor = z / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(1.0)
-        return bounded
+        return exact_unit_norm(2.0 * x.flatten(1) - 1.0, floor=1.0)
 
     def spec(self) -> dict[str, Any]:
         """Describe the map."""

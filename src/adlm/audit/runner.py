@@ -21,7 +21,7 @@ from adlm.audit.membership import EPOCHS, summary
 from adlm.audit.others import audit_other, find_mechanism
 from adlm.audit.reading import product_reading
 from adlm.audit.reading_controls import READING
-from adlm.audit.reading_inputs import product_input_reading
+from adlm.audit.reading_inputs import images_brightened_together, product_input_reading
 from adlm.audit.rounds_controls import ROUNDS
 from adlm.audit.separability import product_separability
 from adlm.audit.side_by_side import side_by_side

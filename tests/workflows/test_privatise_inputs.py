@@ -400,3 +400,28 @@ def test_an_encoder_normalises_by_its_metadata_and_survives_a_copy(tmp_path: Pat
         features=plain,
     )
     assert fit(release, features=plain).probabilities(np.zeros((1, 3, 16, 16))).shape == (1, 2)
+
+
+def test_a_folder_that_transformers_saved_is_an_encoder(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    settings = transformers.ViTConfig(
+        hidden_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=16,
+        patch_size=8,
+    )
+    transformers.ViTModel(settings).save_pretrained(tmp_path / "vit")
+    with pytest.raises(UserError, match="not a folder of an image encoder"):
+        load_backbone(tmp_path / "vit", (3, 16, 16), provenance="public")
+    mean = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.2, 0.2, 0.2]}
+    (tmp_path / "vit" / "preprocessor_config.json").write_text(json.dumps(mean))
+    with pytest.raises(UserError, match="takes colour images"):
+        load_backbone(tmp_path / "vit", (16, 16), provenance="public")
+    features = load_backbone(tmp_path / "vit", (3, 16, 16), provenance="public", trained_on="nothing")
+    assert features.width == 24
+    assert features.spec()["encoder"] == "vit"
+    assert provenance_of(features, (3, 16, 16)) == "public"
+    again = load_backbone(tmp_path / "vit", (3, 16, 16), provenance="public")
+    assert again.fingerprint() == features.fingerprint()

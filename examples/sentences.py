@@ -19,10 +19,9 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import parquet
 
-from adlm import fit
+from adlm import fit, privatise
 from adlm.public.domain.inputs import InputDomain
 from adlm.readers.inputs import read_inputs
-from adlm.workflows.privatise_inputs import privatise_inputs
 
 KINDS = ("complaint", "praise", "question")
 THINGS = (
@@ -89,7 +88,7 @@ def main(out: Path, n: int = 3000) -> float:
     embed(sentences(n, held_out=False), model, out / "sentences.parquet")
     embed(sentences(600, held_out=True), model, out / "held-out.parquet")
     domain = InputDomain.from_toml(DOMAIN)
-    release = privatise_inputs(out / "sentences.parquet", domain, epsilon=1, delta="1e-5")
+    release = privatise(out / "sentences.parquet", domain=domain, epsilon=1, delta="1e-5")
     release.save(out / "R")
     trained = fit(release)
     trained.save(out / "M")

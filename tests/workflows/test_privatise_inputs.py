@@ -22,7 +22,6 @@ from adlm import Ledger, Model, UserError, fit, privatise
 from adlm.public import datasets
 from adlm.public.domain.inputs import InputDomain
 from adlm.public.features import OnnxBackbone, load_backbone, provenance_of
-from adlm.workflows.privatise_inputs import privatise_inputs
 
 CLASSES = ("blue", "red")
 DOMAIN = """
@@ -107,7 +106,7 @@ def test_a_folder_of_png_files_has_the_digest_of_the_arrays_it_was_written_from(
         Image.fromarray(pixels.transpose(1, 2, 0)).save(below / f"{i:05}.png")
     declared = InputDomain.of_domain(known)
     one = privatise(x, y, domain=known, epsilon=2, delta="1e-5", seed=3)
-    two = privatise_inputs(tmp_path / "cifar10", declared, epsilon=2, delta="1e-5", seed=3)
+    two = privatise(tmp_path / "cifar10", domain=declared, epsilon=2, delta="1e-5", seed=3)
     assert one.certificate.digest == two.certificate.digest
 
 
@@ -134,12 +133,10 @@ def test_the_whole_way_by_command(place: Path) -> None:
     run("report", "M", "--out", "r.html")
     assert run("verify", "R")["epsilon_proved"] <= 8
     run(
-        "release",
+        "release-records",
         "photos",
         "--domain",
         "photos.toml",
-        "--kind",
-        "records",
         "--epsilon",
         "8",
         "--method",
@@ -247,7 +244,7 @@ def test_a_persons_records_are_bounded_and_cost_as_many(place: Path) -> None:
     made = run("release", "v.parquet", "--domain", "v.toml", *budget, "--public-size", "200", "--out", "R")
     assert made["n"] is None
     one, two = (
-        privatise_inputs(file, InputDomain.from_toml(VECTORS + text), epsilon=2, seed=0, size=200)
+        privatise(file, domain=InputDomain.from_toml(VECTORS + text), epsilon=2, seed=0, size=200)
         for text in (person.replace("2", "1"), person)
     )
     for release, records in ((one, 1), (two, 2)):

@@ -17,7 +17,7 @@ from adlm.privacy.release import Release
 from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.tabular import TabularFeatures
-from adlm.workflows.privatise_table import privatise_encoded
+from adlm.workflows.privatise import privatise
 
 
 def made_table(neighbours: str = "replace-one") -> TableDomain:
@@ -44,8 +44,8 @@ def records(n: int, seed: int) -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     x, y = records(6000, 1)
-    release = privatise_encoded(
-        lambda: [(x, y)], made_table(), epsilon=1, delta="1e-5", source=Source.system()
+    release = privatise(
+        lambda: [(x, y)], domain=made_table(), epsilon=1, delta="1e-5", source=Source.system()
     )
     folder = tmp_path_factory.mktemp("rounds") / "R"
     release.save(folder)
@@ -81,7 +81,7 @@ def test_it_is_served_as_onnx(made: Path, tmp_path: Path) -> None:
 
 def test_draws_of_an_additive_release_are_possible_cells() -> None:
     x, y = records(3000, 3)
-    release = privatise_encoded(lambda: [(x, y)], made_table(), epsilon=1, seed=1)
+    release = privatise(lambda: [(x, y)], domain=made_table(), epsilon=1, seed=1)
     z, _ = release.sample(200)
     features = release.features()
     assert isinstance(features, TabularFeatures)

@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -280,21 +279,12 @@ class InputDomain:
     @classmethod
     def from_toml(cls, text: str) -> InputDomain:
         """The domain that a file's text declares."""
-        try:
-            raw = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"a domain file must be valid TOML ({str(error).splitlines()[0]})") from None
-        return cls.from_dict(raw)
+        return cls.from_dict(declaration.toml(text))
 
     @classmethod
     def load(cls, path: str | Path) -> InputDomain:
         """Read a domain file; mistakes in it are told with the file's name."""
-        try:
-            return cls.from_toml(Path(path).read_text(encoding="utf-8"))
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-        except (OSError, ValueError) as error:
-            raise UserError(f"cannot read the domain file {path} ({declaration.reason(error)})") from None
+        return declaration.load(path, cls.from_toml)
 
 
 def named_columns(raw: Any) -> list[tuple[str, Any]]:
@@ -309,8 +299,8 @@ def named_columns(raw: Any) -> list[tuple[str, Any]]:
 def is_input_domain(path: str | Path) -> bool:
     """Whether a domain file declares images or vectors, rather than a table or an array."""
     try:
-        columns = tomllib.loads(Path(path).read_text(encoding="utf-8")).get("columns")
-    except (OSError, ValueError):
+        columns = declaration.load(path, declaration.toml).get("columns")
+    except UserError:
         return False
     sections = columns.values() if isinstance(columns, Mapping) else ()
     return any(isinstance(one, Mapping) and one.get("kind") in INPUT_KINDS for one in sections)

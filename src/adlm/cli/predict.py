@@ -1,4 +1,4 @@
-"""`adlm predict`: classes and probabilities for new records."""
+"""`adlm predict`: classes and probabilities, or numbers, for new records."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def predict(
 
     For a model of images, give an image, a folder of images at any depth, or any file of images that
     `adlm release` reads; a first column names each record.
+    A model of a numeric target gives a number within its bounds.
 
     With --json: {"out", "records", "stamps"} and the certificate's totals.
     """

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from adlm.analyst.metrics import Measures, measure
+from adlm.analyst.metrics import Measures, NumericMeasures, measure, measure_values
 from adlm.analyst.model import Model
 from adlm.errors import UserError
 from adlm.privacy.release import Certificate
+from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.inputs import InputDomain
 from adlm.public.features import TABLES
 from adlm.readers.inputs import input_batches
@@ -22,9 +23,10 @@ from adlm.readers.tables import read_batches, read_labelled, table_of
 
 
 def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
-    """Write the predicted class and the probability of each class for each record; return how many.
+    """Write a prediction for each record; return how many.
 
-    Records of images are named by a first column.
+    That is the predicted class and the probability of each class, or the predicted number. Records of images
+    are named by a first column.
     """
     batches = _records(model, file)
     named = declared_of(model.certificate) is not None
@@ -40,11 +42,14 @@ def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
             first = ["record"] if named else []
             writer.writerow([*first, "prediction", *(f"probability of {name}" for name in model.classes)])
             for x, names in batches:
+                records += len(x)
+                if model.target is not None:
+                    writer.writerows([f"{value:.6g}"] for value in model.values(x))
+                    continue
                 chance = model.probabilities(x)
                 for at, (code, row) in enumerate(zip(chance.argmax(1), chance, strict=True)):
                     who = [names[at]] if named else []
                     writer.writerow([*who, model.classes[int(code)], *(f"{p:.6f}" for p in row)])
-                records += len(x)
             if not records:
                 raise UserError(f"{file} holds no records; give at least one")
             stream.flush()
@@ -87,16 +92,31 @@ def _spec(model: Model) -> Mapping[str, Any]:
 
 def measure_file(model: Model, file: Path | str, *, device: str = "cpu") -> Measures:
     """Measure a model on a file of labelled records; only probabilities and labels are kept of them."""
-    chances, codes = [], []
+    return measure(*_answers(model.probabilities, model, file, device))
+
+
+def measure_values_file(model: Model, file: Path | str, *, device: str = "cpu") -> NumericMeasures:
+    """Measure a model of a numeric target on a file of records.
+
+    A true value outside the declared bounds counts as the nearest one within.
+    """
+    predicted, positions = _answers(model.values, model, file, device)
+    low, high = model.target or (0.0, 1.0)
+    return measure_values(predicted, low + (high - low) * (positions / TARGET_UNIT))
+
+
+def _answers(predict: Any, model: Model, file: Path | str, device: str) -> tuple[Any, Any]:
+    """Predictions for a file's records, and their labels or targets as they are encoded."""
+    predicted, truth = [], []
     declared = declared_of(model.certificate)
-    batches: Any
-    if declared is not None:
-        batches = input_batches(file, declared, bounded=False)
-    else:
-        batches = read_labelled(file, _spec(model))
+    batches: Any = (
+        read_labelled(file, _spec(model))
+        if declared is None
+        else input_batches(file, declared, bounded=False)
+    )
     for batch in batches:
-        chances.append(model.probabilities(batch.x, device=device))
-        codes.append(batch.y)
-    if not codes:
+        predicted.append(predict(batch.x, device=device))
+        truth.append(batch.y)
+    if not truth:
         raise UserError(f"{file} holds no records; give at least one")
-    return measure(np.concatenate(chances), np.concatenate(codes))
+    return np.concatenate(predicted), np.concatenate(truth)

@@ -231,9 +231,9 @@ def _planned(
     """Return features and plan: given ones or the public rule's, with the settings that were asked for."""
     plan, allocation = options.get("plan"), options.get("allocation")
     private = options.get("relevance") == "private"
-    size = public_size(domain.neighbours, contributions, options.get("size"), lambda: n) if plan is None else n
     features = options.get("features") or for_domain(domain)
     if plan is None:
+        size = public_size(domain.neighbours, contributions, options.get("size"), lambda: n)
         plan = plan_moments(
             size,
             len(domain.classes),

@@ -15,7 +15,7 @@ def bench(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Only these: noise, features, training, pipeline, growth, tables, reading, engines."
+            help="Only these: noise, features, training, pipeline, growth, tables, reading, engines, image."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less work; the spread is larger.")] = False,

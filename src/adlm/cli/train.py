@@ -9,7 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from adlm.cli.console import AsJson, Device, Output, Quiet, Sign, given, key_of, pick_device, stamped
+from adlm.cli.console import (
+    AsJson,
+    BackboneAgain,
+    Device,
+    Output,
+    Quiet,
+    Sign,
+    encoder_again,
+    given,
+    key_of,
+    pick_device,
+    stamped,
+)
 
 FOR_NETWORKS = (
     "epochs",
@@ -58,6 +70,7 @@ def train(
         int, typer.Option(help="Order of batches; nothing to do with privacy.", min=0, max=2**32 - 1)
     ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from OUT's checkpoint.")] = False,
+    backbone: BackboneAgain = None,
     class_weight: Annotated[
         str | None,
         typer.Option(
@@ -80,6 +93,7 @@ def train(
     together, with the same checkpoints; the first one writes.
     """
     from adlm.analyst import distributed
+    from adlm.analyst.checkpoint import Checkpoint
     from adlm.analyst.class_sizes import sentences, small_classes
     from adlm.analyst.class_weights import class_weights, parse_class_weight, weighed
     from adlm.analyst.fit import fit, network_of
@@ -117,8 +131,16 @@ def train(
     )
     few = "" if network is None else _few(plan.total(examples), ENOUGH_STEPS)
     checkpoint = out.parent / f"{out.name}.checkpoint"
-    with distributed.joined(pick_device(device)) as place:
-        model = fit(made, network, plan, draws=draws, device=place, checkpoints=checkpoint, resume=resume)
+    with distributed.joined(pick_device(device)) as chosen:
+        model = fit(
+            made,
+            network,
+            plan,
+            features=encoder_again(backbone, made.certificate, chosen),
+            draws=draws,
+            device=chosen,
+            checkpoint=Checkpoint(checkpoint, resume),
+        )
         model = replace(model, training={**model.training, **distributed.state()})
     if distributed.rank() != 0:  # one process writes and speaks
         return

@@ -279,7 +279,14 @@ def _parquet(piece: Piece, wanted: Sequence[str], rows: int) -> Iterator[tuple[d
 def check_header(
     path: DataFile | Path, names: Sequence[str], wanted: Sequence[str], *, shown: bool = True
 ) -> None:
-    """Refuse a file with a missing or doubled column; its first line is not `shown` if it may be a record."""
+    """Refuse a file with a missing or doubled column; its first line is not `shown` if it may be a record.
+
+    Parameters
+    ----------
+    path : the file.
+    names, wanted : columns it has, and those it must have.
+    shown : whether a sentence may show its first line.
+    """
     for name in wanted:
         if name not in names:
             have = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -35,7 +35,6 @@ from adlm.curator.sums import add_class_sums
 from adlm.curator.totals import clamped, halved
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import class_offsets, final_head
-from adlm.estimation.moments import Moments
 from adlm.privacy.accounting import Mechanism
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain import Domain
@@ -106,7 +105,7 @@ def release(
     if config.second is not None and fine_clip is not None:
         across = None
         if config.second.later:
-            known, outer = stage.second_moment_basis(Moments.from_tensors(tensors, stated), config.second)
+            known, outer = stage.second_moment_basis(tensors, stated, config.second)
             partial = stage.Products(fine_clip, known.get("centres"), known.get("basis"), outer)
             with progress.bar(n, "second moments", "records") as advance:
                 total = records.total(partial, advance)

@@ -176,9 +176,13 @@ def photographs(scale: Scale) -> list[Ratio]:
     actions = {"own": partial(clock, features), "plain": partial(clock, partial(plain_features, features))}
     rates = interleave(actions, scale.repeats)
     return [
-        ratio("features: photographs' rate over their plain form, one thread", rates["own"], rates["plain"],
-              detail={"images": images})
-    ]  # fmt: skip
+        ratio(
+            "features: photographs' rate over their plain form, one thread",
+            rates["own"],
+            rates["plain"],
+            detail={"images": images},
+        )
+    ]
 
 
 def training(scale: Scale) -> list[Ratio]:

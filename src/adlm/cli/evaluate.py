@@ -55,10 +55,12 @@ def evaluate(
         _numeric(loaded, measured.to_dict() | {"of": str(file), "split": None}, save, output)
         return
     if data is not None:
+        import numpy as np
+
         from adlm.public import datasets
 
         records = datasets.load(data, split)
-        codes = domain.encode_labels([records.domain.classes[c] for c in records.y])
+        codes = domain.encode_labels(np.asarray(records.domain.classes)[records.y])
         found = measure(loaded.probabilities(records.x, device=pick_device(device)), codes)
     else:
         assert file is not None

@@ -112,6 +112,7 @@ def release(
         raise UserError(
             "--method ilm is identical noise: leave out --allocation and --relevance, or take --method adlm"
         )
+    chosen = pick_device(device)
     of_table = file is not None and not request.of_inputs
     encoder = Encoder.asked(backbone, provenance, trained_on, of_table=of_table)
     if fourier is not None and not of_table:
@@ -131,7 +132,6 @@ def release(
     }
 
     def make() -> Release:
-        chosen = pick_device(device)
         if file is None:
             given = request.records()
             features = None if encoder is None else encoder.load(given.domain.shape, chosen)

@@ -98,9 +98,9 @@ class Request:
         from adlm.privacy.budget import Budget
         from adlm.runtime.artefact import require_room
 
+        require_room(self.out, what="release")
         _warn(self.epsilon, self.delta, public_size)
         key = key_of(self.sign)
-        require_room(self.out, what="release")
         place = self.ledger or default_path(self.data or str(self.file and self.file.resolve()))
         ledger = Ledger(place, None if self.budget is None else Budget.parse(self.budget))
         source = Source.system() if self.seed is None else Source.seeded_with(self.seed)

@@ -90,6 +90,7 @@ def train(
     a network on noisy records. With --json: {"out", "network", "epochs", "first_loss", "loss",
     "stopped", "stamps", and "small_classes" if there are any} and the certificate's totals.
     """
+    from adlm.analyst.checkpoint import Checkpoint
     from adlm.analyst.class_sizes import sentences, small_classes
     from adlm.analyst.class_weights import class_weights, parse_class_weight, weighed
     from adlm.analyst.fit import fit, network_of
@@ -135,8 +136,7 @@ def train(
         features=encoder_again(backbone, made.certificate, chosen),
         draws=draws,
         device=chosen,
-        checkpoints=checkpoint,
-        resume=resume,
+        checkpoint=Checkpoint(checkpoint, resume),
     )
     model = weighed(model, made, weights)
     small = small_classes(made)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from adlm.curator.featurise import featurise
 from adlm.curator.mechanisms.calibration import Upstream
-from adlm.curator.mechanisms.moments import Batch, CrossMoments, MomentConfig, Second, calibrate, release
+from adlm.curator.mechanisms.moments import CrossMoments, MomentConfig, Second, calibrate, release
 from adlm.errors import UserError
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import NOT_PUBLIC, Release
@@ -162,30 +162,26 @@ def _privatise_arrays(
         raise UserError("identical noise follows no relevance: leave out the private relevance, which costs")
     if relevance == "private" and contributions > 1:
         raise UserError("private relevance is for one record a person; leave it out, or declare one record")
+    if len(records) == 0:
+        raise UserError("there are no records to release; give at least one")
+    ledger, source = opened(options)
+    features, plan = _planned(domain, len(records), budget, options, contributions)
+    public = provenance_of(features, domain.shape) == "public"
+    stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
     codes = domain.encode_labels(y) if declared is None else np.asarray(y, dtype=np.int64)
     if len(records) != len(codes):
         raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
-    if len(codes) == 0:
-        raise UserError("there are no records to release; give at least one")
-    features = options.get("features") or for_domain(domain)
-    public = provenance_of(features, domain.shape) == "public"
-    stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
-    plan = _planned(features, domain, len(codes), budget, options, contributions)
     features = narrowed(features, plan.k)
     z = featurise(
         records, domain, features, device=options.get("device", "cpu"), cache=options.get("cache", False)
     )
-
-    def batches() -> list[Batch]:
-        return [(z[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(z), BATCH)]
-
+    batches = [(z[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(z), BATCH)]
     asked = asked | {
         "k": options.get("k"),
         "second": options.get("second"),
         "share": options.get("share_sums"),
         "allocation": allocation,
     }
-    ledger, source = opened(options)
     first = pilot.NO_PILOT
     if relevance == "private":
         early, budget = pilot.shares(budget)
@@ -195,7 +191,7 @@ def _privatise_arrays(
             *calibrate(config, domain.neighbours).charges,
         )
         first = pilot.pilot_release(
-            batches,
+            lambda: batches,
             domain,
             features,
             plan=plan,
@@ -205,15 +201,16 @@ def _privatise_arrays(
             unproved=unproved,
         )
         plan = replace(plan, scales=pilot.scales(first.relevance, first.typical, allocation or "optimal"))
+    settings = {"plan": plan.to_dict(), "relevance": relevance, "asked": asked}
     return release(
-        batches,
+        lambda: batches,
         domain=domain,
         features=features,
         config=moment_config(plan, budget, contributions),
         ledger=ledger,
         source=source,
         upstream=Upstream(
-            settings={"plan": plan.to_dict(), "relevance": relevance, "asked": asked} | _kept(declared),
+            settings=settings | _kept(declared),
             stamps=stamps,
             unproved=unproved,
             charges=first.charges,
@@ -229,19 +226,16 @@ def _kept(declared: InputDomain | None) -> dict[str, Any]:
 
 
 def _planned(
-    features: Features,
-    domain: Domain,
-    n: int,
-    budget: Budget,
-    options: ReleaseOptions,
-    contributions: int = 1,
-) -> MomentPlan:
-    """Return the plan that was given, or the public rule's, with the single settings that were asked for."""
+    domain: Domain, n: int, budget: Budget, options: ReleaseOptions, contributions: int = 1
+) -> tuple[Features, MomentPlan]:
+    """Return features and plan: given ones or the public rule's, with the settings that were asked for."""
     plan, allocation = options.get("plan"), options.get("allocation")
     private = options.get("relevance") == "private"
+    features = options.get("features") or for_domain(domain)
     if plan is None:
+        size = public_size(domain.neighbours, contributions, options.get("size"), lambda: n)
         plan = plan_moments(
-            public_size(domain.neighbours, contributions, options.get("size"), lambda: n),
+            size,
             len(domain.classes),
             float(budget.epsilon / contributions),
             float(budget.delta),
@@ -251,14 +245,11 @@ def _planned(
         )
     if not isinstance(plan, MomentPlan):
         raise UserError(f"a release of arrays follows a MomentPlan, got {type(plan).__name__}")
-    return adjusted(
-        plan,
-        features,
-        k=options.get("k"),
-        second=options.get("second"),
-        share_sums=options.get("share_sums"),
-        allocation=None if private else allocation,
-    )
+    changes: dict[str, Any] = {name: options.get(name) for name in ("k", "second", "share_sums")}
+    changes["allocation"] = None if private else allocation
+    if options.get("plan") is None and not any(value is not None for value in changes.values()):
+        return features, plan
+    return features, adjusted(plan, features, **changes)
 
 
 def moment_config(plan: MomentPlan, budget: Budget, contributions: int = 1) -> MomentConfig:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from adlm.runtime.memory import keep_freed
 
-WIDER = 32  # times as many rows in a block for an accelerator, which wants more work at once
+ACCELERATED = 1024  # rows of a block on an accelerator, which wants more work at once
 
 
 _UNPADDED: ContextVar[bool] = ContextVar("unpadded", default=False)
@@ -41,6 +41,12 @@ def map_blocks_threaded(
     whole blocks, and works on them with one core. Work inside a lane that is itself cut into blocks stays in
     its lane.
 
+    Parameters
+    ----------
+    work : fills its part of the result.
+    x, out : inputs and results, record by record.
+    rows : records of a block.
+
     Formal guarantees
     -----------------
     A library may add in another order for another shape, another alignment in memory or another number of
@@ -50,7 +56,7 @@ def map_blocks_threaded(
     measured (the rung separability of the audit), for no library promises it.
     """
     on_cpu = x.device.type == "cpu"
-    starts = range(0, len(x), rows if on_cpu else WIDER * rows)
+    starts = range(0, len(x), rows if on_cpu else ACCELERATED)
     own, inference, waiting = torch.get_num_threads(), torch.is_inference_mode_enabled(), iter(starts)
     # What autograd records, it records in the thread that asks for it.
     threads = min(own, len(starts)) if on_cpu and not x.requires_grad else 1

@@ -157,3 +157,15 @@ def test_the_command_gives_json_and_refuses_what_it_does_not_know(tmp_path: Path
     assert printed == json.loads((tmp_path / "bench.json").read_text())
     assert np.isfinite(printed["ratios"][0]["value"])
     assert isinstance(runner.invoke(app, ["bench", "--only", "magic"]).exception, UserError)
+
+
+def test_one_image_is_measured_beside_a_plain_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    from adlm.bench import single_image
+
+    small = {"28 x 28 grey": single_image.IMAGES["28 x 28 grey"]}
+    monkeypatch.setattr(single_image, "IMAGES", small)
+    beside, limit = single_image.single_image(repeats=2, asked=2)
+    assert beside.value is not None
+    assert beside.value > 0
+    assert "VGG-11" in beside.name
+    assert limit.value == pytest.approx(beside.detail["milliseconds"] / 50, rel=0.5)

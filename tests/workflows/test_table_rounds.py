@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,12 @@ import torch
 from adlm.analyst import tables
 from adlm.analyst.fit import fit
 from adlm.audit.artefact import audit_release
+from adlm.curator.mechanisms.moments import Indicators, MomentConfig, calibrate
+from adlm.curator.mechanisms.table_rounds import values_share
 from adlm.curator.noise import Source
+from adlm.errors import UserError
+from adlm.estimation.gradient_head import GradientRounds
+from adlm.privacy.accounting import compose
 from adlm.privacy.release import Release
 from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
@@ -63,6 +70,50 @@ def test_it_learns_and_any_network_learns_from_its_draws(made: Path) -> None:
 def test_the_audit_of_the_artefact_finds_nothing_wrong(made: Path) -> None:
     findings = audit_release(made, 2000, Source.seeded_with(1))
     assert {f.verdict for f in findings} == {"holds"}
+
+
+def test_a_matrix_that_was_not_released_is_found(made: Path, tmp_path: Path) -> None:
+    release = Release.load(made)
+    certificate = release.certificate
+    assert "values" in release.tensors
+    spec = dict(certificate.features["spec"])
+    spec["mixing"] = [[0, 1], [1, 0]]
+    described = dict(certificate.features) | {"spec": spec}
+    Release(release.tensors, replace(certificate, features=described)).save(tmp_path / "R")
+    first = audit_release(tmp_path / "R", 200, Source.seeded_with(1))[0]
+    assert first.fault
+    assert "mixes the values" in first.note
+
+
+def test_few_records_many_categories_and_pure_epsilon_go_without_second_moments() -> None:
+    plain = made_table()
+    for table, n, delta in ((plain, 6000, Fraction(0)), (plain, 20, Fraction(1, 10**5))):
+        assert values_share(table, n, Fraction(1), delta) == 0
+    assert values_share(plain, 6000, Fraction(1), Fraction(1, 10**5)) > 0
+    words = TableDomain((plain.columns[2], plain.columns[3]))
+    assert values_share(words, 6000, Fraction(1), Fraction(1, 10**5)) == 0
+
+
+@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
+@pytest.mark.parametrize("people", [1, 3])
+def test_the_charges_of_mixed_values_keep_to_the_budget(neighbours: str, people: int) -> None:
+    design = MomentConfig(
+        Fraction(1),
+        Fraction(1, 10**5),
+        10,
+        1.0,
+        share_sums=Fraction(1, 20),
+        contributions=people,
+        rounds=GradientRounds(10, 0.25, 1.0, 100),
+        indicators=Indicators(12, 3, Fraction(1, 20), 4, Fraction(1, 20)),
+    )
+    _, charges = calibrate(design, neighbours)
+    assert charges[1].what == "second moments of values"
+    clip = Indicators(12, 3, Fraction(1, 20), 4, Fraction(1, 20)).values_clip()
+    assert charges[1].sensitivity == people * clip.second_sensitivity(neighbours)
+    assert Fraction(99, 100) < compose(charges).epsilon_proved <= 1
+    with pytest.raises(UserError, match="needs delta"):
+        replace(design, delta=Fraction(0), pure="radial")
 
 
 def test_relevance_by_column_finds_the_column_that_matters(made: Path) -> None:

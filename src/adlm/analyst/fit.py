@@ -150,7 +150,7 @@ def network_of(release: Release) -> str:
 
 
 def _closed_form(release: Release, features: Features) -> Model:
-    head = closed_form(release, features)
+    head = _usable_head(release, features)
     width, classes = features.width, len(release.certificate.domain.classes)
     linear = nn.Linear(width, classes)
     summary: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
@@ -158,12 +158,19 @@ def _closed_form(release: Release, features: Features) -> Model:
         summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
     if drowned(release):
         summary["warning"] = DROWNED
-        head = discriminant.LinearHead(torch.zeros_like(head.weight), log_shares(release))
     with torch.no_grad():
         linear.weight.zero_()
         linear.weight[:, : head.weight.shape[1]] = head.weight.float()
         linear.bias.copy_(head.bias.float())
     return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
+
+
+def _usable_head(release: Release, features: Features) -> discriminant.LinearHead:
+    """The linear classifier of a release; where noise drowned it, the one that gives the largest class."""
+    head = closed_form(release, features)
+    if drowned(release):
+        return discriminant.LinearHead(torch.zeros_like(head.weight), log_shares(release))
+    return head
 
 
 def closed_form(release: Release, features: Features) -> discriminant.LinearHead:
@@ -187,18 +194,21 @@ def _on_draws(
     moments = release.moments()
     k = moments.sums.shape[1]
     generator = torch.Generator().manual_seed(plan.seed)
-    z, codes = fit_class_model(moments, features.prior).sample(draws, generator)
+    z, target = fit_class_model(moments, features.prior).sample(draws, generator)
     if has_rounds(release):  # the head knows better than the class means which draw is of which class
-        codes = closed_form(release, features).logits(z).argmax(1)
+        target = _usable_head(release, features).logits(z).softmax(1).float()
     wide = torch.zeros(draws, features.width)
     wide[:, :k] = z
     head, architecture = _network(network, (features.width,), len(moments.counts), plan.seed)
     _learn_records(head, wide, plan.seed, checkpoints, resume)
     history = train(
-        head, Examples(wide, codes), plan, device=device, checkpoints=checkpoints, resume=resume,
+        head, Examples(wide, target), plan, device=device, checkpoints=checkpoints, resume=resume,
         identity=str(release.certificate.to_dict()["digest"]),
     )  # fmt: skip
-    return Model(release.certificate, head, architecture, features, _summary(architecture, plan, history))
+    summary = _summary(architecture, plan, history)
+    if has_rounds(release) and drowned(release):
+        summary["warning"] = DROWNED
+    return Model(release.certificate, head, architecture, features, summary)
 
 
 def _on_records(

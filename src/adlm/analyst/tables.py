@@ -144,7 +144,7 @@ def _of_rounds(release: Release) -> dict[str, float]:
     features = release.features()
     assert isinstance(features, ScaledTable)
     weight = rounds_head(release).weight
-    weight = weight - weight.mean(0)
+    weight = features.of_values(weight - weight.mean(0))
     spread: dict[str, float] = {}
     for feature, variance in enumerate(features.variances()):
         name = features.column_of(feature) or WAVES

@@ -50,31 +50,51 @@ ACROSS = "products across the basis"
 
 @dataclass(frozen=True)
 class Indicators:
-    """The first pass over a table: a noisy count of each indicator.
+    """The first passes over a table: a noisy count of each indicator, then second moments of its values.
 
     Attributes
     ----------
     width : number of indicators.
     blocks : columns and crosses, each with a vector of non-negative numbers that sum to one.
     share : of the budget, in mu squared.
+    values : number of standardised values whose second moments are released; 0 leaves them out.
+    values_share : of the budget, for the second moments.
     """
 
     width: int
     blocks: int
     share: Fraction
+    values: int = 0
+    values_share: Fraction = Fraction(0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        return {"width": self.width, "blocks": self.blocks, "share": str(self.share)}
+        return {
+            "width": self.width,
+            "blocks": self.blocks,
+            "share": str(self.share),
+            "values": self.values,
+            "values_share": str(self.values_share),
+        }
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Indicators:
         """Read what `to_dict` wrote."""
-        return cls(int(raw["width"]), int(raw["blocks"]), Fraction(raw["share"]))
+        return cls(
+            int(raw["width"]),
+            int(raw["blocks"]),
+            Fraction(raw["share"]),
+            int(raw.get("values", 0)),
+            Fraction(raw.get("values_share", 0)),
+        )
 
     def clip(self) -> Clip:
         """The clip of a record's indicators."""
         return Clip("l2", (1.0,) * self.width, math.sqrt(self.blocks))
+
+    def values_clip(self) -> Clip:
+        """The clip of a record's values, scaled to length 1."""
+        return Clip("l2", (1.0,) * self.values, 1.0)
 
 
 @dataclass(frozen=True)
@@ -113,6 +133,8 @@ class MomentConfig:
     def __post_init__(self) -> None:
         if self.rounds is not None and (self.mechanism == "laplace" or self.second is not None):
             raise UserError("gradient rounds come with Gaussian or radial noise and without second moments")
+        if self.indicators is not None and self.indicators.values and not self.delta:
+            raise UserError("second moments of a table's values come with Gaussian noise, which needs delta")
 
     @property
     def mechanism(self) -> Mechanism:
@@ -161,6 +183,7 @@ class Scales:
     gradients: int = 0
     indicators: int = 0
     correct: int = 0
+    values: int = 0  # on the diagonal
 
 
 def calibrate(design: MomentConfig, neighbours: str) -> tuple[Scales, tuple[Charge, ...]]:
@@ -279,6 +302,10 @@ def _calibrate_rounds(
         moved = first.clip().counts_sensitivity(neighbours)
         add("counts of indicators", moved, first.share, f"{ROUNDS_PROOF} Theorem 1")
         left -= first.share
+    if first is not None and first.values:
+        moved = first.values_clip().second_sensitivity(neighbours)
+        add("second moments of values", moved, first.values_share, f"{PROOF} Theorem 2")
+        left -= first.values_share
     moved = clip.sums_sensitivity(neighbours) if gaussian else clip.rows_sensitivity(neighbours)
     theorem = "Theorem 2" if gaussian else "Theorem 1"
     add("class sums and counts", moved, left * design.share_sums, f"{PROOF} {theorem}")
@@ -288,7 +315,8 @@ def _calibrate_rounds(
     add(what, every, left * (1 - design.share_sums - CHECK_SHARE), f"{ROUNDS_PROOF} Theorem 2")
     add("records that the head gets right", Fraction(1), left * CHECK_SHARE, f"{ROUNDS_PROOF} Theorem 3")
     sums, gradients, right = scales[-3:]
-    return Scales(sums, 0, 0, 0, gradients, scales[0] if first else 0, right), tuple(charges)
+    values = scales[1] if first is not None and first.values else 0
+    return Scales(sums, 0, 0, 0, gradients, scales[0] if first else 0, right, values), tuple(charges)
 
 
 def _charge(
@@ -431,6 +459,7 @@ def facts(design: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
         "indicators": design.indicators and design.indicators.to_dict(),
         "sd_indicators": scales.indicators
         * (_spread(design.mechanism, design.indicators.width) if design.indicators else 0.0),
+        "sd_values": scales.values,
     }
 
 

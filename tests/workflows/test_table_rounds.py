@@ -13,6 +13,7 @@ import torch
 
 from adlm.analyst import tables
 from adlm.analyst.fit import fit
+from adlm.analyst.metrics import measure
 from adlm.audit.artefact import audit_release
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, calibrate
 from adlm.curator.mechanisms.table_rounds import values_share
@@ -114,6 +115,43 @@ def test_the_charges_of_mixed_values_keep_to_the_budget(neighbours: str, people:
     assert Fraction(99, 100) < compose(charges).epsilon_proved <= 1
     with pytest.raises(UserError, match="needs delta"):
         replace(design, delta=Fraction(0), pure="radial")
+
+
+def rare_records(n: int, seed: int) -> tuple[Any, Any]:
+    """One record in sixteen is of the second class, which lies a little apart."""
+    rng = np.random.default_rng(seed)
+    y = (rng.random(n) < 1 / 16).astype(np.int64)
+    x = 0.4 + 0.12 * rng.normal(size=(n, 6)) + 0.06 * y[:, None]
+    return np.clip(x, 0, 1).astype(np.float32), y
+
+
+def test_predicted_shares_agree_with_the_counts_on_an_imbalanced_table() -> None:
+    columns = tuple(Column(f"x{j}", "numeric", 0, 1) for j in range(6))
+    table = TableDomain((*columns, Column("y", "label", classes=("no", "yes"))))
+    x, y = rare_records(20_000, 1)
+    release = privatise_encoded(lambda: [(x, y)], table, epsilon=1, delta="1e-5", seed=1)
+    test, truth = rare_records(10_000, 2)
+    shares = fit(release).probabilities(test).mean(0)
+    assert abs(shares[1] - truth.mean()) < 0.012
+    without = Release(
+        {name: t for name, t in release.tensors.items() if name != "predicted"}, release.certificate
+    )
+    assert abs(fit(without).probabilities(test).mean(0)[1] - truth.mean()) > abs(shares[1] - truth.mean())
+
+
+def test_a_drowned_model_gives_the_largest_class_and_says_so_but_still_ranks() -> None:
+    columns = tuple(Column(f"x{j}", "numeric", 0, 1) for j in range(6))
+    table = TableDomain((*columns, Column("y", "label", classes=("no", "yes"))))
+    x, y = rare_records(20_000, 1)
+    release = privatise_encoded(lambda: [(x, y)], table, epsilon=1, delta="1e-5", seed=1)
+    tensors = dict(release.tensors) | {"correct": torch.zeros(1, dtype=torch.int64)}
+    drowned = Release(tensors, release.certificate)
+    model, network = fit(drowned), fit(drowned, "mlp", draws=500)
+    test, truth = rare_records(5_000, 2)
+    for made in (model, network):
+        assert "largest class" in str(made.training["warning"])
+    assert (model.predict(test) == 0).all()
+    assert measure(model.probabilities(test), truth).auc > 0.7
 
 
 def test_relevance_by_column_finds_the_column_that_matters(made: Path) -> None:

@@ -166,11 +166,21 @@ def _closed_form(release: Release, features: Features) -> Model:
 
 
 def _usable_head(release: Release, features: Features) -> discriminant.LinearHead:
-    """The linear classifier of a release; where noise drowned it, the one that gives the largest class."""
+    """The linear classifier of a release; where noise drowned it, one that gives the largest class.
+
+    Its scores still rank records, where classes differ in size: weights are shrunk until, over rows of length
+    1, no score can exceed that of the largest class.
+    """
     head = closed_form(release, features)
-    if drowned(release):
-        return discriminant.LinearHead(torch.zeros_like(head.weight), log_shares(release))
-    return head
+    if not drowned(release):
+        return head
+    shares = log_shares(release)
+    largest = int(shares.argmax())
+    behind = shares[largest] - shares
+    ahead = (head.weight - head.weight[largest]).norm(dim=1)
+    others = torch.arange(len(shares)) != largest
+    room = (behind[others] / ahead[others].clamp_min(1e-12)).min() if bool(others.any()) else behind.sum()
+    return discriminant.LinearHead(head.weight * min(1.0, 0.99 * float(room)), shares)
 
 
 def closed_form(release: Release, features: Features) -> discriminant.LinearHead:

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import GradientRounds, Head, class_offsets, final_head
+from adlm.estimation.gradient_head import (
+    RESIDUAL_UNIT,
+    GradientRounds,
+    Head,
+    calibrated,
+    calibration_spread,
+    class_offsets,
+    final_head,
+)
 from adlm.estimation.shrinkage import shrunk_counts
 from adlm.privacy.release import Release
 
@@ -28,7 +36,15 @@ def rounds_head(release: Release) -> Head:
         raise UserError("this release has no gradient rounds; its model comes from its moments")
     plan = GradientRounds.from_dict(release.certificate.settings["rounds"])
     offsets = class_offsets(release.tensors["class_sums"][:, 0].numpy())
-    return final_head(release.tensors["gradients"].numpy(), plan, offsets)
+    head = final_head(release.tensors["gradients"].numpy(), plan, offsets)
+    if "predicted" not in release.tensors:
+        return head
+    settings, step = release.certificate.settings, float(release.tensors["step"][0])
+    counts = release.tensors["class_sums"][:, 0].numpy() * step
+    spread = calibration_spread(float(settings["sd_sums"]) * step, float(settings["sd_predicted"]))
+    for row in release.tensors["predicted"].numpy():
+        head = calibrated(head, counts, row / RESIDUAL_UNIT, spread)
+    return head
 
 
 def log_shares(release: Release) -> Tensor:
@@ -52,13 +68,13 @@ def estimated_accuracy(release: Release) -> tuple[float, float] | None:
 def drowned(release: Release) -> bool:
     """Whether the noise of a release leaves a model that is no better than the largest class.
 
-    With gradient rounds, by the released count of records that the head gets right. Without, by how much
-    longer the differences of class means are than their noise makes them.
+    With gradient rounds, by the released count of records that the head gets right, less a standard deviation
+    of its noise. Without, by how much longer the differences of class means are than their noise makes them.
     """
     found = estimated_accuracy(release)
     if found is None:
         return _evidence_of_means(release) < LEAST_EVIDENCE
-    return found[0] < float(log_shares(release).exp().max())
+    return found[0] - found[1] < float(log_shares(release).exp().max())
 
 
 def _evidence_of_means(release: Release) -> float:

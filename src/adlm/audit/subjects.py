@@ -128,7 +128,8 @@ def of_table_rounds(
         )
         return made.certificate.charges
 
-    covers = (0, 1, 1, 2, 3, 3, 3, 4) if mixed else (0, 1, 2, 2, 2, 3)
+    pure: tuple[int, ...] = (0, 1, 2, 2, 2, 3)
+    covers = (0, 1, 1, 2, 3, 3, 3, 4, 4, 5) if mixed else (0, 1, 2, 2, 2, 3, 3, 4) if delta else pure
     width = table.domain.size
     return Subject(name, neighbours, run, covers, width, focus=focus, tight=False, box=True)
 

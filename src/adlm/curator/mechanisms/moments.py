@@ -21,10 +21,25 @@ from adlm.curator.clipping import EXACT_ROWS, Clip, Norm
 from adlm.curator.feature_store import FeatureStore
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import second_moments as stage
-from adlm.curator.mechanisms.gradient_rounds import GradientClip, count_correct, feature_integers, run_rounds
+from adlm.curator.mechanisms.gradient_rounds import (
+    GradientClip,
+    count_correct,
+    feature_integers,
+    predicted_sensitivity,
+    run_rounds,
+    sum_predicted,
+)
 from adlm.curator.mechanisms.second_moments import Batch, Batches, CrossMoments, Second
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import GradientRounds, class_offsets, final_head
+from adlm.estimation.gradient_head import (
+    RESIDUAL_UNIT,
+    GradientRounds,
+    Head,
+    calibrated,
+    calibration_spread,
+    class_offsets,
+    final_head,
+)
 from adlm.estimation.moments import Moments
 from adlm.privacy.accounting import Charge, Mechanism, compose, gaussian_mu, root_up
 from adlm.privacy.release import SEEDED, Release
@@ -45,6 +60,7 @@ __all__ = [
 PROOF = "docs/proof-moments.md"
 ROUNDS_PROOF = "docs/proof-gradients.md"
 CHECK_SHARE = Fraction(1, 50)  # of the budget, to count the records that the head gets right
+CALIBRATIONS = 2  # times that a table's class offsets are moved by sums of predicted probabilities
 ACROSS = "products across the basis"
 
 
@@ -151,6 +167,11 @@ class MomentConfig:
         norm: Norm = "l1" if self.mechanism == "laplace" else "l2"
         return Clip(norm, self.scales or (1.0,) * self.k, self.clip_norm, self.constant)
 
+    @property
+    def calibrations(self) -> int:
+        """How often sums of predicted probabilities are released: for tables, with delta."""
+        return CALIBRATIONS if self.rounds is not None and self.indicators is not None and self.delta else 0
+
     def second_clip(self) -> Clip | None:
         """The clip of second moments: that of the sums when the cost is joint, else one without a count."""
         if self.second is None:
@@ -184,6 +205,7 @@ class Scales:
     indicators: int = 0
     correct: int = 0
     values: int = 0  # on the diagonal
+    predicted: int = 0
 
 
 def calibrate(design: MomentConfig, neighbours: str) -> tuple[Scales, tuple[Charge, ...]]:
@@ -312,11 +334,23 @@ def _calibrate_rounds(
     one = GradientClip(rounds.clip_norm, rounds.constant).sensitivity(neighbours)
     every = root_up(rounds.rounds * one**2) if gaussian else rounds.rounds * one
     what = f"gradients of {rounds.rounds} rounds"
-    add(what, every, left * (1 - design.share_sums - CHECK_SHARE), f"{ROUNDS_PROOF} Theorem 2")
-    add("records that the head gets right", Fraction(1), left * CHECK_SHARE, f"{ROUNDS_PROOF} Theorem 3")
-    sums, gradients, right = scales[-3:]
-    values = scales[1] if first is not None and first.values else 0
-    return Scales(sums, 0, 0, 0, gradients, scales[0] if first else 0, right, values), tuple(charges)
+    checks = 2 * CHECK_SHARE if design.calibrations else CHECK_SHARE
+    add(what, every, left * (1 - design.share_sums - checks), f"{ROUNDS_PROOF} Theorem 2")
+    sums, gradients = scales[-2:]
+    predicted = 0
+    if design.calibrations:
+        moved = root_up(design.calibrations * predicted_sensitivity(neighbours) ** 2)
+        add("sums of predicted probabilities", moved, left * CHECK_SHARE, f"{ROUNDS_PROOF} Theorem 3")
+        predicted = scales[-1]
+    add("records that the head gets right", Fraction(1), left * CHECK_SHARE, f"{ROUNDS_PROOF} Theorem 4")
+    return Scales(
+        sums,
+        gradients=gradients,
+        indicators=scales[0] if first is not None else 0,
+        correct=scales[-1],
+        values=scales[1] if first is not None and first.values else 0,
+        predicted=predicted,
+    ), tuple(charges)
 
 
 def _charge(
@@ -410,6 +444,9 @@ def release_moments(
         mechanism = "gaussian" if design.delta else "radial"
         gradients = run_rounds(store, design.rounds, offsets, (mechanism, scales.gradients), source)
         head = final_head(gradients, design.rounds, offsets)
+        if design.calibrations:
+            head, predicted = _calibrate_head(head, store, design, (table, scales), source)
+            tensors["predicted"] = torch.from_numpy(predicted)
         correct = count_correct(store, head, design.rounds)[None]
         correct = correct + (
             noise.gaussian((1, 1), scales.correct, source)
@@ -427,6 +464,26 @@ def release_moments(
         charges=earlier + charges,
         stamps=stamps + ((SEEDED,) if source.seeded else ()),
     )
+
+
+def _calibrate_head(
+    head: Head,
+    store: FeatureStore,
+    design: MomentConfig,
+    released: tuple[npt.NDArray[np.int64], Scales],
+    source: noise.Source,
+) -> tuple[Head, npt.NDArray[np.int64]]:
+    """Move a head's class offsets by noisy sums of what it predicts; the sums are (calibrations, M)."""
+    assert design.rounds is not None
+    (table, scales), step = released, 1 / design.clip().count
+    counts = table[:, 0] * step
+    spread = calibration_spread(float(scales.sums) * step, float(scales.predicted))
+    found = np.empty((design.calibrations, len(table)), dtype=np.int64)
+    for row in found:
+        total = sum_predicted(store, head, design.rounds)
+        row[...] = total + noise.gaussian(total.shape, scales.predicted, source)
+        head = calibrated(head, counts, row / RESIDUAL_UNIT, spread)
+    return head, found
 
 
 def facts(design: MomentConfig, scales: Scales, n: int | None, classes: int) -> dict[str, Any]:
@@ -460,6 +517,7 @@ def facts(design: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
         "sd_indicators": scales.indicators
         * (_spread(design.mechanism, design.indicators.width) if design.indicators else 0.0),
         "sd_values": scales.values,
+        "sd_predicted": scales.predicted,
     }
 
 

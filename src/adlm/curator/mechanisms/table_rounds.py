@@ -47,6 +47,7 @@ CATEGORICAL_FROM = 20_000.0  # the same with delta, for two classes and mostly c
 INDICATORS_SHARE, VALUES_SHARE, SUMS_SHARE = Fraction(1, 20), Fraction(1, 20), Fraction(1, 20)
 PURE_SHARE = Fraction(1, 10)  # of indicators, and of class sums, under pure epsilon
 MOST_NOISE = 0.5  # on second moments of rows of length 1, above which they say too little
+COUNT, PURE_COUNT = 0.7, 0.2  # share of a record's length that counts it; 0.7 costs replace-one nothing
 ROWS = 1 << 12
 
 
@@ -96,8 +97,8 @@ def plan_table(
         f"{strength:.0f}",
         f"gradients are clipped at {clip_norm:g}",
         f"{count} random Fourier features of the ordered columns together",
-        f"{_per_cent(INDICATORS_SHARE if delta else PURE_SHARE)} of the budget counts indicators, to centre and "
-        "scale the columns"
+        f"{_per_cent(INDICATORS_SHARE if delta else PURE_SHARE)} of the budget counts indicators, to centre "
+        "and scale the columns"
         + (f"; {_per_cent(values)} goes to second moments, to take correlations out" if values else "")
         + f"; {_per_cent(SUMS_SHARE if delta else PURE_SHARE)} of the rest goes to class sums",
     )
@@ -189,10 +190,17 @@ def release_table(
     values = sum(column.kind != "categorical" for column in table.features) if plan.values_share else 0
     first = Indicators(counted.width, len(counted.blocks), plan.indicators_share, values, plan.values_share)
     design = MomentConfig(
-        epsilon, delta, ScaledTable.width_of(table, plan.fourier), 1.0, constant=0.2,
-        share_sums=plan.sums_share, contributions=table.contributions, pure="radial", rounds=plan.rounds,
+        epsilon,
+        delta,
+        ScaledTable.width_of(table, plan.fourier),
+        1.0,
+        constant=COUNT if delta else PURE_COUNT,
+        share_sums=plan.sums_share,
+        contributions=table.contributions,
+        pure="radial",
+        rounds=plan.rounds,
         indicators=first,
-    )  # fmt: skip
+    )
     scales, charges = calibrate(design, table.neighbours)
     clip = first.clip()
     total, n = np.zeros(counted.width, dtype=np.int64), 0

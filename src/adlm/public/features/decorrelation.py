@@ -1,8 +1,8 @@
 """A public matrix that takes correlations out of a table's values, from their released second moments.
 
 Gradient descent with noise learns first what varies most. Columns that repeat each other vary together, and
-what tells classes apart is often in how they differ. The matrix (S + r I)^(-1/2) evens that out, as far as S is
-known: r follows the noise on S, so that a direction is stretched only if its variance is seen above the noise.
+what tells classes apart is often in how they differ. The matrix (S + r I)^(-1/2) evens that out, as far as S
+is known: r follows the noise on S, so that a direction counts only if its variance is seen above the noise.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def noise_norm(sd: float, columns: int) -> float:
 def decorrelation(triangle: npt.NDArray[np.int64], sd: float) -> Reals:
     """Return the (d, d) matrix that values are multiplied by, on its grid.
 
-    Rows had length 1, so the trace tells their number. Multiplied by the result, their mean square is 1 still.
+    Rows had length 1, so the trace tells their number. Times the result, their mean square is still 1.
 
     Parameters
     ----------

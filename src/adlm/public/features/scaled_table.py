@@ -280,7 +280,7 @@ class ScaledTable(Features):
         return None
 
     def of_values(self, weight: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Weights of standardised values from (M, width) weights of features, which may be of mixed values."""
+        """Weights of standardised values from (M, width) weights of features, whose values may be mixed."""
         if self.mixing is None:
             return weight
         columns = len(self._valued)

@@ -121,7 +121,7 @@ def rare_records(n: int, seed: int) -> tuple[Any, Any]:
     """One record in sixteen is of the second class, which lies a little apart."""
     rng = np.random.default_rng(seed)
     y = (rng.random(n) < 1 / 16).astype(np.int64)
-    x = 0.4 + 0.12 * rng.normal(size=(n, 6)) + 0.06 * y[:, None]
+    x = 0.4 + 0.12 * rng.normal(size=(n, 6)) + 0.12 * y[:, None]
     return np.clip(x, 0, 1).astype(np.float32), y
 
 

@@ -20,6 +20,7 @@ from adlm.experiments.table_split import Split
 from adlm.workflows.privatise_table import Fourier, privatise_encoded
 
 OURS = "adlm, replace-one"
+OURS_ADDED = "adlm, add-remove"
 OURS_WAVES = "adlm with random Fourier features, replace-one"
 LOGISTIC, BOOSTING = "logistic regression, no privacy", "gradient boosting, no privacy"
 DPSGD = "DP-SGD logistic regression, add-remove"
@@ -32,13 +33,30 @@ def diffprivlib_name(penalty: str) -> str:
     return f"diffprivlib logistic regression, C {penalty}" + (" (its default)" if penalty == "1" else "")
 
 
-def ours(split: Split, epsilon: str, delta: str, releases: int, fourier: Fourier = 0) -> list[Measures]:
-    """Fresh releases with the system's noise: none of them can be repeated, so the mean is what counts."""
+def ours(
+    split: Split,
+    epsilon: str,
+    delta: str,
+    releases: int,
+    fourier: Fourier = 0,
+    neighbours: str = "replace-one",
+) -> list[Measures]:
+    """Fresh releases with the system's noise: none of them can be repeated, so the mean is what counts.
+
+    Parameters
+    ----------
+    split : records to release, and others to measure on.
+    epsilon, delta : the budget of one release.
+    releases : how many.
+    fourier : random Fourier features, 0 for the rule's.
+    neighbours : the relation; under add-remove the number of records is taken for a public guess.
+    """
+    table = replace(split.table, neighbours=neighbours)
     batches = [(split.x[i : i + BATCH], split.y[i : i + BATCH]) for i in range(0, len(split.y), BATCH)]
     found = []
     for _ in range(releases):
         release = privatise_encoded(
-            lambda: batches, split.table, epsilon=epsilon, delta=delta, fourier=fourier
+            lambda: batches, table, epsilon=epsilon, delta=delta, fourier=fourier, size=len(split.y)
         )
         found.append(measure(fit(release).probabilities(split.test), split.truth))
     return found

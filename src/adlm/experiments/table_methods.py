@@ -25,6 +25,11 @@ OURS_WAVES = "adlm with random Fourier features, replace-one"
 LOGISTIC, BOOSTING = "logistic regression, no privacy", "gradient boosting, no privacy"
 DPSGD = "DP-SGD logistic regression, add-remove"
 PENALTIES = ("1", "0.1", "0.01")  # diffprivlib's C: its default, and two that did better in validation
+EBM = "DP-EBM of interpret"
+MAKE = {  # how an environment for another library is made
+    "diffprivlib": "pip install diffprivlib==0.6.6 scikit-learn==1.6.1",
+    "interpret": "pip install interpret==0.7.8",
+}
 BATCH = 8192
 
 
@@ -105,7 +110,7 @@ def diffprivlib_logistic(split: Split, epsilon: str, penalty: str, runs: int, py
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "x.npy", z.astype(np.float64))
         np.save(Path(folder) / "y.npy", split.y)
-        done = _run(python, folder, epsilon, penalty, str(runs))
+        done = _run("diffprivlib", python, folder, epsilon, penalty, str(runs)).strip().splitlines()[-1]
     found = []
     for model in json.loads(done):
         logits = test @ np.array(model["weight"]) + model["bias"]
@@ -114,16 +119,34 @@ def diffprivlib_logistic(split: Split, epsilon: str, penalty: str, runs: int, py
     return found
 
 
-def _run(python: str, *words: str) -> str:
-    script = Path(__file__).with_name("diffprivlib_logistic.py")
+def dp_ebm(split: Split, epsilon: str, runs: int, python: str) -> list[Measures]:
+    """interpret's explainable boosting machine with privacy, on the columns, by an interpreter that has it.
+
+    It is told the kind of each column and that positions lie in [0, 1]; all else is its default.
+    """
+    x, test, kinds = split.columns()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, values in (("x", x), ("test", test), ("y", split.y)):
+            np.save(Path(folder) / f"{name}.npy", values)
+        (Path(folder) / "kinds.json").write_text(json.dumps(kinds), encoding="utf-8")
+        _run("interpret", python, folder, epsilon, "1e-5", str(runs))
+        return [measure(np.load(Path(folder) / f"p{run}.npy"), split.truth) for run in range(runs)]
+
+
+SCRIPTS = {"diffprivlib": "diffprivlib_logistic.py", "interpret": "interpret_ebm.py"}
+
+
+def _run(library: str, python: str, *words: str) -> str:
+    script = Path(__file__).with_name(SCRIPTS[library])
     try:
-        done = subprocess.run([python, str(script), *words], capture_output=True, text=True, check=True)
+        return subprocess.run(
+            [python, str(script), *words], capture_output=True, text=True, check=True
+        ).stdout
     except OSError as error:
-        raise UserError(f"diffprivlib's Python {python} cannot be run ({error.strerror})") from None
+        raise UserError(f"{library}'s Python {python} cannot be run ({error.strerror})") from None
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(
-            f"{python} cannot fit diffprivlib's logistic regression ({last}); give an environment of its own "
-            "(pip install diffprivlib==0.6.6 scikit-learn==1.6.1)"
+            f"{python} cannot fit the model of {library} ({last}); give an environment of its own "
+            f"({MAKE[library]})"
         ) from None
-    return done.stdout.strip().splitlines()[-1]

@@ -14,6 +14,7 @@ import torch
 from adlm.analyst import tables
 from adlm.analyst.fit import fit
 from adlm.analyst.metrics import measure
+from adlm.analyst.rounds import log_shares
 from adlm.audit.artefact import audit_release
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, calibrate
 from adlm.curator.mechanisms.table_rounds import values_share
@@ -146,6 +147,11 @@ def test_a_drowned_model_gives_the_largest_class_and_says_so_but_still_ranks() -
     release = privatise_encoded(lambda: [(x, y)], table, epsilon=1, delta="1e-5", seed=1)
     tensors = dict(release.tensors) | {"correct": torch.zeros(1, dtype=torch.int64)}
     drowned = Release(tensors, release.certificate)
+    largest = round(20_000 * float(log_shares(release).exp().max()))
+    unsure = dict(tensors) | {"correct": torch.tensor([largest + 1])}
+    assert "too large to tell" in str(fit(Release(unsure, release.certificate)).training["warning"])
+    sure = dict(tensors) | {"correct": torch.tensor([19_900])}
+    assert "warning" not in fit(Release(sure, release.certificate)).training
     model, network = fit(drowned), fit(drowned, "mlp", draws=500)
     test, truth = rare_records(5_000, 2)
     for made in (model, network):

@@ -13,7 +13,7 @@ from adlm.analyst import networks, tables
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
-from adlm.analyst.rounds import DROWNED, drowned, estimated_accuracy, has_rounds, log_shares, rounds_head
+from adlm.analyst.rounds import drowned, estimated_accuracy, has_rounds, log_shares, rounds_head, warning
 from adlm.analyst.training import History, TrainingConfig, default_plan, train
 from adlm.analyst.unsupervised import EPOCHS, Unsupervised
 from adlm.errors import UserError
@@ -156,8 +156,8 @@ def _closed_form(release: Release, features: Features) -> Model:
     summary: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
     if (found := estimated_accuracy(release)) is not None:
         summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
-    if drowned(release):
-        summary["warning"] = DROWNED
+    if said := warning(release):
+        summary["warning"] = said
     with torch.no_grad():
         linear.weight.zero_()
         linear.weight[:, : head.weight.shape[1]] = head.weight.float()
@@ -216,8 +216,8 @@ def _on_draws(
         identity=str(release.certificate.to_dict()["digest"]),
     )  # fmt: skip
     summary = _summary(architecture, plan, history)
-    if has_rounds(release) and drowned(release):
-        summary["warning"] = DROWNED
+    if has_rounds(release) and (said := warning(release)):
+        summary["warning"] = said
     return Model(release.certificate, head, architecture, features, summary)
 
 

@@ -23,6 +23,10 @@ DROWNED = (
     "the noise of this release leaves a model no better than the largest class, so every record is given "
     "that class; raise epsilon, or release more records"
 )
+UNSURE = (
+    "the noise of this release is too large to tell whether its model is better than the largest class; "
+    "raise epsilon, or release more records"
+)
 
 
 def has_rounds(release: Release) -> bool:
@@ -68,13 +72,23 @@ def estimated_accuracy(release: Release) -> tuple[float, float] | None:
 def drowned(release: Release) -> bool:
     """Whether the noise of a release leaves a model that is no better than the largest class.
 
-    With gradient rounds, by the released count of records that the head gets right, less a standard deviation
-    of its noise. Without, by how much longer the differences of class means are than their noise makes them.
+    With gradient rounds, by the released count of records that the head gets right. Without, by how much
+    longer the differences of class means are than their noise makes them.
     """
     found = estimated_accuracy(release)
     if found is None:
         return _evidence_of_means(release) < LEAST_EVIDENCE
-    return found[0] - found[1] < float(log_shares(release).exp().max())
+    return found[0] < float(log_shares(release).exp().max())
+
+
+def warning(release: Release) -> str:
+    """What is to be said of a model of this release, in one sentence; empty where nothing is."""
+    if drowned(release):
+        return DROWNED
+    found = estimated_accuracy(release)
+    if found is not None and found[0] - found[1] < float(log_shares(release).exp().max()):
+        return UNSURE
+    return ""
 
 
 def _evidence_of_means(release: Release) -> float:

@@ -157,7 +157,7 @@ def test_a_drowned_model_gives_the_largest_class_and_says_so_but_still_ranks() -
     for made in (model, network):
         assert "largest class" in str(made.training["warning"])
     assert (model.predict(test) == 0).all()
-    assert measure(model.probabilities(test), truth).auc > 0.7
+    assert (measure(model.probabilities(test), truth).auc or 0) > 0.7
 
 
 def test_relevance_by_column_finds_the_column_that_matters(made: Path) -> None:

@@ -111,7 +111,7 @@ def run(
         split = load(name, place)
         progress.say(f"{name}: {len(split.y)} records to train on, {len(split.truth)} to test")
         for cell, work in _cells(split, epsilons, releases, compare, others):
-            rows.append(kept.pop(cell, None) or _row(cell, work()))
+            rows.append(kept.pop(cell) if cell in kept else _row(cell, work()))
             progress.say(_sentence(rows[-1]))
             _write(out, [*rows, *kept.values()])  # what is kept outlives an interruption
     _write(out, rows)

@@ -37,8 +37,8 @@ def test_correlations_are_gone_where_there_is_no_noise() -> None:
     values, triangle = moments(0.9, 20)
     matrix = decorrelation(triangle, 1.0)
     mixed = values @ matrix
-    assert abs(np.corrcoef(values.T)[0, 1]) > 0.85
-    assert abs(np.corrcoef(mixed.T)[0, 1]) < 0.3
+    assert abs(np.asarray(np.corrcoef(values.T))[0, 1]) > 0.85
+    assert abs(np.asarray(np.corrcoef(mixed.T))[0, 1]) < 0.3
     assert ((unit_rows(values) @ matrix) ** 2).sum(1).mean() == pytest.approx(1, rel=0.01)
 
 

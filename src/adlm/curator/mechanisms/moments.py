@@ -476,13 +476,13 @@ def _calibrate_head(
     """Move a head's class offsets by noisy sums of what it predicts; the sums are (calibrations, M)."""
     assert design.rounds is not None
     (table, scales), step = released, 1 / design.clip().count
-    counts = table[:, 0] * step
+    counts = table[:, 0].astype(np.float64) * step
     spread = calibration_spread(float(scales.sums) * step, float(scales.predicted))
     found = np.empty((design.calibrations, len(table)), dtype=np.int64)
     for row in found:
         total = sum_predicted(store, head, design.rounds)
         row[...] = total + noise.gaussian(total.shape, scales.predicted, source)
-        head = calibrated(head, counts, row / RESIDUAL_UNIT, spread)
+        head = calibrated(head, counts, row.astype(np.float64) / RESIDUAL_UNIT, spread)
     return head, found
 
 

@@ -105,7 +105,8 @@ def of_table_rounds(
     table = TableDomain(
         (
             Column("age", "numeric", 0, 1),
-            Column("pay", "numeric", 0, 1) if mixed else Column("town", "categorical", values=tuple("abc")),
+            *((Column("pay", "numeric", 0, 1),) if mixed else ()),
+            Column("town", "categorical", values=tuple("abc")),
             Column("y", "label", classes=("no", "yes")),
         ),
         neighbours=neighbours,

@@ -7,10 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from adlm.audit import tap
 from adlm.audit.canaries import canary_design, guess, model_scores, one_run, plant, release_scores
 from adlm.audit.finding import HOLDS, VIOLATED
-from adlm.curator.noise import Scale, Source
+from adlm.audit.tap import Weakened
+from adlm.curator.noise import Source
 
 
 @pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
@@ -22,11 +22,8 @@ def test_a_release_holds_and_the_bound_is_worth_something(relation: str) -> None
 
 
 def test_a_release_with_a_quarter_of_the_noise_is_caught_in_one_run() -> None:
-    def weak(mechanism: str, shape: tap.Shape, scale: Scale, source: Source) -> object:
-        return tap.draw(mechanism, shape, Fraction(scale) / 4, source)
-
-    with tap.replaced(weak):
-        planted = plant(canary_design(200), "add-remove", 10, np.random.default_rng(0), Source.seeded_with(7))
+    weak = Weakened(Source.seeded_with(7), Fraction(1, 4))
+    planted = plant(canary_design(200), "add-remove", 10, np.random.default_rng(0), weak)
     assert one_run(planted, release_scores(planted, "add-remove"), "release").verdict == VIOLATED
 
 

@@ -11,7 +11,6 @@ import pytest
 from adlm.audit.replay import record, replay
 from adlm.audit.subject import Records, Subject
 from adlm.audit.subjects import designs, of_moments, subjects
-from adlm.curator import noise
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.privacy.accounting import Charge
@@ -78,7 +77,7 @@ def total(data: Records) -> np.ndarray:
 def test_distance_is_what_went_in() -> None:
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         ledger.charge(CHARGE)
-        total(data) + noise.laplace((1,), 10, source)
+        total(data) + source.laplace((1,), 10)
         return (CHARGE,)
 
     comparison = replay(one_number(run), ONE, TWO, SOURCE)
@@ -90,7 +89,7 @@ def test_distance_is_what_went_in() -> None:
 def test_too_large_a_distance_is_found() -> None:
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         ledger.charge(CHARGE)
-        2 * total(data) + noise.laplace((1,), 10, source)
+        2 * total(data) + source.laplace((1,), 10)
         return (CHARGE,)
 
     assert not replay(one_number(run), ONE, TWO, SOURCE).within
@@ -98,7 +97,7 @@ def test_too_large_a_distance_is_found() -> None:
 
 def test_noise_before_its_charge_is_found() -> None:
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        total(data) + noise.laplace((1,), 10, source)
+        total(data) + source.laplace((1,), 10)
         ledger.charge(CHARGE)
         return (CHARGE,)
 
@@ -108,7 +107,7 @@ def test_noise_before_its_charge_is_found() -> None:
 def test_a_scale_that_depends_on_the_records_is_found() -> None:
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         ledger.charge(CHARGE)
-        total(data) + noise.laplace((1,), int(total(data)[0]), source)
+        total(data) + source.laplace((1,), int(total(data)[0]))
         return (CHARGE,)
 
     assert "depends on the records" in replay(one_number(run), ONE, TWO, SOURCE).faults[0]
@@ -118,7 +117,7 @@ def test_a_number_of_draws_that_depends_on_the_records_is_found() -> None:
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         ledger.charge(CHARGE)
         for _ in range(1 + int(total(data)[0] > 5)):
-            total(data) + noise.laplace((1,), 10, source)
+            total(data) + source.laplace((1,), 10)
         return (CHARGE,)
 
     assert replay(one_number(run), ONE, TWO, SOURCE).faults
@@ -128,7 +127,7 @@ def test_charges_that_depend_on_the_records_are_found() -> None:
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         charge = replace(CHARGE, sensitivity=Fraction(int(total(data)[0])))
         ledger.charge(charge)
-        total(data) + noise.laplace((1,), 10, source)
+        total(data) + source.laplace((1,), 10)
         return (charge,)
 
     assert "charges depend on the records" in replay(one_number(run), ONE, TWO, SOURCE).faults[0]
@@ -137,7 +136,7 @@ def test_charges_that_depend_on_the_records_are_found() -> None:
 def test_private_input_of_uncharged_noise_is_found() -> None:
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         ledger.charge(CHARGE)
-        total(data) + noise.laplace((1,), 10, source)
+        total(data) + source.laplace((1,), 10)
         return (CHARGE,)
 
     assert "charged to nobody" in replay(one_number(run, (None,)), ONE, TWO, SOURCE).faults[0]
@@ -149,13 +148,13 @@ def test_noise_past_the_tap_or_used_twice_or_multiplied_is_refused() -> None:
         return (CHARGE,)
 
     def twice(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        drawn = noise.laplace((1,), 10, source)
+        drawn = source.laplace((1,), 10)
         total(data) + drawn
         total(data) + drawn
         return (CHARGE,)
 
     def scaled(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        noise.laplace((1,), 10, source) * 2
+        source.laplace((1,), 10) * 2
         return (CHARGE,)
 
     for run, message in ((past, "past"), (twice, "used twice"), (scaled, "may be added")):
@@ -177,6 +176,6 @@ def test_later_stages_see_the_frozen_output_of_earlier_ones() -> None:
 
 
 def test_the_tap_leaves_the_noise_functions_as_they_were() -> None:
-    before = (noise.laplace, noise.gaussian, noise.radial)
+    before = (Source.laplace, Source.gaussian, Source.radial)
     replay(ALL[0], ONE, TWO, SOURCE)
-    assert (noise.laplace, noise.gaussian, noise.radial) == before
+    assert (Source.laplace, Source.gaussian, Source.radial) == before

@@ -7,9 +7,19 @@ import torch
 from torch import Tensor
 
 from adlm.audit.finding import VIOLATED
-from adlm.audit.separability import moved, product_separability, separability
+from adlm.audit.separability import (
+    IMAGE_MAPS,
+    batch_separability,
+    moved,
+    product_separability,
+    regrouped,
+    separability,
+    trial_images,
+)
 from adlm.public.domain import NEIGHBOURS, Domain
+from adlm.public.features.base import unit_norm
 from adlm.public.features.identity import Identity
+from adlm.public.features.prior import NormedScattering, PriorProjection
 
 
 class BatchCentred(Identity):
@@ -45,4 +55,57 @@ def test_what_is_computed_value_by_value_moves_nobody(relation: str) -> None:
 
 
 def test_the_products_features_keep_records_apart() -> None:
-    assert all(f.verdict == "holds" for f in product_separability())
+    found = product_separability(["random directions"])
+    assert all(f.verdict == "holds" for f in found)
+    assert found[-1].mechanism == "features in batches: random directions"
+
+
+@pytest.mark.parametrize("name", IMAGE_MAPS)
+def test_image_features_are_the_same_bits_however_records_are_batched(name: str) -> None:
+    """In batches of any size, alone, shuffled, at any place and with any number of threads."""
+    made, shape, n = IMAGE_MAPS[name]
+    assert regrouped(made(), trial_images(n, shape)) == []
+
+
+class InBlocksOfTheirBatch(PriorProjection):
+    """The same map without a fixed block: in floating point, and as large as the batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        transform: NormedScattering = self.transform
+        return unit_norm((transform.of(x) - self.centre) @ self.projection)
+
+
+class ByTheBatch(Identity):
+    """Features whose last bits follow the size of their batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / len(x) * len(x)
+
+
+class ByThePlace(Identity):
+    """Features of which every eighth record of a batch is rounded in another way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = super().forward(x)
+        z[7::8] *= 1 + 2.0**-20
+        return z
+
+
+class ByTheThreads(Identity):
+    """Features whose last bits follow the number of threads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * (1 + 2.0**-20 * torch.get_num_threads())
+
+
+@pytest.mark.parametrize("features", [ByTheBatch, ByThePlace, ByTheThreads])
+def test_last_bits_that_follow_the_batch_are_caught(features: type[Identity]) -> None:
+    found = batch_separability(features((5,)), trial_images(40, (5,)), "add-remove", "wrong")
+    assert found.verdict == VIOLATED
+
+
+def test_a_map_in_floating_point_stays_close_to_the_exact_one() -> None:
+    """What the grid costs: less than a part in a hundred thousand of the norm."""
+    x = trial_images(40, (28, 28))
+    difference = InBlocksOfTheirBatch("drawn")(x) - PriorProjection("drawn")(x)
+    assert float(difference.norm(dim=1).max()) < 1e-5

@@ -13,15 +13,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from adlm.audit import tap
 from adlm.audit.finding import VIOLATED
 from adlm.audit.side_by_side import side_by_side
 from adlm.audit.subject import Subject
 from adlm.audit.subjects import DELTA, of_moments, subjects
+from adlm.audit.tap import Weakened
 from adlm.audit.two_worlds import curve, log_ratio, two_worlds, whole_releases, whole_scores
 from adlm.audit.worst_case import worst_neighbours
 from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.noise import Scale, Source
+from adlm.curator.noise import Source
 
 ALL = [s for s in subjects() if s.tight]
 
@@ -53,11 +53,8 @@ def test_released_gaussian_class_sums_are_attacked_to_nine_tenths_of_their_epsil
 
 
 def test_half_the_noise_shows_in_the_released_numbers() -> None:
-    def weak(mechanism: str, shape: tap.Shape, scale: Scale, source: Source) -> object:
-        return tap.draw(mechanism, shape, Fraction(scale) / 2, source)
-
-    with tap.replaced(weak):
-        finding = side_by_side(Fraction(1, 2), Fraction(0), "add-remove", 100_000, Source.seeded_with(7))
+    weak = Weakened(Source.seeded_with(7), Fraction(1, 2))
+    finding = side_by_side(Fraction(1, 2), Fraction(0), "add-remove", 100_000, weak)
     assert finding.verdict == VIOLATED
 
 

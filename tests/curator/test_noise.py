@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from adlm.curator import noise
-from adlm.curator.randomness import Probability, Source, Trials
+from adlm.curator.noise import Source
+from adlm.curator.randomness import Probability, Trials
 from adlm.errors import UserError
 
 FALSE_ALARM = 1e-6  # of each chi-square test below
@@ -86,7 +87,7 @@ def gaussian_cdf(k: npt.NDArray[np.int64], scale: float) -> npt.NDArray[np.float
     return np.asarray(stats.norm.cdf((k + 0.5) / scale))
 
 
-LAWS = {"laplace": (noise.laplace, laplace_cdf), "gaussian": (noise.gaussian, gaussian_cdf)}
+LAWS = {"laplace": (Source.laplace, laplace_cdf), "gaussian": (Source.gaussian, gaussian_cdf)}
 SCALES = [Fraction(s) for s in ("1/4", "1/2", "1", "10/3", "1000", 2**21 + 1, 2**45)]
 
 
@@ -94,7 +95,7 @@ SCALES = [Fraction(s) for s in ("1/4", "1/2", "1", "10/3", "1000", 2**21 + 1, 2*
 @pytest.mark.parametrize("law", LAWS)
 def test_draws_have_the_exact_mass(law: str, scale: Fraction) -> None:
     draw, cdf = LAWS[law]
-    sample = draw(DRAWS, scale, Source.seeded_with(7))
+    sample = draw(Source.seeded_with(7), DRAWS, scale)
     s = float(scale)
     edges = (
         np.unique(np.round(np.linspace(-4 * s, 4 * s, 41)).astype(np.int64)) if s > 1 else np.arange(-3, 3)
@@ -113,7 +114,7 @@ def test_draws_have_the_exact_mass(law: str, scale: Fraction) -> None:
 @pytest.mark.parametrize("width", [1, 2, 9])
 def test_radial_noise_has_a_gamma_radius_and_a_uniform_direction(width: int) -> None:
     """Kolmogorov-Smirnov against both laws; the grid is too fine to matter. False-alarm rate 1e-6 each."""
-    rows = noise.radial(4000, width, 1 << 40, Source.seeded_with(7)) / 2.0**40
+    rows = Source.seeded_with(7).radial(4000, width, 1 << 40) / 2.0**40
     radius = np.linalg.norm(rows, axis=1)
     assert stats.kstest(radius, stats.gamma(width).cdf).pvalue > FALSE_ALARM
     if width > 1:
@@ -123,7 +124,7 @@ def test_radial_noise_has_a_gamma_radius_and_a_uniform_direction(width: int) -> 
 
 
 def test_radial_noise_of_one_coordinate_is_rounded_laplace_noise() -> None:
-    sample, scale = noise.radial(20_000, 1, 3, Source.seeded_with(7))[:, 0], 3.0
+    sample, scale = Source.seeded_with(7).radial(20_000, 1, 3)[:, 0], 3.0
     edges = np.arange(-12, 12)
     cdf = np.where(edges < 0, np.exp((edges + 0.5) / scale) / 2, 1 - np.exp(-(edges + 0.5) / scale) / 2)
     mass = np.diff(np.concatenate([[0.0], cdf, [1.0]]))
@@ -141,7 +142,7 @@ def test_a_normal_draw_beyond_24_deviations_is_not_lost() -> None:
 @pytest.mark.parametrize("law", LAWS)
 def test_low_bits_of_wide_noise_are_fair(law: str) -> None:
     """Holes in the support would show here. Eight bits, false-alarm rate 1e-6 each."""
-    sample = LAWS[law][0](DRAWS, 1 << 40, Source.seeded_with(7))
+    sample = LAWS[law][0](Source.seeded_with(7), DRAWS, 1 << 40)
     for bit in range(8):
         ones = int(((sample >> bit) & 1).sum())
         assert stats.binomtest(ones, DRAWS).pvalue > FALSE_ALARM
@@ -178,24 +179,22 @@ def assert_same_law(a: npt.NDArray[np.int64], b: npt.NDArray[np.int64]) -> None:
 def test_agrees_with_a_slow_twin() -> None:
     rng = np.random.default_rng(1)
     twin = np.array([slow_discrete_laplace(5, rng) for _ in range(4000)])
-    assert_same_law(twin, noise.laplace(40_000, 5, Source.seeded_with(7)))
+    assert_same_law(twin, Source.seeded_with(7).laplace(40_000, 5))
 
 
 def test_agrees_with_opendp() -> None:
     dp = pytest.importorskip("opendp.prelude")
     dp.enable_features("contrib")
     mechanism = dp.m.make_laplace(dp.vector_domain(dp.atom_domain(T=int)), dp.l1_distance(T=int), scale=20.0)
-    assert_same_law(np.array(mechanism([0] * 20_000)), noise.laplace(40_000, 20, Source.seeded_with(7)))
+    assert_same_law(np.array(mechanism([0] * 20_000)), Source.seeded_with(7).laplace(40_000, 20))
 
 
 def test_a_seed_repeats_and_the_system_does_not() -> None:
-    first, second = (noise.laplace(100, 1 << 30, Source.seeded_with(7)) for _ in range(2))
+    first, second = (Source.seeded_with(7).laplace(100, 1 << 30) for _ in range(2))
     assert (first == second).all()
     assert Source.seeded_with(7).seeded
     assert not Source.system().seeded
-    assert (
-        noise.laplace(100, 1 << 30, Source.system()) != noise.laplace(100, 1 << 30, Source.system())
-    ).any()
+    assert (Source.system().laplace(100, 1 << 30) != Source.system().laplace(100, 1 << 30)).any()
 
 
 def test_a_forked_child_does_not_repeat_its_parent() -> None:
@@ -211,9 +210,9 @@ def test_a_forked_child_does_not_repeat_its_parent() -> None:
 @pytest.mark.parametrize("scale", [0, -1, Fraction(-1, 2), 1 << 60])
 def test_impossible_scales_are_refused(scale: int) -> None:
     with pytest.raises(UserError, match="noise scale must lie in"):
-        noise.laplace(1, scale, Source.system())
+        Source.system().laplace(1, scale)
 
 
 def test_a_float_scale_is_refused() -> None:
     with pytest.raises(UserError, match="not the float"):
-        noise.gaussian(1, 1.5, Source.system())  # type: ignore[arg-type]
+        Source.system().gaussian(1, 1.5)  # type: ignore[arg-type]

@@ -19,7 +19,6 @@ import torch
 
 from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.statistics import gaussian_bound, two_worlds_bound
-from adlm.audit.tap import draw
 from adlm.audit.two_worlds import curve, log_ratio
 from adlm.curator.mechanisms.additive import calibrate as calibrate_table
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, Second, calibrate
@@ -232,7 +231,7 @@ def _attacked(charge: Charge, name: str, runs: int, source: Source) -> Finding:
     one, two = np.array([moved]), np.array([0.0])
     few = min(runs, 5000) if charge.mechanism == "radial" else runs
     worlds = tuple(
-        log_ratio(charge.mechanism, scale, centre + draw(charge.mechanism, (few, 1), scale, source), one, two)
+        log_ratio(charge.mechanism, scale, centre + source.draw(charge.mechanism, (few, 1), scale), one, two)
         for centre in (one, two)
     )
     assert len(worlds) == 2

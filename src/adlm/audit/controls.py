@@ -21,7 +21,6 @@ from adlm.audit.statistics import two_worlds_bound
 from adlm.audit.subject import Records, Subject
 from adlm.audit.subjects import designs, image_domain, of_moments, of_records, paper_settings
 from adlm.audit.support import naive_laplace, support
-from adlm.audit.tap import draw
 from adlm.audit.two_worlds import curve, two_worlds
 from adlm.audit.worst_case import Neighbours, worst_neighbours
 from adlm.curator.ledger import Ledger
@@ -75,7 +74,7 @@ def shared_noise_image(runs: int, source: Source) -> Finding:
 
     def world(value: int) -> Reals:
         images[0, 0] = value
-        noise = draw("laplace", (runs, 1, pixels), scale, source)  # one image a step, for the whole batch
+        noise = source.laplace((runs, 1, pixels), scale)  # one image a step, for the whole batch
         released = images + noise
         return np.asarray(released[:, 0, 0] - released[:, 1, 0], dtype=np.float64)
 
@@ -147,7 +146,7 @@ def noise_drawn_once(runs: int, source: Source) -> Finding:
         return int(np.sum((0.5 - y) * hidden) * STEPS)
 
     def world(first: float) -> Reals:
-        noise = draw("laplace", runs, Fraction(STEPS) / claimed, source)  # |1/2 - y| h moves by 1 at most
+        noise = source.laplace(runs, Fraction(STEPS) / claimed)  # |1/2 - y| h moves by 1 at most
         early, late = (coefficient(first, theta) + noise for theta in (0.5, 1.5))
         one, two = (coefficient(guess, 1.5) - coefficient(guess, 0.5) for guess in (0.0, 1.0))
         return np.asarray(abs(late - early - two) - abs(late - early - one), dtype=np.float64)

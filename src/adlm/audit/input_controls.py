@@ -7,15 +7,17 @@ number that is told beside its output. Each must be reported as violated.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from adlm.audit.controls import Control, _attacked, _finding
 from adlm.audit.finding import Finding
+from adlm.audit.separability import batch_separability, trial_images
 from adlm.audit.subject import Records, Subject
-from adlm.audit.tap import draw
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import MomentConfig, release_moments
 from adlm.curator.noise import Source
@@ -83,7 +85,7 @@ def seeded_input(runs: int, source: Source) -> Finding:
     scale, moved = Fraction(1 << 20), 1 << 20
 
     def noise() -> Reals:
-        return np.asarray(draw("laplace", runs, scale, Source.seeded_with(7)), dtype=np.float64)
+        return np.asarray(Source.seeded_with(7).laplace(runs, scale), dtype=np.float64)
 
     worlds = moved + noise() - noise(), noise() - noise()
     return _finding(
@@ -91,4 +93,21 @@ def seeded_input(runs: int, source: Source) -> Finding:
     )
 
 
-INPUTS: tuple[Control, ...] = (shifting_window, batch_maximum, exact_number, seeded_input)
+class BatchRounded(Identity):
+    """Features that are divided by the number of records and multiplied by it again: last bits alone move."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / len(x) * len(x)
+
+
+def batch_rounding(runs: int, source: Source) -> Finding:
+    """Features whose last bits follow the size of their batch."""
+    del runs, source  # the features of every record are compared, bit by bit
+    name = "features rounded by the size of their batch"
+    found = batch_separability(BatchRounded((20,)), trial_images(70, (20,)), "add-remove", name)
+    return replace(found, control=True)
+
+
+INPUTS: tuple[Control, ...] = (
+    shifting_window, batch_maximum, batch_rounding, exact_number, seeded_input,
+)  # fmt: skip

@@ -15,7 +15,7 @@ from fractions import Fraction
 import numpy as np
 
 from adlm.audit.subject import Records, Subject
-from adlm.audit.tap import Call, DivergedError, Tape, tapped
+from adlm.audit.tap import Call, DivergedError, Tap
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.privacy.accounting import Charge, Epsilon, gaussian_epsilon, root_up
@@ -93,10 +93,9 @@ def record(
 ) -> Recording:
     """Run a subject on data and keep what went through its noise."""
     ledger = Ledger()
-    tape = Tape(source, ledger, frozen, subject.weaken)
-    with tapped(tape) as sealed:
-        charges = subject.run(data, ledger, sealed)
-    return Recording(tape.finished(), charges)
+    tap = Tap(source, ledger, frozen, subject.weaken)
+    charges = subject.run(data, ledger, tap)
+    return Recording(tap.finished(), charges)
 
 
 def replay(subject: Subject, data: Records, neighbour: Records, source: Source) -> Comparison:

@@ -15,7 +15,6 @@ from adlm.audit.replay import replay
 from adlm.audit.subject import Records
 from adlm.audit.subjects import DELTA, of_moments
 from adlm.audit.tap import DivergedError
-from adlm.curator import noise
 from adlm.curator.feature_store import FeatureStore
 from adlm.curator.mechanisms.gradient_rounds import GradientClip, GradientPass
 from adlm.curator.mechanisms.moments import MomentConfig
@@ -105,7 +104,7 @@ def head_before_noise(runs: int, source: Source) -> Finding:
         released = []
         for _ in range(plan.rounds):
             total = over.sum(descent.head())
-            released.append(total + noise.gaussian(total.shape, law[1], source))
+            released.append(total + source.gaussian(total.shape, law[1]))
             descent.update(total)  # should be what was released
         return np.stack(released)
 
@@ -144,7 +143,7 @@ def noise_used_again(runs: int, source: Source) -> Finding:
         drawn, released = None, []
         for _ in range(plan.rounds):
             total = over.sum(descent.head())
-            drawn = noise.gaussian(total.shape, law[1], source) if drawn is None else drawn
+            drawn = source.gaussian(total.shape, law[1]) if drawn is None else drawn
             released.append(total + drawn)
             descent.update(released[-1])
         return np.stack(released)

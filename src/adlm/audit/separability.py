@@ -1,24 +1,34 @@
 """Does a record's feature vector depend on that record alone? To the last bit, under either relation.
 
 The proof of a moment release takes the other records' integers to be the same in neighbouring data sets. A
-feature map computes batches in floating point, and a batched kernel may round a record differently at
-another place of its batch. Under replace-one nobody changes place. Under add-remove everybody after the
-record that was taken out does, and what moves then is not charged for.
+feature map computes batches in floating point, and a batched kernel may round a record differently in a batch
+of another size, at another place of it, or with another number of threads. What moves then is not charged
+for. So one record is taken out or replaced and all others are compared; and the map is asked about the same
+records in batches of several sizes, alone, shuffled and with several threads, where every bit must agree.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from adlm.audit.finding import Finding
 from adlm.curator.clipping import Clip
 from adlm.curator.featurise import featurise
 from adlm.public.domain import NEIGHBOURS, Domain
-from adlm.public.features import Features
+from adlm.public.features import Features, Narrowed, RandomDirections, for_domain
+from adlm.public.features.identity import Identity
+from adlm.public.features.natural import NaturalImages
+from adlm.public.features.prior import PriorProjection
+
+SIZES = (7, 33)  # of batches; neither divides a block
+THREADS = (1, 3)
+ALONE = 3  # records that are mapped alone
 
 
 def moved(features: Features, domain: Domain, *, n: int = 40, seed: int = 0) -> float:
@@ -66,19 +76,68 @@ def separability(features: Features, domain: Domain, name: str) -> Finding:
     )
 
 
-def product_separability() -> list[Finding]:
-    """Check features that are the record itself and features of images, under both relations."""
-    from adlm.public.features import for_domain
-    from adlm.public.features.identity import Identity
+def regrouped(features: Features, x: Tensor, *, sizes: Sequence[int] = SIZES) -> list[int]:
+    """Return the records (n, *shape) in [0, 1] whose features change with their batch, place or threads.
 
-    found = []
-    for relation in NEIGHBOURS:
-        row = Domain((7,), 0.0, 1.0, ("a", "b"), relation)
-        image = Domain((28, 28), 0.0, 1.0, ("a", "b"), relation, family="drawn")
-        found.append(separability(Identity((7,)), row, "features: identity"))
-        found.append(table_separability(relation))
-        found.append(separability(for_domain(image), image, "features: drawn images"))
-    return found
+    Parameters
+    ----------
+    sizes : of the batches that the records are mapped in, beside all together.
+    """
+    own, n = torch.get_num_threads(), len(x)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    back = order.argsort()
+    changed = torch.zeros(n, dtype=torch.bool)
+    with torch.inference_mode():
+        whole = features(x).clone()
+        try:
+            for threads in THREADS:
+                torch.set_num_threads(threads)
+                found = [features(x), features(x[order])[back], features(x.flip(0)).flip(0)]
+                found += [torch.cat([features(part) for part in torch.split(x, size)]) for size in sizes]
+                for other in found:
+                    changed |= (other != whole).any(1)
+        finally:
+            torch.set_num_threads(own)
+        few = range(0, n, max(n // ALONE, 1))  # a record alone costs a whole block
+        for i in few:
+            changed[i] |= bool((features(x[i : i + 1]) != whole[i : i + 1]).any())
+    return [int(i) for i in changed.nonzero().flatten()]
+
+
+def batch_separability(features: Features, x: Tensor, neighbours: str, name: str) -> Finding:
+    """Report whether batch size, place and threads change a record; each record that they change counts."""
+    changed = regrouped(features, x)
+    return Finding(
+        rung="separability",
+        mechanism=name,
+        neighbours=neighbours,
+        claimed=Fraction(1),
+        proved=Fraction(1),
+        lower=1.0 + len(changed) if changed else 0.0,
+        confidence=1.0,
+        runs=1,
+        note=f"{len(changed)} of {len(x)} records change in batches of {', '.join(map(str, SIZES))}, alone, "
+        f"shuffled or with {', '.join(map(str, THREADS))} threads",
+    )
+
+
+def trial_images(n: int, shape: tuple[int, ...]) -> Tensor:
+    """Draw records of noise in [0, 1], the first ones black, white and nearly flat: (n, *shape)."""
+    x = torch.rand(n, *shape, generator=torch.Generator().manual_seed(0))
+    x[0], x[1] = 0.0, 1.0
+    x[2] = 0.5 + 0.01 * (x[2] - 0.5)
+    return x
+
+
+# Every kind of image features: how it is made, the shape of a record, and how many records are tried.
+IMAGE_MAPS: dict[str, tuple[Callable[[], Features], tuple[int, ...], int]] = {
+    "drawn images": (lambda: PriorProjection("drawn"), (28, 28), 40),
+    "small drawn images": (lambda: PriorProjection("drawn", (8, 8)), (8, 8), 40),
+    "garments": (lambda: PriorProjection("garments"), (28, 28), 40),
+    "narrowed images": (lambda: Narrowed(PriorProjection("drawn"), 40), (28, 28), 40),
+    "random directions": (lambda: RandomDirections(Identity((28, 28)), 100), (28, 28), 300),
+    "photographs": (lambda: NaturalImages(100), (3, 32, 32), 35),
+}
 
 
 def table_separability(neighbours: str) -> Finding:
@@ -119,3 +178,20 @@ def table_separability(neighbours: str) -> Finding:
         runs=1,
         note=f"301 records alone, in batches of 7 and 64 and shuffled move by {moved:.3g}",
     )
+
+
+def product_separability(images: Iterable[str] = tuple(IMAGE_MAPS)) -> list[Finding]:
+    """Check every kind of public features, those of images also under other batches, places and threads."""
+    found = []
+    for relation in NEIGHBOURS:
+        row = Domain((7,), 0.0, 1.0, ("a", "b"), relation)
+        image = Domain((28, 28), 0.0, 1.0, ("a", "b"), relation, family="drawn")
+        found.append(separability(Identity((7,)), row, "features: identity"))
+        found.append(table_separability(relation))
+        found.append(separability(for_domain(image), image, "features: drawn images"))
+    for name in images:
+        made, shape, n = IMAGE_MAPS[name]
+        found.append(
+            batch_separability(made(), trial_images(n, shape), "add-remove", f"features in batches: {name}")
+        )
+    return found

@@ -17,7 +17,6 @@ import numpy.typing as npt
 
 from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.statistics import two_worlds_bound
-from adlm.audit.tap import draw as product_noise
 from adlm.curator.noise import Source
 
 Reals = npt.NDArray[np.float64]
@@ -39,7 +38,7 @@ def naive_laplace(scale: float, rng: np.random.Generator) -> Sampler:
 def exact_laplace(scale: float, source: Source) -> Sampler:
     """Return the product's noise in real units: integers of a grid, drawn by the product's sampler."""
     whole = Fraction(round(scale * STEPS))
-    return lambda count: np.asarray(product_noise("laplace", count, whole, source) / STEPS)
+    return lambda count: np.asarray(source.laplace(count, whole) / STEPS)
 
 
 def reachable(noise: Reals, scale: float) -> npt.NDArray[np.bool_]:

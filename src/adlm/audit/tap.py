@@ -1,18 +1,14 @@
 """Where the audit stands between a mechanism and its noise.
 
-Every mechanism draws from `adlm.curator.noise` and adds what it gets. Inside `tapped`, whoever calls
-a noise function gets a stand-in that sees what it is added to: that is the mechanism's input. The code
-under audit is the product's own, unchanged; noise drawn in any other way is noticed, because the source that
-the code is given refuses to give a single byte.
+Every mechanism is given a `Source`, draws noise by its methods, and adds what it gets. A `Tap` is a source
+whose noise is a stand-in that sees what it is added to: that is the mechanism's input. The code under audit
+is the product's own, unchanged; noise made in any other way is noticed, because a tap refuses to give a
+single random byte.
 """
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -20,23 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from adlm.curator import noise
 from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Scale, Source
+from adlm.privacy.accounting import Mechanism
 
 Integers = npt.NDArray[np.int64]
 Shape = int | tuple[int, ...]
-Draw = Callable[[str, Shape, noise.Scale, noise.Source], Any]  # the first argument names the mechanism
-NAMES = ("laplace", "gaussian", "radial")
-_ORIGINAL: dict[str, Any] = {name: getattr(noise, name) for name in NAMES}
-
-
-def draw(mechanism: str, shape: Shape, scale: noise.Scale, source: noise.Source) -> Integers:
-    """Draw the product's own noise; for `radial` the last axis is the width of a row."""
-    if mechanism == "radial":
-        assert isinstance(shape, tuple)
-        rows = _ORIGINAL["radial"](math.prod(shape[:-1]), shape[-1], scale, source)
-        return np.asarray(rows.reshape(shape))
-    return np.asarray(_ORIGINAL[mechanism](shape, scale, source))
 
 
 @dataclass(frozen=True)
@@ -52,26 +37,41 @@ class Call:
     charged : number of charges in the ledger when the noise was drawn.
     """
 
-    mechanism: str
+    mechanism: Mechanism
     scale: Fraction
     inputs: Integers
     output: Integers
     charged: int
 
 
-class Sealed(noise.Source):
-    """A source that gives nothing: whoever asks it draws noise past the audit."""
+class Weakened(Source):
+    """A source whose noise is smaller than what was asked for: a fault that an audit must find.
 
-    def __init__(self) -> None:
-        super().__init__(bytes(32), seeded=False)
+    Parameters
+    ----------
+    source : where random bits come from.
+    factor : on every noise scale.
+    """
 
-    def octets(self, count: int) -> npt.NDArray[np.uint8]:
-        """Refuse."""
-        raise AssertionError("noise was drawn past adlm.curator.noise, where the audit cannot see its input")
+    def __init__(self, source: Source, factor: Fraction) -> None:
+        super().__init__(bytes(32), seeded=source.seeded)
+        self.source, self.factor = source, factor
+
+    def laplace(self, shape: Shape, scale: Scale) -> Integers:
+        """Draw too little Laplace noise."""
+        return self.source.laplace(shape, self.factor * scale)
+
+    def gaussian(self, shape: Shape, scale: Scale) -> Integers:
+        """Draw too little Gaussian noise."""
+        return self.source.gaussian(shape, self.factor * scale)
+
+    def radial(self, rows: int, width: int, scale: Scale) -> Integers:
+        """Draw too little radial noise."""
+        return self.source.radial(rows, width, self.factor * scale)
 
 
-class Tape:
-    """Records the calls of a run; given those of an earlier run, gives their outputs out again.
+class Tap(Source):
+    """Records the draws of a run; given those of an earlier run, gives their outputs out again.
 
     Parameters
     ----------
@@ -83,23 +83,36 @@ class Tape:
 
     def __init__(
         self,
-        source: noise.Source,
+        source: Source,
         ledger: Ledger,
         frozen: Sequence[Call] | None = None,
         weaken: Fraction = Fraction(1),
     ) -> None:
+        super().__init__(bytes(32), seeded=False)
         self.source, self.ledger, self.frozen, self.weaken = source, ledger, frozen, weaken
         self.calls: list[Call | None] = []
 
-    def stand_in(self, mechanism: str, shape: Shape, scale: noise.Scale) -> _Noise:
-        """Stand in for one call of a noise function."""
-        size = shape if isinstance(shape, tuple) else (shape,)
+    def octets(self, count: int) -> npt.NDArray[np.uint8]:
+        """Refuse."""
+        raise AssertionError("noise was drawn past a source's methods, where the audit cannot see its input")
+
+    def laplace(self, shape: Shape, scale: Scale) -> Any:
+        """Stand in for Laplace noise."""
+        return self._stand_in("laplace", shape if isinstance(shape, tuple) else (shape,), scale)
+
+    def gaussian(self, shape: Shape, scale: Scale) -> Any:
+        """Stand in for Gaussian noise."""
+        return self._stand_in("gaussian", shape if isinstance(shape, tuple) else (shape,), scale)
+
+    def radial(self, rows: int, width: int, scale: Scale) -> Any:
+        """Stand in for radial noise."""
+        return self._stand_in("radial", (rows, width), scale)
+
+    def _stand_in(self, mechanism: Mechanism, shape: tuple[int, ...], scale: Scale) -> _Noise:
         index, exact = len(self.calls), Fraction(scale) * self.weaken
         self.calls.append(None)
         charged = len(self.ledger.charges)
-        drawn: Integers | None = None
-        if self.frozen is None:
-            drawn = draw(mechanism, size, exact, self.source)
+        drawn = self.source.draw(mechanism, shape, exact) if self.frozen is None else None
 
         def settle(inputs: Integers) -> Integers:
             if self.calls[index] is not None:
@@ -114,7 +127,7 @@ class Tape:
             self.calls[index] = Call(mechanism, exact, inputs.copy(), output.copy(), charged)
             return np.asarray(output.copy())
 
-        return _Noise(size, settle)
+        return _Noise(shape, settle)
 
     def finished(self) -> tuple[Call, ...]:
         """All calls, once the run is over."""
@@ -147,44 +160,3 @@ class _Noise(np.lib.mixins.NDArrayOperatorsMixin):
 
     def __getitem__(self, key: Any) -> Any:
         return self._settle(np.zeros(self.shape, dtype=np.int64))[key]
-
-
-@functools.lru_cache(maxsize=1)
-def _places(modules: int) -> tuple[tuple[dict[str, Any], str], ...]:
-    """Find where the package refers to a noise function; again once there are more modules than before.
-
-    Modules by the thousand are looked through, which would take longer than a small release does.
-    """
-    del modules
-    return tuple(
-        (vars(module), name)
-        for key, module in list(sys.modules.items())
-        if key.startswith("adlm.") and not key.startswith("adlm.audit")
-        for name in NAMES
-        if vars(module).get(name) is _ORIGINAL[name]
-    )
-
-
-@contextlib.contextmanager
-def replaced(other: Draw) -> Iterator[None]:
-    """Put another function in the place of the noise functions, wherever the package refers to them."""
-    puts: dict[str, Any] = {
-        "laplace": lambda shape, scale, source: other("laplace", shape, scale, source),
-        "gaussian": lambda shape, scale, source: other("gaussian", shape, scale, source),
-        "radial": lambda rows, width, scale, source: other("radial", (rows, width), scale, source),
-    }
-    places = [(names, name) for names, name in _places(len(sys.modules)) if names[name] is _ORIGINAL[name]]
-    for names, name in places:
-        names[name] = puts[name]
-    try:
-        yield
-    finally:
-        for names, name in places:
-            names[name] = _ORIGINAL[name]
-
-
-@contextlib.contextmanager
-def tapped(tape: Tape) -> Iterator[noise.Source]:
-    """Let a tape listen to all noise; gives the source to hand to the code under audit."""
-    with replaced(lambda mechanism, shape, scale, source: tape.stand_in(mechanism, shape, scale)):
-        yield Sealed()

@@ -17,7 +17,7 @@ from adlm.audit.finding import ALPHA, Finding, Point
 from adlm.audit.replay import Comparison, record
 from adlm.audit.statistics import gaussian_bound, two_worlds_bound
 from adlm.audit.subject import Records, Subject
-from adlm.audit.tap import Call, draw
+from adlm.audit.tap import Call
 from adlm.audit.worst_case import Neighbours
 from adlm.curator.noise import Source
 from adlm.privacy.accounting import Charge, compose, gaussian_epsilon
@@ -51,7 +51,7 @@ def scores(pairs: Sequence[Pair], runs: int, source: Source) -> tuple[Reals, Rea
             for world, centre in zip(worlds, (one, two), strict=True):
                 for start in range(0, runs, block):
                     rows = min(block, runs - start)
-                    noise = draw(call.mechanism, (rows, one.size), call.scale, source)
+                    noise = source.draw(call.mechanism, (rows, one.size), call.scale)
                     world[start : start + rows] += log_ratio(
                         call.mechanism, call.scale, centre + noise, one, two
                     )

@@ -18,7 +18,7 @@ import torch
 from adlm.analyst.in_chunks import ROWS
 from adlm.bench.ratio import Ratio, Sense, exponent, interleave, ratio
 from adlm.bench.subjects import Figures, measure, write_table
-from adlm.curator.noise import Source, laplace
+from adlm.curator.noise import Source
 
 DRAWS = 60_000 * 784  # MNIST: a draw for each pixel
 
@@ -40,7 +40,7 @@ def noise(scale: Scale) -> list[Ratio]:
     chance, source = np.random.default_rng(), Source.system()
     sample = 2_000 if scale.quick else 20_000
     opendp = _opendp(sample)
-    laplace(1000, 1 << 30, source)
+    source.laplace(1000, 1 << 30)
 
     def clock(draw: Any, count: int) -> float:
         start = time.perf_counter()
@@ -49,7 +49,7 @@ def noise(scale: Scale) -> list[Ratio]:
         return count / (time.perf_counter() - start)
 
     actions = {
-        "exact": lambda: clock(lambda size: laplace(size, 1 << 30, source), draws),
+        "exact": lambda: clock(lambda size: source.laplace(size, 1 << 30), draws),
         "numpy": lambda: clock(lambda size: chance.laplace(size=size), draws),
     }
     if opendp is not None:

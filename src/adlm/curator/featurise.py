@@ -17,7 +17,7 @@ import torch
 from platformdirs import user_cache_dir
 
 from adlm.public.domain import Domain
-from adlm.public.features import Features, Narrowed
+from adlm.public.features import Features, Narrowed, brought_along
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
 
@@ -42,12 +42,13 @@ def featurise(
 
     Formal guarantees
     -----------------
-    The last bits of a feature can depend on a record's place in its batch. Under replace-one every other
-    record keeps its place. Under add-remove they move up, so each is mapped alone: slower, and then no
-    record's features depend on another record. They can also depend on `cache`, for narrow features are then
-    cut from wide ones.
+    A record's features are a function of that record alone, to the last bit: adlm's own maps work on blocks
+    of one shape and on exact grids, so that neither the size of a batch, nor a place in it, nor threads show
+    (the rung separability of the audit). A map that a person brought along promises no such thing. Under
+    replace-one every other record keeps its place; under add-remove, where they move up, it maps each record
+    alone. Narrow features can depend on `cache`: they are then cut from wide ones.
     """
-    alone = domain.neighbours == "add-remove"
+    alone = domain.neighbours == "add-remove" and brought_along(features)
     if cache and isinstance(features, Narrowed):  # the wide features serve every width
         wide = featurise(x, domain, features.inner, device=device, cache=cache)
         step = 1 if alone else 4096

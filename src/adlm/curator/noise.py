@@ -29,11 +29,12 @@ import mpmath
 import numpy as np
 import numpy.typing as npt
 
-from adlm.curator.randomness import Probability, Source, Trials
+from adlm.curator.randomness import Probability, RandomBits, Trials
 from adlm.errors import UserError
+from adlm.privacy.accounting import Mechanism
 from adlm.runtime.memory import keep_freed
 
-__all__ = ["Scale", "Source", "gaussian", "laplace", "radial"]
+__all__ = ["Scale", "Source"]
 
 Scale = int | Fraction
 Integers = npt.NDArray[np.int64]
@@ -91,7 +92,7 @@ def _assemble(bits: npt.NDArray[np.bool_]) -> Integers:
     return drawn
 
 
-def _geometric(lanes: int, scale: Fraction, source: Source) -> Integers:
+def _geometric(lanes: int, scale: Fraction, source: RandomBits) -> Integers:
     """Draw G >= 0 with Pr[G = g] proportional to exp(-g/s)."""
     trials = _geometric_trials(scale)
     outcome = trials.draw(lanes, source)
@@ -104,35 +105,17 @@ def _geometric(lanes: int, scale: Fraction, source: Source) -> Integers:
     return drawn
 
 
-def _signed(magnitude: Integers, source: Source) -> Integers:
+def _signed(magnitude: Integers, source: RandomBits) -> Integers:
     """Give every magnitude a fair sign."""
     sign = np.unpackbits(source.octets((magnitude.size + 7) // 8), count=magnitude.size).astype(np.int64)
     return magnitude * (1 - 2 * sign)
-
-
-def laplace(shape: int | tuple[int, ...], scale: Scale, source: Source) -> Integers:
-    """Draw from the discrete Laplace law Pr[k] = tanh(1/2s) exp(-|k|/s), exactly.
-
-    The work per draw does not depend on the value drawn, but for comparisons that run past their first
-    byte, whose number says nothing of the outcome.
-    """
-    exact = _checked(scale)
-    size = math.prod(shape) if isinstance(shape, tuple) else shape
-    out = np.empty(size, dtype=np.int64)
-    keep_freed()
-    for start in range(0, size, _LANES):
-        stop = min(start + _LANES, size)
-        block = _signed(_geometric(stop - start, exact, source) + 1, source)
-        block[_zero_trial(exact).draw(stop - start, source)[0]] = 0
-        out[start:stop] = block
-    return out.reshape(shape)
 
 
 class _Uniform:
     """Uniform reals in (0, 1), whose 64-bit digits are drawn when first needed."""
 
     def __init__(
-        self, count: int, source: Source, digits: list[npt.NDArray[np.uint64]] | None = None
+        self, count: int, source: RandomBits, digits: list[npt.NDArray[np.uint64]] | None = None
     ) -> None:
         self._count, self._source = count, source
         self._digits = [source.words(count)] if digits is None else digits
@@ -160,7 +143,7 @@ class _Uniform:
 
 
 def _even_chain(
-    x: _Uniform, lanes: npt.NDArray[np.intp], quadratic: bool, source: Source
+    x: _Uniform, lanes: npt.NDArray[np.intp], quadratic: bool, source: RandomBits
 ) -> npt.NDArray[np.bool_]:
     """Accept lane i with probability exp(-x_i), or exp(-x_i^2 / 2) if quadratic (von Neumann 1951).
 
@@ -202,7 +185,7 @@ def _whole_part_trials() -> Trials:
     return Trials(tuple(_hazard(k) for k in range(_WHOLE)))
 
 
-def _whole_parts(count: int, source: Source) -> Integers:
+def _whole_parts(count: int, source: RandomBits) -> Integers:
     outcome = _whole_part_trials().draw(count, source)
     whole: Integers = outcome.argmax(axis=0).astype(np.int64)
     for lane in np.flatnonzero(~outcome.any(axis=0)):  # |Y| >= 24: less than once in 2^400 draws
@@ -212,7 +195,7 @@ def _whole_parts(count: int, source: Source) -> Integers:
     return whole
 
 
-def _half_normal(count: int, source: Source) -> tuple[Integers, _Uniform]:
+def _half_normal(count: int, source: RandomBits) -> tuple[Integers, _Uniform]:
     """Draw |Y| = k + x for standard normal Y by exact rejection (after Karney 2016)."""
     whole = _whole_parts(count, source)
     x = _Uniform(count, source)
@@ -224,17 +207,20 @@ def _half_normal(count: int, source: Source) -> tuple[Integers, _Uniform]:
     return whole[kept], x.take(kept)
 
 
-def _exponential(count: int, source: Source) -> tuple[Integers, _Uniform]:
+def _exponential(count: int, source: RandomBits) -> tuple[Integers, _Uniform]:
     """Draw standard exponentials k + x: the whole part is geometric, and x is accepted with exp(-x)."""
     x = _Uniform(count, source)
     kept = np.flatnonzero(_even_chain(x, np.arange(count), False, source))
     return _geometric(kept.size, Fraction(1), source), x.take(kept)
 
 
+_Sampler = Callable[[int, RandomBits], tuple[Integers, _Uniform]]  # gives k and x, fewer than asked for
+
+
 class _Reals:
     """Exact non-negative reals k + x, filled by a sampler that rejects, read to any number of digits."""
 
-    def __init__(self, count: int, draw: Callable[[int, Source], tuple[Integers, _Uniform]], source: Source):
+    def __init__(self, count: int, draw: _Sampler, source: RandomBits) -> None:
         self._parts: list[tuple[Integers, _Uniform, int]] = []
         filled = 0
         while filled < count:
@@ -259,41 +245,76 @@ def _nearest(numerator: Any, denominator: Any) -> Any:
     return (2 * numerator + denominator) // (2 * denominator)
 
 
-def gaussian(shape: int | tuple[int, ...], scale: Scale, source: Source) -> Integers:
-    """Draw from the normal law of standard deviation `scale`, rounded to the nearest integer."""
-    exact = _checked(scale)
-    size = math.prod(shape) if isinstance(shape, tuple) else shape
-    normal = _Reals(size, _half_normal, source)
-    limbs = 1
-    while True:  # once, or twice where a draw lies within 2^-64 of a boundary
-        limbs += 1
-        value, unit = normal.fixed(limbs), exact.denominator << (64 * limbs)
-        low = _nearest(value * exact.numerator, unit)
-        if (low == _nearest((value + 1) * exact.numerator, unit)).all():
-            return _signed(low.astype(np.int64), source).reshape(shape)
+class Source(RandomBits):
+    """Random bits, and exact noise on the integers that is made of them.
 
-
-def radial(rows: int, width: int, scale: Scale, source: Source) -> Integers:
-    """Draw (rows, width) integers, each row of density exp(-|x|_2 / s) on R^width, rounded to the nearest.
-
-    The K-norm mechanism of the Euclidean ball (Hardt and Talwar 2010): a uniform direction and a Gamma(width)
-    radius. Directions and radii are exact reals; their product is enclosed between two rationals, which are
-    refined until both round to the same integer.
+    The audit's tap is a subclass: whoever is given a `Source` draws all noise through its three methods.
     """
-    exact = _checked(scale)
-    normal = _Reals(rows * width, _half_normal, source)
-    lengths = _Reals(rows * width, _exponential, source)
-    limbs = 2
-    while True:
-        limbs += 1
-        g = normal.fixed(limbs).reshape(rows, width)
-        radius = lengths.fixed(limbs).reshape(rows, width).sum(1)
-        low, high = np.empty_like(g), np.empty_like(g)
-        for row in range(rows):
-            shortest = math.isqrt(sum(v * v for v in g[row]))
-            longest = math.isqrt(sum((v + 1) * (v + 1) for v in g[row])) + 1
-            unit = exact.denominator << (64 * limbs)
-            low[row] = _nearest(g[row] * (radius[row] * exact.numerator), longest * unit)
-            high[row] = _nearest((g[row] + 1) * ((radius[row] + width) * exact.numerator), shortest * unit)
-        if (low == high).all():
-            return _signed(low.ravel().astype(np.int64), source).reshape(rows, width)
+
+    def laplace(self, shape: int | tuple[int, ...], scale: Scale) -> Integers:
+        """Draw from the discrete Laplace law Pr[k] = tanh(1/2s) exp(-|k|/s), exactly.
+
+        The work per draw does not depend on the value drawn, but for comparisons that run past their first
+        byte, whose number says nothing of the outcome.
+        """
+        exact = _checked(scale)
+        size = math.prod(shape) if isinstance(shape, tuple) else shape
+        out = np.empty(size, dtype=np.int64)
+        keep_freed()
+        for start in range(0, size, _LANES):
+            stop = min(start + _LANES, size)
+            block = _signed(_geometric(stop - start, exact, self) + 1, self)
+            block[_zero_trial(exact).draw(stop - start, self)[0]] = 0
+            out[start:stop] = block
+        return out.reshape(shape)
+
+    def gaussian(self, shape: int | tuple[int, ...], scale: Scale) -> Integers:
+        """Draw from the normal law of standard deviation `scale`, rounded to the nearest integer."""
+        exact = _checked(scale)
+        size = math.prod(shape) if isinstance(shape, tuple) else shape
+        normal = _Reals(size, _half_normal, self)
+        limbs = 1
+        while True:  # once, or twice where a draw lies within 2^-64 of a boundary
+            limbs += 1
+            value, unit = normal.fixed(limbs), exact.denominator << (64 * limbs)
+            low = _nearest(value * exact.numerator, unit)
+            if (low == _nearest((value + 1) * exact.numerator, unit)).all():
+                return _signed(low.astype(np.int64), self).reshape(shape)
+
+    def radial(self, rows: int, width: int, scale: Scale) -> Integers:
+        """Draw (rows, width) integers, each row of density exp(-|x|_2 / s) on R^width, rounded.
+
+        The K-norm mechanism of the Euclidean ball (Hardt and Talwar 2010): a uniform direction and a
+        Gamma(width) radius. Directions and radii are exact reals; their product is enclosed between two
+        rationals, which are refined until both round to the same integer.
+        """
+        exact = _checked(scale)
+        normal = _Reals(rows * width, _half_normal, self)
+        lengths = _Reals(rows * width, _exponential, self)
+        limbs = 2
+        while True:
+            limbs += 1
+            g = normal.fixed(limbs).reshape(rows, width)
+            radius = lengths.fixed(limbs).reshape(rows, width).sum(1)
+            low, high = np.empty_like(g), np.empty_like(g)
+            for row in range(rows):
+                shortest = math.isqrt(sum(v * v for v in g[row]))
+                longest = math.isqrt(sum((v + 1) * (v + 1) for v in g[row])) + 1
+                unit = exact.denominator << (64 * limbs)
+                low[row] = _nearest(g[row] * (radius[row] * exact.numerator), longest * unit)
+                most = (radius[row] + width) * exact.numerator
+                high[row] = _nearest((g[row] + 1) * most, shortest * unit)
+            if (low == high).all():
+                return _signed(low.ravel().astype(np.int64), self).reshape(rows, width)
+
+    def draw(self, mechanism: Mechanism, shape: tuple[int, ...], scale: Scale) -> Integers:
+        """Draw noise of a mechanism by its name; for `radial` the last axis is the width of a row."""
+        if mechanism == "radial":
+            rows = self.radial(math.prod(shape[:-1]), shape[-1], scale)
+            return rows if rows.shape == shape else rows.reshape(shape)
+        return (self.laplace if mechanism == "laplace" else self.gaussian)(shape, scale)
+
+    def add(self, values: Integers, mechanism: Mechanism, scale: Scale) -> Integers:
+        """Return integers of any shape with noise; they are one row for `radial`."""
+        row = values.reshape(1, -1)
+        return np.asarray((row + self.draw(mechanism, row.shape, scale)).reshape(values.shape))

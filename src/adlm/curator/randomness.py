@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import mpmath
 import numpy as np
@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from adlm.errors import UserError
 
 
-class Source:
+class RandomBits:
     """Uniform random bytes: AES-256 in counter mode.
 
-    `Source.system()` is keyed by the operating system and is the only source that protects anybody.
-    `Source.seeded(seed)` repeats itself; whatever is made with it must be stamped `NOT PRIVATE: seeded`.
+    `system()` is keyed by the operating system and is the only source that protects anybody.
+    `seeded_with(seed)` repeats itself; whatever is made with it must be stamped `NOT PRIVATE: seeded`.
     """
 
     def __init__(self, key: bytes, *, seeded: bool) -> None:
@@ -33,12 +33,12 @@ class Source:
         self._stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
 
     @classmethod
-    def system(cls) -> Source:
+    def system(cls) -> Self:
         """Return a source keyed with 256 bits from the operating system."""
         return cls(os.urandom(32), seeded=False)
 
     @classmethod
-    def seeded_with(cls, seed: int) -> Source:
+    def seeded_with(cls, seed: int) -> Self:
         """Return a source that depends on the seed alone. What it makes is not private."""
         return cls(hashlib.sha256(f"adlm seeded noise {seed}".encode()).digest(), seeded=True)
 
@@ -98,7 +98,7 @@ class Trials:
             self._limbs.append(np.array([p.digits(bits) & mask for p in self.probabilities], dtype=np.uint64))
         return self._limbs[index]
 
-    def draw(self, lanes: int, source: Source) -> npt.NDArray[np.bool_]:
+    def draw(self, lanes: int, source: RandomBits) -> npt.NDArray[np.bool_]:
         """Return (trials, lanes) outcomes: is the uniform real behind the random digits below p?"""
         octets = source.octets(len(self.probabilities) * lanes).reshape(-1, lanes)
         first = self.first_octet()[:, None]

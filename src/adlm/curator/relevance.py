@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source, laplace
+from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.lrp import relevance as propagate
 from adlm.privacy.accounting import Charge
@@ -146,7 +146,7 @@ def private_relevance(
     step = relevance_charge(domain, used, epsilon, sensitivity, unproved)
     ledger.charge(step)
     total = relevance_sum(network, records[:used], domain, mu=mu)
-    noisy = total + laplace(domain.size, step.scale, source)
+    noisy = total + source.laplace(domain.size, step.scale)
     settings: dict[str, object] = {
         "epsilon1": str(epsilon),
         "relevance_network": named,

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from adlm.analyst.examples import Examples
 from adlm.analyst.objective import Coefficients, coefficients
 from adlm.curator.mechanisms.records import SCALE, RecordMechanism
-from adlm.curator.noise import Source, laplace
+from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.privacy.accounting import Charge, Totals, compose
 from adlm.privacy.release import Certificate
@@ -87,15 +87,15 @@ def read(
     shape, unit = perturbation.domain.shape, _finite(perturbation.units)
 
     def image(count: int, of: Source) -> Tensor:
-        noise = laplace((count, unit.size), SCALE, of) * unit
+        noise = of.laplace((count, unit.size), SCALE) * unit
         return torch.from_numpy(noise.astype(np.float32)).view(count, *shape)
 
     matrix = None
     if reading in ("shared", "one-image"):
-        drawn = laplace((classes, settings.hidden), SCALE, source) * perturbation.label_unit
+        drawn = source.laplace((classes, settings.hidden), SCALE) * perturbation.label_unit
         matrix = torch.from_numpy(drawn.astype(np.float32))
     else:
-        noise = laplace((len(labels), classes), SCALE, source) * perturbation.label_unit
+        noise = source.laplace((len(labels), classes), SCALE) * perturbation.label_unit
         target = replace(target, first=target.first + torch.from_numpy(noise.astype(np.float32)))
     if reading == "own-once":
         noisy = torch.empty_like(x)

@@ -16,6 +16,7 @@ from torch.nn import functional
 from adlm.public.features.base import Features, unit_norm
 from adlm.public.features.colour import Colour, flip_average, opponent
 from adlm.public.features.colour_scattering import _FLOORS, CHANNELS, ColourScattering
+from adlm.public.features.natural import NaturalImages
 from adlm.public.features.patches import Patches
 from adlm.public.features.prior import PriorProjection
 from adlm.public.features.scattering import Scattering, fold
@@ -27,7 +28,7 @@ def traceable(features: Features) -> Features:
     """Return the same map with every part replaced that a trace cannot follow."""
     made = copy.deepcopy(features)
     _replace(made)
-    return WholeProjection(made) if isinstance(made, PriorProjection) else made
+    return _whole(made) or made
 
 
 def _replace(module: nn.Module) -> None:
@@ -38,12 +39,22 @@ def _replace(module: nn.Module) -> None:
             setattr(module, name, twin)
 
 
+def _whole(features: nn.Module) -> Features | None:
+    match features:
+        case PriorProjection():
+            return WholeProjection(features)
+        case NaturalImages():
+            return WholeNatural(features)
+        case _:
+            return None
+
+
 def _twin(part: nn.Module) -> nn.Module | None:
     match part:
         case Scattering():
             return DenseScattering(part)
-        case PriorProjection():
-            return WholeProjection(part)
+        case PriorProjection() | NaturalImages():
+            return _whole(part)
         case ColourScattering():
             return WholeColourScattering(part)
         case Patches():
@@ -134,6 +145,22 @@ class WholeProjection(Features):
             inner = (self.get_buffer("rows") @ images @ self.get_buffer("columns").T).clamp(0, 1)
             images = functional.pad(inner[:, None], [self.margin] * 4)[:, 0]
         return unit_norm((self.of.transform.of(images) - self.of.centre) @ self.of.projection)
+
+    def spec(self) -> dict[str, object]:
+        """Describe the map that this one is a twin of."""
+        return self.of.spec()
+
+
+class WholeNatural(Features):
+    """`NaturalImages` of a whole batch."""
+
+    def __init__(self, of: NaturalImages) -> None:
+        super().__init__()
+        self.of, self.width = of, of.width
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, 3, 32, 32) to (n, width)."""
+        return unit_norm(self.of.blocks(x) @ self.of.projection - self.of.offset.float())
 
     def spec(self) -> dict[str, object]:
         """Describe the map that this one is a twin of."""

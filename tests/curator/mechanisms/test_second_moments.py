@@ -32,7 +32,6 @@ from adlm.curator.mechanisms.second_moments import (
     add_products,
     cross_sensitivity,
     frame,
-    noisy_cross,
     noisy_triangle,
     products,
     triangle_sensitivity,
@@ -240,7 +239,7 @@ def test_radial_noise_on_the_triangle_and_across_has_a_gamma_length() -> None:
     length = np.sqrt((diagonal**2).sum(1) + (beside**2).sum(1)).sum() / scale
     assert stats.gamma.ppf(5e-7, 10 * times) < length < stats.gamma.isf(5e-7, 10 * times)
     zero = np.zeros((2, 3), np.int64)
-    across = np.stack([noisy_cross(zero, "radial", scale, source) for _ in range(times)]).astype(float)
+    across = np.stack([source.add(zero, "radial", scale) for _ in range(times)]).astype(float)
     length = np.sqrt((across**2).sum((1, 2))).sum() / scale
     assert stats.gamma.ppf(5e-7, 6 * times) < length < stats.gamma.isf(5e-7, 6 * times)
 

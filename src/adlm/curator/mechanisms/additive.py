@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.curator import noise
 from adlm.curator.clipping import EXACT_ROWS, Clip, Norm, Reals
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import Batches, off_diagonal, root_down
+from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation import additive
 from adlm.privacy.accounting import Charge, gaussian_mu, root_up
@@ -117,7 +117,7 @@ def release_additive(
     epsilon: Fraction,
     delta: Fraction,
     ledger: Ledger,
-    source: noise.Source,
+    source: Source,
     contributions: int = 1,
     stamps: tuple[str, ...] = (),
 ) -> Release:
@@ -169,7 +169,7 @@ class _Stages:
         features: TabularFeatures,
         classes: int,
         budget: Calibration,
-        source: noise.Source,
+        source: Source,
     ) -> None:
         self.size: float
         self.batches, self.features, self.classes = batches, features, classes
@@ -302,8 +302,7 @@ class _Stages:
         return total.reshape(rows, width), float(clip.steps[0])
 
     def _noise(self, shape: tuple[int, ...], scale: int) -> Integers:
-        draw = noise.laplace if self.budget.norm == "l1" else noise.gaussian
-        return draw(shape, scale, self.source)
+        return self.source.draw("laplace" if self.budget.norm == "l1" else "gaussian", shape, scale)
 
 
 def _real(tensors: dict[str, Any], facts: dict[str, Any]) -> tuple[Reals, Reals, float, float]:

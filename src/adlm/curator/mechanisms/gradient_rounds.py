@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from threadpoolctl import threadpool_limits
 
-from adlm.curator import noise
 from adlm.curator.feature_store import FeatureStore
+from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation import exact
 from adlm.estimation.gradient_head import (
@@ -30,7 +30,7 @@ from adlm.estimation.gradient_head import (
     GradientRounds,
     Head,
 )
-from adlm.privacy.accounting import root_up
+from adlm.privacy.accounting import Mechanism, root_up
 from adlm.runtime import progress
 
 Integers = npt.NDArray[np.int64]
@@ -182,8 +182,8 @@ def run_rounds(
     store: FeatureStore,
     plan: GradientRounds,
     offsets: Reals,
-    law: tuple[str, int],
-    source: noise.Source,
+    law: tuple[Mechanism, int],
+    source: Source,
 ) -> Integers:
     """Release the noisy gradients of all rounds: (T, M, 1 + k).
 
@@ -203,11 +203,7 @@ def run_rounds(
     with progress.bar(plan.rounds, "gradient rounds", "rounds") as advance:
         for gradient in released:
             total = over.sum(descent.head(), threads)
-            if law[0] == "gaussian":
-                gradient[...] = total + noise.gaussian(total.shape, law[1], source)
-            else:
-                row = total.reshape(1, -1)
-                gradient[...] = (row + noise.radial(1, row.shape[1], law[1], source)).reshape(total.shape)
+            gradient[...] = source.add(total, *law)
             descent.update(gradient)
             advance(1)
     return released

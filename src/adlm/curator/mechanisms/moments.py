@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.curator import noise
 from adlm.curator.clipping import EXACT_ROWS, Clip, Norm
 from adlm.curator.feature_store import FeatureStore
 from adlm.curator.ledger import Ledger
@@ -30,6 +29,7 @@ from adlm.curator.mechanisms.gradient_rounds import (
     sum_predicted,
 )
 from adlm.curator.mechanisms.second_moments import Batch, Batches, CrossMoments, Second
+from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import (
     RESIDUAL_UNIT,
@@ -383,7 +383,7 @@ def release_moments(
     features: Features,
     design: MomentConfig,
     ledger: Ledger,
-    source: noise.Source,
+    source: Source,
     settings: dict[str, Any] | None = None,
     stamps: tuple[str, ...] = (),
     unproved: str = "",
@@ -415,7 +415,7 @@ def release_moments(
         raise UserError("there are no records to release; give at least one")
     if not charged:
         ledger.charge(*charges)
-    table += _table_noise(design, table.shape, scales.sums, source)
+    table += source.draw(design.mechanism, table.shape, scales.sums)
     clip, fine_clip = design.clip(), design.second_clip()
     step = np.concatenate([[1 / clip.count if clip.count else 0.0], clip.steps])
     tensors = {"class_sums": torch.from_numpy(table), "step": torch.from_numpy(step)}
@@ -435,25 +435,17 @@ def release_moments(
         )
         tensors["step_second"] = torch.from_numpy(fine_clip.steps[: design.second.q].copy())
         if across is not None and outer is not None:
-            tensors["cross"] = torch.from_numpy(
-                stage.noisy_cross(across, design.mechanism, scales.cross, source)
-            )
+            tensors["cross"] = torch.from_numpy(source.add(across, design.mechanism, scales.cross))
             tensors["step_cross"] = torch.tensor(outer[1].steps[0] * outer[2].steps[0], dtype=torch.float64)
     if design.rounds is not None and store is not None:
         offsets = class_offsets(table[:, 0])
-        mechanism = "gaussian" if design.delta else "radial"
-        gradients = run_rounds(store, design.rounds, offsets, (mechanism, scales.gradients), source)
+        gradients = run_rounds(store, design.rounds, offsets, (design.mechanism, scales.gradients), source)
         head = final_head(gradients, design.rounds, offsets)
         if design.calibrations:
             head, predicted = _calibrate_head(head, store, design, (table, scales), source)
             tensors["predicted"] = torch.from_numpy(predicted)
-        correct = count_correct(store, head, design.rounds)[None]
-        correct = correct + (
-            noise.gaussian((1, 1), scales.correct, source)
-            if design.delta
-            else noise.radial(1, 1, scales.correct, source)
-        )
-        tensors |= {"gradients": torch.from_numpy(gradients), "correct": torch.from_numpy(correct[0])}
+        correct = source.add(count_correct(store, head, design.rounds), design.mechanism, scales.correct)
+        tensors |= {"gradients": torch.from_numpy(gradients), "correct": torch.from_numpy(correct)}
         store.close()
     return Release.make(
         tensors | (extra or {}),
@@ -471,7 +463,7 @@ def _calibrate_head(
     store: FeatureStore,
     design: MomentConfig,
     released: tuple[npt.NDArray[np.int64], Scales],
-    source: noise.Source,
+    source: Source,
 ) -> tuple[Head, npt.NDArray[np.int64]]:
     """Move a head's class offsets by noisy sums of what it predicts; the sums are (calibrations, M)."""
     assert design.rounds is not None
@@ -481,7 +473,7 @@ def _calibrate_head(
     found = np.empty((design.calibrations, len(table)), dtype=np.int64)
     for row in found:
         total = sum_predicted(store, head, design.rounds)
-        row[...] = total + noise.gaussian(total.shape, scales.predicted, source)
+        row[...] = source.add(total, "gaussian", scales.predicted)
         head = calibrated(head, counts, row.astype(np.float64) / RESIDUAL_UNIT, spread)
     return head, found
 
@@ -552,12 +544,3 @@ def _sums(
             part = rows[:, :q] if design.joint else fine_clip.integers(values[:, :q])
             stage.add_products(second, part, part)
     return table, second, n
-
-
-def _table_noise(
-    design: MomentConfig, shape: tuple[int, ...], scale: int, source: noise.Source
-) -> npt.NDArray[np.int64]:
-    if design.mechanism == "radial":
-        return noise.radial(shape[0], shape[1], scale, source)
-    draw = noise.gaussian if design.delta else noise.laplace
-    return draw(shape, scale, source)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.curator.allocation import budget_ratios
-from adlm.curator.noise import Source, laplace
+from adlm.curator.noise import Source
 from adlm.curator.relevance import PrivateRelevance
 from adlm.errors import UserError
 from adlm.estimation.polynomial import CROSS_ENTROPY, Polynomial
@@ -174,14 +174,14 @@ class RecordMechanism:
 
     def bias(self, source: Source) -> float:
         """The static bias b = 1 of the first layer with its noise (line 14). It depends on no record."""
-        return 1.0 + int(laplace(1, SCALE, source)[0]) * self.bias_unit
+        return 1.0 + int(source.laplace(1, SCALE)[0]) * self.bias_unit
 
     def _records(self, x: npt.NDArray[np.float32], source: Source) -> npt.NDArray[np.float32]:
         kept = np.flatnonzero(self.ratios)
         flat = x.reshape(len(x), -1)
         unit = self.units[kept]
         steps = np.floor(flat[:, kept].astype(np.float64) / unit).astype(np.int64)
-        steps += laplace(steps.shape, SCALE, source)
+        steps += source.laplace(steps.shape, SCALE)
         if len(kept) == flat.shape[1]:
             return (steps * unit).astype(np.float32).reshape(x.shape)
         noisy = np.zeros_like(flat)
@@ -193,7 +193,7 @@ class RecordMechanism:
         hot = np.zeros((len(y), classes), dtype=np.int64)
         hot[np.arange(len(y)), y] = self.label_steps
         orders = [
-            loss.constant[r] + (loss.slope[r] * hot + laplace(hot.shape, SCALE, source)) * self.label_unit
+            loss.constant[r] + (loss.slope[r] * hot + source.laplace(hot.shape, SCALE)) * self.label_unit
             for r in self.settings.orders
         ]
         phi = np.stack(orders, axis=1).astype(np.float32)

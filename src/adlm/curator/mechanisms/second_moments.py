@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from adlm.curator import noise
 from adlm.curator.clipping import EXACT_ROWS, Clip, Reals
+from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.moments import Moments
 from adlm.estimation.shrinkage import class_means
@@ -210,31 +210,20 @@ def add_products(total: Integers, left: Reals, right: Reals) -> None:
 
 
 def noisy_triangle(
-    second: Integers, mechanism: Mechanism, off_diagonal: int, diagonal: int, source: noise.Source
+    second: Integers, mechanism: Mechanism, off_diagonal: int, diagonal: int, source: Source
 ) -> Integers:
     """Return the upper triangle with noise: larger on the diagonal, zero below it."""
     q = len(second)
     above, corner = np.triu_indices(q, 1), np.diag_indices(q)
     noisy = np.zeros_like(second)
     if mechanism == "radial":
-        row = np.concatenate([DIAGONAL * second[corner], OFF_DIAGONAL * second[above]])[None]
-        row = row + noise.radial(1, row.shape[1], off_diagonal, source)
-        noisy[corner], noisy[above] = row[0, :q] // DIAGONAL, row[0, q:] // OFF_DIAGONAL
+        row = np.concatenate([DIAGONAL * second[corner], OFF_DIAGONAL * second[above]])
+        row = source.add(row, mechanism, off_diagonal)
+        noisy[corner], noisy[above] = row[:q] // DIAGONAL, row[q:] // OFF_DIAGONAL
         return noisy
-    draw = noise.gaussian if mechanism == "gaussian" else noise.laplace
-    noisy[above] = second[above] + draw((above[0].size,), off_diagonal, source)
-    noisy[corner] = second[corner] + draw((q,), diagonal, source)
+    noisy[above] = source.add(second[above], mechanism, off_diagonal)
+    noisy[corner] = source.add(second[corner], mechanism, diagonal)
     return noisy
-
-
-def noisy_cross(cross: Integers, mechanism: Mechanism, scale: int, source: noise.Source) -> Integers:
-    """Return products across the basis with noise."""
-    row = cross.reshape(1, -1)
-    if mechanism == "radial":
-        row = row + noise.radial(1, row.shape[1], scale, source)
-    else:
-        row = row + noise.gaussian(row.shape, scale, source)
-    return np.asarray(row.reshape(cross.shape))
 
 
 def split(total: Fraction, second: Second) -> tuple[Fraction, Fraction]:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adlm.curator import noise
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import second_moments as stage
 from adlm.curator.mechanisms.moments import (
@@ -211,12 +210,7 @@ def release_table(
     if n == 0:
         raise UserError("there are no records to release; give at least one")
     ledger.charge(*charges)
-    row = total.reshape(1, -1)
-    if delta:
-        row = row + noise.gaussian(row.shape, scales.indicators, source)
-    else:
-        row = row + noise.radial(1, row.shape[1], scales.indicators, source)
-    total = row[0]
+    total = source.add(total, design.mechanism, scales.indicators)
     shares = frequencies(total * clip.steps, counted.blocks)
     features, extra = (
         ScaledTable(table, shares, fourier=plan.fourier),

@@ -19,6 +19,7 @@ __all__ = [
     "PriorStatistics",
     "RandomDirections",
     "TABLES",
+    "brought_along",
     "build",
     "checked",
     "declared",
@@ -108,6 +109,11 @@ def described(features: Features) -> dict[str, Any]:
     entry = {"spec": features.spec(), "fingerprint": features.fingerprint()}
     own = _own(features)
     return entry if own is None else entry | {"provenance": own.provenance or "undeclared"}
+
+
+def brought_along(features: Features) -> bool:
+    """Say whether a map is a person's own: then its last bits may depend on how records are batched."""
+    return _own(features) is not None
 
 
 def _own(features: Features) -> Features | None:

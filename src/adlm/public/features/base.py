@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.errors import UserError
+from adlm.public.features.exact import exact_unit_norm
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Features(nn.Module, ABC):
 
     def leading(self, x: Tensor, width: int) -> Tensor:
         """Map (n, *shape) to the first `width` coordinates alone, scaled to unit norm: (n, width)."""
-        return unit_norm(self(x)[:, :width])
+        return exact_unit_norm(self(x)[:, :width])
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:

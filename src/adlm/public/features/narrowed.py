@@ -9,7 +9,10 @@ import torch
 from torch import Tensor
 
 from adlm.errors import UserError
-from adlm.public.features.base import Features, PriorStatistics, unit_norm
+from adlm.public.features.base import Features, PriorStatistics
+from adlm.public.features.exact import ExactDirections, exact_unit_norm
+
+LONGEST = 4.0  # entry of a feature vector: of norm at most 1, or nearly
 
 
 class Narrowed(Features):
@@ -33,7 +36,7 @@ class Narrowed(Features):
 
     def of(self, z: Tensor) -> Tensor:
         """Narrow (n, inner width) features that were taken already."""
-        return unit_norm(z[:, : self.width])
+        return exact_unit_norm(z[:, : self.width])
 
     def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor | None:
         """Narrow the inner map's synthetic classes."""
@@ -59,6 +62,7 @@ class RandomDirections(Narrowed):
         normal = torch.randn(inner.width, width, generator=torch.Generator().manual_seed(0)).double()
         # Not in the fingerprint: last bits depend on the machine, the seed does not.
         self.register_buffer("directions", torch.linalg.qr(normal).Q.float(), persistent=False)
+        self.product = ExactDirections(self.directions, LONGEST)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, *shape) to (n, width)."""
@@ -66,7 +70,7 @@ class RandomDirections(Narrowed):
 
     def of(self, z: Tensor) -> Tensor:
         """Narrow (n, inner width) features that were taken already."""
-        return unit_norm(z @ self.directions)
+        return exact_unit_norm(self.product(z))
 
     def spec(self) -> dict[str, Any]:
         """Describe the map."""

@@ -17,13 +17,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from adlm.errors import UserError
-from adlm.public.features.base import Features, PriorStatistics, unit_norm
+from adlm.public.features.base import Features, PriorStatistics
 from adlm.public.features.colour import Colour
 from adlm.public.features.colour_scattering import ColourScattering
+from adlm.public.features.exact import ExactDirections, exact_unit_norm
 from adlm.public.features.narrowed import narrow
 from adlm.public.features.patches import Patches
+from adlm.public.features.threads import map_blocks_threaded
 
 SIZE = 32
+ROWS = 32  # images worked on together
+LONGEST = 2.0**12  # scaled entry of a block: far above any that an image can have
 SHIPPED = "natural-32"
 TEMPERATURE = (
     2.6  # averages over many patches are nearly normal; fixed on the last 8,000 training images of CIFAR-10
@@ -123,6 +127,8 @@ class NaturalImages(Features):
     projection: Tensor
     mean: Tensor
     offset: Tensor
+    scale: Tensor
+    columns: Tensor
     class_separation = (
         0.42  # photographs are far less plain than procedural scenes; fixed on the same images as HEAT
     )
@@ -142,8 +148,11 @@ class NaturalImages(Features):
         self.blocks = Blocks(stored["fine"].float(), stored["coarse"].float())
         self.register_buffer("projection", projection[:, : self.width].contiguous())
         self.register_buffer("mean", stored["mean"].float())
+        self.register_buffer("scale", stored["projection.rows"].float(), persistent=False)
+        self.register_buffer("columns", stored["projection.columns"][: self.width].double(), persistent=False)
+        self.directions = ExactDirections(stored["projection"][:, : self.width], LONGEST)
         # Not in the fingerprint: a product's last bits depend on the machine, what it is made of does not.
-        self.register_buffer("offset", self.mean @ self.projection, persistent=False)
+        self.register_buffer("offset", self.mean.double() @ self.projection.double(), persistent=False)
         self.prior = narrow(restore_prior(stored), self.width)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -153,7 +162,11 @@ class NaturalImages(Features):
                 f"natural-image features take arrays of shape (n, 3, {SIZE}, {SIZE}) (got {tuple(x.shape)}); "
                 "resize the images and put the channels first"
             )
-        return unit_norm(self.blocks(x) @ self.projection - self.offset)
+        out = x.new_empty(len(x), len(self.scale), dtype=torch.float32)
+        rows = map_blocks_threaded(
+            lambda block, mine: mine.copy_(self.blocks(block) * self.scale), x, out, ROWS
+        )
+        return exact_unit_norm(self.directions(rows) * self.columns - self.offset)
 
     def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor:
         """Draw classes of scenes and map them: (classes, per_class, width)."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from adlm.errors import UserError
 from adlm.public.features.base import Features, PriorStatistics, unit_norm
 from adlm.public.features.deskew import deskew
+from adlm.public.features.exact import ExactDirections, exact_unit_norm
 from adlm.public.features.narrowed import narrow
 from adlm.public.features.scattering import ROWS, Scattering
 from adlm.public.features.threads import map_blocks_threaded
@@ -28,7 +29,7 @@ CLASS_SEPARATION = {
 ROUNDS_FROM = {"drawn": 1000.0, "garments": 350.0}  # likewise: class means of strokes say more
 LEANING = ("drawn",)  # families whose pictures are stood up first
 FLOOR = 1e-3  # of the mean coefficient: what is less is next to rounding, which a root would enlarge
-TOGETHER = 2 * ROWS  # images projected by a thread in one product
+LONGEST = 2.0  # entry of a normed coefficient less its centre, both of length at most 1
 
 
 class NormedScattering(nn.Module):
@@ -93,6 +94,7 @@ class PriorProjection(Features):
             raise UserError(f"the prior {family!r} has 1 to {most} directions, got width {width}")
         self.register_buffer("centre", stored["centre"].float())
         self.register_buffer("projection", stored["projection"][:, : self.width].float().contiguous())
+        self.directions = ExactDirections(self.projection, LONGEST)
         prior = PriorStatistics(
             typical=stored["typical"].float(),
             weight=stored["weight"].float(),
@@ -111,13 +113,14 @@ class PriorProjection(Features):
             raise UserError(
                 f"the feature map was built for records of shape {self.shape} (got {tuple(x.shape[1:])})"
             )
-        images, directions = x.reshape(-1, *self.image), self.projection[:, :width].contiguous()
+        images = x.reshape(-1, *self.image)
+        out = images.new_empty(len(images), self.transform.width, dtype=torch.float32)
 
-        def project(block: Tensor, out: Tensor) -> None:
-            out.copy_(unit_norm((self.transform(self._frame(block)) - self.centre) @ directions))
+        def centred(block: Tensor, mine: Tensor) -> None:
+            mine.copy_(self.transform.of(self._frame(block)) - self.centre)
 
-        out = images.new_empty(len(images), width, dtype=torch.float32)
-        return map_blocks_threaded(project, images, out, TOGETHER)
+        rows = map_blocks_threaded(centred, images, out, ROWS)
+        return exact_unit_norm(self.directions(rows, width))
 
     def _frame(self, images: Tensor) -> Tensor:
         """Bring images to 28 x 28 pixels, as the random process drew them."""

@@ -1,0 +1,71 @@
+"""Products and norms whose last bit does not depend on the batch, because nothing in them is rounded.
+
+Numbers are put on a grid, one by one, that is so coarse that every sum of products is a whole number below
+2^53 steps. A double holds it exactly, so the order in which a library adds, which follows the shape of a
+batch and the number of threads, cannot show. What is left is one operation a number, which IEEE 754 fixes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+EXACT = 53  # bits of a whole number that a double holds
+COARSEST = 20  # bits of the largest direction
+
+
+class ExactDirections(nn.Module):
+    """Product of rows with fixed directions (p, k), exact on a grid: (n, p) to (n, k) in doubles.
+
+    Parameters
+    ----------
+    directions : (p, k). They are rounded to 20 bits of the largest, or kept if they are whole numbers below.
+    limit : entries of a row beyond it are cut off.
+    """
+
+    steps: Tensor
+
+    def __init__(self, directions: Tensor, limit: float) -> None:
+        super().__init__()
+        wide, self.limit = directions.double(), limit
+        whole = bool((wide == wide.round()).all()) and float(wide.abs().max()) < 2**COARSEST
+        self.unit = 1.0 if whole else 2.0 ** (_exponent(float(wide.abs().max())) - COARSEST)
+        # Not in the fingerprint: it follows from what is.
+        self.register_buffer("steps", (wide / self.unit).round(), persistent=False)
+        largest = float(self.steps.abs().sum(0).max()) * limit
+        self.grid = 2.0 ** (EXACT - 1 - _exponent(largest))
+
+    def forward(self, rows: Tensor, width: int | None = None) -> Tensor:
+        """Return rows (n, p) times the first `width` directions, in doubles."""
+        steps = self.steps[:, :width]
+        if _rounded(rows):
+            return rows @ (steps * self.unit).to(rows)
+        whole = rows.double().clamp_(-self.limit, self.limit).mul_(self.grid).round_()
+        product: Tensor = (whole @ steps).mul_(self.unit / self.grid)
+        return product
+
+
+def exact_unit_norm(z: Tensor, floor: float = 1e-6) -> Tensor:
+    """Scale rows to L2 norm 1, as `unit_norm` does, each by a sum of squares that is exact: float32."""
+    if _rounded(z):
+        unit: Tensor = z / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(floor)
+        return unit.float()
+    wide = z.double()
+    largest = wide.abs().amax(1, keepdim=True).clamp_min(2.0**-200)
+    power = largest / torch.frexp(largest).mantissa  # a power of two, next above the largest entry
+    bits = (EXACT - 1 - math.ceil(math.log2(max(z.shape[1], 2)))) // 2
+    whole = (wide / power).mul_(2.0**bits).round_()
+    norm = whole.square_().sum(1, keepdim=True).sqrt_() * (power / 2.0**bits)
+    return (wide / norm.clamp_min(floor)).float()
+
+
+def _rounded(x: Tensor) -> bool:
+    """Say whether ordinary arithmetic will do: for a slope, which a grid has not, and for a trace."""
+    return x.requires_grad or torch.onnx.is_in_onnx_export()
+
+
+def _exponent(value: float) -> int:
+    """Return the least e with |value| < 2^e."""
+    return math.frexp(value)[1]

@@ -31,6 +31,7 @@ from adlm.public.features.decorrelation import MOST_COLUMNS, decorrelation, nois
 from adlm.public.features.scaled_table import ScaledTable, TableIndicators, frequencies, is_ordered
 from adlm.public.planning.rounds import (
     PURE_ROUNDS,
+    PURE_TABLE_PATH,
     TABLE_PATH,
     TABLE_STEP,
     plan_rounds,
@@ -87,7 +88,8 @@ def plan_table(
     strength = table_signal(table, n, epsilon, delta)
     count = fourier or fourier_count(table, delta)
     clip_norm = table_clip_norm(strength)
-    rounds = plan_rounds(n, strength, path=TABLE_PATH, longest_step=TABLE_STEP, clip_norm=clip_norm)
+    path = TABLE_PATH if delta else PURE_TABLE_PATH
+    rounds = plan_rounds(n, strength, path=path, longest_step=TABLE_STEP, clip_norm=clip_norm)
     if not delta:
         rounds = replace(rounds, rounds=PURE_ROUNDS, step=rounds.step * rounds.rounds / PURE_ROUNDS)
     values = values_share(table, n, epsilon, delta)

@@ -14,6 +14,7 @@ from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
 from adlm.analyst.rounds import drowned, estimated_accuracy, has_rounds, log_shares, rounds_head, warning
+from adlm.analyst.table_draws import draw_features
 from adlm.analyst.training import History, TrainingConfig, default_plan, train
 from adlm.analyst.unsupervised import EPOCHS, Unsupervised
 from adlm.errors import UserError
@@ -21,6 +22,7 @@ from adlm.estimation import discriminant
 from adlm.estimation.class_model import fit_class_model
 from adlm.privacy.release import Release
 from adlm.public.features import Features, declared
+from adlm.public.features.scaled_table import ScaledTable
 
 DRAWS = 20_000
 LITTLE_NOISE = 0.05  # in ranges of a feature
@@ -204,7 +206,10 @@ def _on_draws(
     moments = release.moments()
     k = moments.sums.shape[1]
     generator = torch.Generator().manual_seed(plan.seed)
-    z, target = fit_class_model(moments, features.prior).sample(draws, generator)
+    if isinstance(features, ScaledTable) and has_rounds(release):
+        z = draw_features(release, features, draws, generator)
+    else:
+        z, target = fit_class_model(moments, features.prior).sample(draws, generator)
     if has_rounds(release):  # the head knows better than the class means which draw is of which class
         target = _usable_head(release, features).logits(z).softmax(1).float()
     wide = torch.zeros(draws, features.width)

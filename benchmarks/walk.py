@@ -7,6 +7,7 @@ MNIST is used where it is at hand (ADLM_DATA), digits otherwise.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import sys
@@ -29,7 +30,10 @@ class Walk:
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
         """Note a call; this is what `sys.setprofile` wants."""
         code = frame.f_code
-        if event != "call" or code in self.seen or code.co_name.startswith("<"):
+        function = (
+            code.co_flags & inspect.CO_OPTIMIZED
+        )  # not the body of a class, which runs when it is imported
+        if event != "call" or not function or code in self.seen or code.co_name.startswith("<"):
             return
         self.seen.add(code)
         path = Path(code.co_filename)

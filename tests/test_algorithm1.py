@@ -16,10 +16,11 @@ from adlm.algorithm1 import Budgets, RelevanceSource, adaptive_laplace_mechanism
 from adlm.analyst.fit import fit
 from adlm.analyst.networks import build
 from adlm.analyst.training import TrainingConfig, accuracy
-from adlm.curator.ledger import Budget, Ledger
+from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.privacy.accounting import compose
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.workflows.pretrain import pretrain, synthetic
@@ -87,7 +88,6 @@ def test_a_network_of_ones_own_is_named_and_has_to_be_given_again() -> None:
             ledger=Ledger(),
             source=Source.seeded_with(0),
         )
-        assert release is not None
         made.append(release)
     assert [release.certificate.settings["network"] for release in made] == ["mlp", "Mine"]
     plan = TrainingConfig(epochs=1, batch_size=10)
@@ -112,7 +112,6 @@ def test_each_way_to_count_the_first_layer_is_named_in_the_certificate(delta_h0:
         ledger=Ledger(),
         source=Source.seeded_with(0),
     )
-    assert release is not None
     settings = release.certificate.settings
     assert settings["delta_h0"] == {"counted": "3072", "per-patch": "24"}.get(str(delta_h0), "500")
     assert settings["delta_h0_rule"] == (delta_h0 if isinstance(delta_h0, str) else "given")
@@ -167,7 +166,6 @@ def test_the_analyst_needs_nothing_but_the_folder(tmp_path: Path) -> None:
 
 def test_training_again_on_the_same_release_leaves_the_bias_input_as_it_is() -> None:
     release = _release(explained=explained(), L=10, delta_h0=100)
-    assert release is not None
     released = float(release.tensors["bias"])
     assert abs(released - 1) > 1e-3
     torch.manual_seed(0)
@@ -245,7 +243,7 @@ def test_mistakes_are_told(call, message: str) -> None:  # type: ignore[no-untyp
         call()
 
 
-def _release(**changes: Any) -> Release | None:
+def _release(**changes: Any) -> Release:
     given: dict[str, Any] = {"explained": explained(), "L": 10, "ledger": Ledger()}
     given |= {"source": Source.system()} | changes
     x, y = blobs(30)

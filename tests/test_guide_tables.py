@@ -96,7 +96,7 @@ def test_a_draft_says_what_is_left_to_fill_in_and_a_peeked_one_is_stamped(
     from adlm.errors import UserError
     from adlm.public.domain.table import TableDomain
     from adlm.readers.table_draft import draft, peek
-    from adlm.workflows.privatise_table import privatise_table
+    from adlm.workflows.privatise import privatise
 
     monkeypatch.chdir(tmp_path)
     patients(400, 4).to_csv("p.csv", index=False)
@@ -106,5 +106,5 @@ def test_a_draft_says_what_is_left_to_fill_in_and_a_peeked_one_is_stamped(
         TableDomain.from_toml(text)
     table = peek(Path("p.csv"), label="back", person="id")
     assert TableDomain.from_toml(table.to_toml()) == table
-    release = privatise_table("p.csv", table, epsilon=1, seed=0)
+    release = privatise("p.csv", domain=table, epsilon=1, seed=0)
     assert "bounds learnt from data" in release.certificate.stamps

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     from adlm.analyst.fit import fit
     from adlm.analyst.model import Model
     from adlm.analyst.training import TrainingConfig
-    from adlm.curator.ledger import Budget, Ledger
+    from adlm.curator.ledger import Ledger
     from adlm.errors import UserError
+    from adlm.privacy.budget import Budget
     from adlm.privacy.release import Certificate, Release
     from adlm.public.domain import Domain
     from adlm.workflows.privatise import privatise
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _PLACES = {
     "AdLMClassifier": "adlm.workflows.sklearn.estimator",
-    "Budget": "adlm.curator.ledger",
+    "Budget": "adlm.privacy.budget",
     "Certificate": "adlm.privacy.release",
     "Domain": "adlm.public.domain",
     "Ledger": "adlm.curator.ledger",

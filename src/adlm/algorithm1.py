@@ -20,14 +20,15 @@ from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.training import History, TrainingConfig, train
 from adlm.analyst.unsupervised import Unsupervised
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.record_release import release_records, write_records
+from adlm.curator.mechanisms.record_release import release, write
+from adlm.curator.mechanisms.records import PrivateRecords
 from adlm.curator.noise import Source
-from adlm.curator.relevance import private_relevance
+from adlm.curator.relevance import RelevanceSource, private_relevance
 from adlm.errors import UserError
 from adlm.privacy.accounting import parse_epsilon
 from adlm.privacy.release import Release
 from adlm.public.domain import Domain
-from adlm.workflows.record_plan import Budgets, RelevanceSource, check_first, settings_for
+from adlm.workflows.record_plan import Budgets, check_first, settings_for
 
 __all__ = ["Budgets", "RelevanceSource", "adaptive_laplace_mechanism", "learn", "make_release"]
 
@@ -51,7 +52,7 @@ def make_release(
     folder: Path | None = None,
     stamps: tuple[str, ...] = (),
     features: Mapping[str, Any] | None = None,
-) -> Release | None:
+) -> Release:
     """Lines 1-19, the curator's: read the records once and release them with noise.
 
     Parameters
@@ -62,52 +63,25 @@ def make_release(
     explained : the relevance network; None with ILM budgets.
     delta_h0 : `counted`, `per-patch`, or a number.
     rows : records to average relevances over; all of them when not given.
-    folder : stream the release there and return None; in memory when not given.
+    folder : write the release there chunk by chunk, and read it from there; in memory when not given.
     features : how the records were encoded, for the certificate; a table's columns.
     """
     # Line 9: Delta_h0 = 2 sum over h0 of d; line 17: Delta_F = M (|h| + |h|^2 / 4)
     settings = settings_for(domain, network, budgets, L, delta_h0, allocation, loss, mode)
-    check_first(D, y, domain, settings, budgets, explained, rows, ledger, folder)
+    records = PrivateRecords(D, y, domain, features or {}, stamps)
+    check_first(records, settings, budgets, explained=explained, rows=rows, ledger=ledger, folder=folder)
     relevance = None
     if budgets.epsilon1 is not None and explained is not None:
         # Lines 1-7: average relevance of each feature, with Lap(Delta_R / eps1)
         relevance = private_relevance(
-            explained.network,
-            D,
-            domain,
-            provenance=explained.provenance,
-            epsilon=budgets.epsilon1,
-            ledger=ledger,
-            source=source,
-            rows=rows,
+            explained, D, domain, epsilon=budgets.epsilon1, ledger=ledger, source=source, rows=rows
         )
     # Lines 10-14: eps_j = beta_j eps2; x_ij + (1/|L|) Lap(Delta_h0 / eps_j); b + (1/|L|) Lap(Delta_h0 / eps2)
     # Lines 16-19: phi_l + (1/|L|) Lap(Delta_F / eps3)
     if folder is None:
-        return release_records(
-            D,
-            y,
-            domain,
-            settings,
-            relevance=relevance,
-            ledger=ledger,
-            source=source,
-            stamps=stamps,
-            features=features,
-        )
-    write_records(
-        folder,
-        D,
-        y,
-        domain,
-        settings,
-        relevance=relevance,
-        ledger=ledger,
-        source=source,
-        stamps=stamps,
-        features=features,
-    )
-    return None
+        return release(records, settings, relevance=relevance, ledger=ledger, source=source)
+    write(folder, records, settings, relevance=relevance, ledger=ledger, source=source)
+    return Release.load(folder)
 
 
 def learn(
@@ -119,7 +93,16 @@ def learn(
     checkpoints: Path | None = None,
     resume: bool = False,
 ) -> History:
-    """Lines 15 and 20-30, the analyst's: train any network on the release, for as long as one likes."""
+    """Lines 15 and 20-30, the analyst's: train any network on the release, for as long as one likes.
+
+    Parameters
+    ----------
+    release : of records, with its certificate.
+    network : trained in place.
+    plan : how to train.
+    device : `auto`, `cpu` or `cuda`.
+    checkpoints, resume : file that keeps the run after each epoch, and whether to go on from it.
+    """
     # Line 15: the hidden layers stand on the private layer; line 14's bias is its input 0
     perturb_bias(network, release.certificate.domain.shape, float(release.tensors["bias"]))
     if isinstance(network, Unsupervised):  # what learns records before labels does so on released ones
@@ -179,7 +162,7 @@ def adaptive_laplace_mechanism(
     if first is None and explained is not None:
         raise UserError("epsilon1=None is ILM, which asks no relevance network; leave explained at None")
     budgets = Budgets(first, parse_epsilon(epsilon2, "epsilon2"), parse_epsilon(epsilon3, "epsilon3"))
-    release = make_release(
+    made = make_release(
         D,
         y,
         domain,
@@ -194,11 +177,10 @@ def adaptive_laplace_mechanism(
         ledger=ledger or Ledger(),
         source=source or Source.system(),
     )
-    assert release is not None  # no folder was given
     learn(
-        release,
+        made,
         H,
         replace(plan or TrainingConfig(steps=T), epochs=None, steps=T, batch_size=L),
         device=device,
     )
-    return H, release
+    return H, made

@@ -16,7 +16,6 @@ from adlm.cli.app import app
 from adlm.public.domain.table import TableDomain
 from adlm.report import write_report
 from adlm.runtime import progress
-from adlm.workflows.privatise_table import privatise_table
 
 TOML = """
 [columns.age]
@@ -39,12 +38,12 @@ def table(path: Path, rare: int) -> Path:
 
 def test_a_class_without_records_is_smaller_than_its_noise_and_large_ones_are_not(tmp_path: Path) -> None:
     """The seed is fixed, so nothing here is left to chance."""
-    made = privatise_table(table(tmp_path / "t.csv", 0), TableDomain.from_toml(TOML), epsilon=1, seed=1)
+    made = privatise(table(tmp_path / "t.csv", 0), domain=TableDomain.from_toml(TOML), epsilon=1, seed=1)
     (found,) = small_classes(made)
     assert found.name == "rare"
     assert found.count <= 2 * found.sd
     assert "class 'rare' may be smaller than its noise" in found.sentence()
-    large = privatise_table(table(tmp_path / "t.csv", 1000), TableDomain.from_toml(TOML), epsilon=1, seed=1)
+    large = privatise(table(tmp_path / "t.csv", 1000), domain=TableDomain.from_toml(TOML), epsilon=1, seed=1)
     assert small_classes(large) == ()
 
 

@@ -6,8 +6,10 @@ import json
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
@@ -23,7 +25,7 @@ from adlm.analyst.training import TrainingConfig, accuracy, default_plan, predic
 from adlm.cli.app import app
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
-from adlm.curator.relevance import private_relevance
+from adlm.curator.relevance import PrivateRelevance, RelevanceSource, private_relevance
 from adlm.privacy.release import Release
 from adlm.public import datasets
 
@@ -36,7 +38,7 @@ def release_of(epsilon: str, delta_h0: str | int = "counted", folder: Path | Non
         DIGITS.x, DIGITS.y, DIGITS.domain, build("mlp", (8, 8), 10), Budgets.split(epsilon, method="ilm"),
         explained=None, L=100, delta_h0=delta_h0, ledger=Ledger(), source=Source.system(), folder=folder,
     )  # fmt: skip
-    return made if made is not None else Release.load(folder or "")
+    return made
 
 
 def found(model: Model) -> float:
@@ -123,9 +125,16 @@ def test_relevances_never_take_the_statistics_of_a_batch() -> None:
     """A model that answers by batch statistics explains each record by itself: Lemma 1 rests on it."""
     model = fit(release_of("300", 40_000), "mlp", TrainingConfig(steps=20, batch_size=100))
     model.predict(TEST.x)
-    given = {"provenance": "public", "epsilon": Fraction(1), "ledger": Ledger()}
-    one = private_relevance(model.head, TEST.x[:300], DIGITS.domain, source=Source.seeded_with(0), **given)  # type: ignore[arg-type]
+    explained = RelevanceSource(model.head, "public")
+
+    def relevance(x: npt.NDArray[Any]) -> PrivateRelevance:
+        source = Source.seeded_with(0)
+        return private_relevance(
+            explained, x, DIGITS.domain, epsilon=Fraction(1), ledger=Ledger(), source=source
+        )
+
+    one = relevance(TEST.x[:300])
     changed = TEST.x[:300].copy()
     changed[-1] = 16 - changed[-1]
-    two = private_relevance(model.head, changed, DIGITS.domain, source=Source.seeded_with(0), **given)  # type: ignore[arg-type]
+    two = relevance(changed)
     assert float(np.abs(one.values - two.values).sum()) <= 64 / 300 + 1e-9

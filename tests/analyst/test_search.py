@@ -9,7 +9,6 @@ import pytest
 from adlm import UserError, privatise
 from adlm.analyst.search import search_on_release
 from adlm.public import datasets
-from adlm.workflows.privatise_table import privatise_table
 
 
 def test_a_setting_that_a_release_does_not_have_is_named(tmp_path: Path) -> None:
@@ -19,7 +18,7 @@ def test_a_setting_that_a_release_does_not_have_is_named(tmp_path: Path) -> None
     )
     lines = [f"{age},{'yes' if age > 50 else 'no'}" for age in range(100)]
     (tmp_path / "t.csv").write_text("\n".join(["age,ill", *lines]) + "\n")
-    table = privatise_table(tmp_path / "t.csv", tmp_path / "t.toml", epsilon=2)
+    table = privatise(tmp_path / "t.csv", domain=tmp_path / "t.toml", epsilon=2)
     with pytest.raises(
         UserError, match=r"no setting 'network' for a table's release; it has stages, noise_penalty"
     ):

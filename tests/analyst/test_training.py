@@ -17,15 +17,16 @@ from torch import Tensor, nn
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.networks import build
 from adlm.analyst.objective import Coefficients, coefficients, loss
-from adlm.analyst.training import TrainingConfig, accuracy, choose_device, predict, train
+from adlm.analyst.training import TrainingConfig, accuracy, predict, train
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.record_release import release_records
-from adlm.curator.mechanisms.records import Settings
+from adlm.curator.mechanisms.record_release import release as release_records
+from adlm.curator.mechanisms.records import PrivateRecords, Settings
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.polynomial import CROSS_ENTROPY
 from adlm.privacy.release import Release
 from adlm.public.domain import Domain
+from adlm.runtime.device import choose_device
 
 
 def blobs(shape: tuple[int, ...], n: int = 300) -> tuple[np.ndarray, np.ndarray]:
@@ -53,7 +54,7 @@ def release(shape: tuple[int, ...] = (12, 12), epsilon: int = 10**5, mode: str =
     )
     x, y = blobs(shape)
     return release_records(
-        x, y, domain, settings, relevance=None, ledger=Ledger(), source=Source.seeded_with(1)
+        PrivateRecords(x, y, domain), settings, relevance=None, ledger=Ledger(), source=Source.seeded_with(1)
     )
 
 

@@ -21,8 +21,10 @@ from adlm.audit.runner import Audit, Depth
 from adlm.audit.subjects import image_domain, paper_settings
 from adlm.cli.audit import audit
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig, release_moments
-from adlm.curator.mechanisms.record_release import release_records
+from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
+from adlm.curator.mechanisms.record_release import release as release_records
+from adlm.curator.mechanisms.records import PrivateRecords
 from adlm.curator.mechanisms.second_moments import CrossMoments, Second
 from adlm.curator.noise import Source
 from adlm.privacy.release import Release
@@ -31,7 +33,6 @@ from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.identity import Identity
 from adlm.workflows.privatise import privatise
-from adlm.workflows.privatise_table import privatise_encoded
 
 TINY = Depth(runs=200, evaluations=10, whole=20, support=2000, canaries=20, reading=10)
 app = typer.Typer()
@@ -44,7 +45,7 @@ def release(design: MomentConfig, source: Source, relation: str = "replace-one")
         lambda: [(rng.normal(size=(30, design.k)), np.arange(30) % 3)],
         domain=Domain((design.k,), 0.0, 1.0, ("a", "b", "c"), relation),
         features=Identity((design.k,)),
-        design=design,
+        config=design,
         ledger=Ledger(),
         source=source,
     )
@@ -96,9 +97,12 @@ def test_a_sound_record_release_passes_and_a_doctored_one_does_not(tmp_path: Pat
     """What the paper claims is far below what is proved: that is no violation, and is said."""
     rng = np.random.default_rng(0)
     made = release_records(
-        rng.random((5, 28, 28)), np.arange(5), image_domain(), paper_settings(), relevance=None,
-        ledger=Ledger(), source=Source.system(),
-    )  # fmt: skip
+        PrivateRecords(rng.random((5, 28, 28)), np.arange(5), image_domain()),
+        paper_settings(),
+        relevance=None,
+        ledger=Ledger(),
+        source=Source.system(),
+    )
     made.save(tmp_path / "R")
     findings = audit_release(tmp_path / "R", 5000, Source.seeded_with(7))
     assert [f.verdict for f in findings] == ["holds", "above claim", "above claim"]
@@ -112,7 +116,7 @@ def test_a_sound_table_release_passes_and_a_doctored_one_does_not(tmp_path: Path
     )
     rng = np.random.default_rng(0)
     x, y = rng.random((40, 2)).round().astype(np.float32), rng.integers(0, 2, 40)
-    made = privatise_encoded(lambda: [(x, y)], table, epsilon=1, source=Source.system())
+    made = privatise(lambda: [(x, y)], domain=table, epsilon=1, source=Source.system())
     made.save(tmp_path / "R")
     findings = audit_release(tmp_path / "R", 2000, Source.seeded_with(7))
     assert [f.verdict for f in findings] == ["holds"] * len(findings)

@@ -126,7 +126,7 @@ def test_what_a_closed_form_has_no_use_for_is_refused(option: str, release: Path
 
 
 def test_a_record_release_says_what_is_claimed_and_what_is_proved(place: Path) -> None:
-    words = ["release", "--kind", "records", "--data", "digits", "--limit", "300", "--network", "mlp"]
+    words = ["release-records", "--data", "digits", "--limit", "300", "--network", "mlp"]
     run("pretrain", "--data", "digits", "--epochs", "1", "--out", "public-network")
     made = figures(*words, "--epsilon", "2", "--batch-size", "100", "--relevance-network", "public-network",
                    "--relevance-provenance", "public", "--delta-h0", "per-patch", "--out", "RR")  # fmt: skip
@@ -145,7 +145,7 @@ def test_a_record_release_says_what_is_claimed_and_what_is_proved(place: Path) -
 def test_a_network_brings_its_own_batch_size(network: str | None, batch_size: int, place: Path) -> None:
     out = f"BS-{network}"
     asked = [] if network is None else ["--network", network]
-    run("release", "--kind", "records", "--method", "ilm", "--data", "digits", "--limit", "30",
+    run("release-records", "--method", "ilm", "--data", "digits", "--limit", "30",
         "--delta-h0", "1e5", "--epsilon", "50", "--out", out, *asked)  # fmt: skip
     settings = json.loads((place / out / "certificate.json").read_text())["settings"]
     assert settings["network"] == (network or "paper-mnist")
@@ -153,23 +153,48 @@ def test_a_network_brings_its_own_batch_size(network: str | None, batch_size: in
     assert (settings["delta_h0"], settings["delta_h0_rule"]) == ("100000", "given")
 
 
-RECORDS = ["release", "--kind", "records", "--data", "digits", "--ledger", "untouched.jsonl", "--out", "X"]
-MOMENTS = ["release", "--kind", "moments", "--data", "digits", "--ledger", "untouched.jsonl", "--out", "X"]
+RECORDS = ["release-records", "--data", "digits", "--ledger", "untouched.jsonl", "--out", "X"]
+MOMENTS = ["release", "--data", "digits", "--ledger", "untouched.jsonl", "--out", "X"]
 TABLE = ["release", "t.csv", "--domain", "t.toml", "--ledger", "untouched.jsonl", "--out", "X"]
+
+
+FOR_MOMENTS = [
+    "--fourier",
+    "--k",
+    "--public-size",
+    "--relevance",
+    "--second-moment-dim",
+    "--sums-budget-share",
+    "--cache",
+]
+FOR_RECORDS = [
+    "--loss",
+    "--batch-size",
+    "--split",
+    "--network",
+    "--delta-h0",
+    "--mode",
+    "--relevance-network",
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [*((RECORDS, name) for name in FOR_MOMENTS), *((MOMENTS, name) for name in FOR_RECORDS)],
+)
+def test_an_option_of_the_other_release_is_refused_before_anything_is_charged(
+    words: list[str], option: str, place: Path
+) -> None:
+    done = runner.invoke(app, [*words, option, "3"])
+    assert done.exit_code == 2
+    assert f"No such option: {option}" in done.output
+    assert nothing_charged(place / "untouched.jsonl")
+    assert not (place / "X").exists()
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        *(([*RECORDS, name, value], f"{name} is for --kind moments") for name, value in [
-            ("--fourier", "3"), ("--k", "5"), ("--public-size", "3"), ("--relevance", "bogus"),
-            ("--second-moment-dim", "2"), ("--sums-budget-share", "0.5"),
-        ]),
-        ([*RECORDS, "--cache"], "--cache is for --kind moments"),
-        *(([*MOMENTS, name, value], f"{name} is for --kind records") for name, value in [
-            ("--loss", "foo"), ("--batch-size", "0"), ("--split", "1,2,3"), ("--network", "mlp"),
-            ("--delta-h0", "5"), ("--mode", "literal"), ("--relevance-network", "N"),
-        ]),
         ([*MOMENTS, "--fourier", "3"], "--fourier is for tables from a file"),
         ([*MOMENTS, "--domain", "t.toml"], "--domain is for tables from a file"),
         ([*TABLE, "--limit", "3"], "--limit is for --data"),
@@ -178,7 +203,7 @@ TABLE = ["release", "t.csv", "--domain", "t.toml", "--ledger", "untouched.jsonl"
         ([*RECORDS, "--delta-h0", "many"], "counted, per-patch or a positive number"),
         ([*RECORDS, "--delta-h0", "-3"], "counted, per-patch or a positive number"),
     ],
-    ids=lambda value: " ".join(value[7:]) if isinstance(value, list) else "",
+    ids=lambda value: " ".join(value[5:]) if isinstance(value, list) else "",
 )  # fmt: skip
 def test_an_option_without_effect_is_refused_before_anything_is_charged(
     words: list[str], message: str, place: Path
@@ -232,7 +257,8 @@ def test_a_seed_is_stamped(place: Path) -> None:
         (["release", "--data", "digits", "--delta", "2", "--out", "X"], "below 1"),
         (["release", "--data", "nothing", "--out", "X"], "no data set 'nothing'"),
         (["release", "--out", "X"], "either a file"),
-        (["release", "--data", "digits", "--kind", "images", "--out", "X"], "one of moments, records"),
+        (["release", "--data", "digits", "--kind", "images", "--out", "X"], "--kind images is not an option"),
+        (["release", "--data", "digits", "--kind", "records", "--out", "X"], "by adlm release-records"),
         (["release", "--data", "digits", "--neighbours", "add-remove", "--out", "X"], "is private"),
         (["release", "missing.csv", "--out", "X"], "needs --domain"),
         (["release", "--data", "digits", "--method", "foo", "--out", "X"], "one of adlm, ilm"),
@@ -397,7 +423,7 @@ def test_a_table_can_be_released_record_by_record(place: Path) -> None:
     )
     lines = [f"{age},{'yes' if age > 50 else 'no'}" for age in range(100)]
     (place / "t.csv").write_text("\n".join(["age,ill", *lines]) + "\n")
-    words = ["release", "t.csv", "--domain", "t.toml", "--kind", "records"]
+    words = ["release-records", "t.csv", "--domain", "t.toml"]
     made = figures(*words, "--method", "ilm", "--batch-size", "20", "--epsilon", "4", "--out", "TR")
     assert made["n"] == 100
     run("train", "TR", "--epochs", "1", "--batch-size", "20", "--out", "TM")

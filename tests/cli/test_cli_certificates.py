@@ -100,14 +100,14 @@ def test_a_key_is_read_before_anything_is_charged(place: Path) -> None:
 
 def test_a_record_release_is_signed_too(place: Path) -> None:
     public = _public(place)
-    run("release", "--kind", "records", "--method", "ilm", "--data", "digits", "--limit", "40", "--network",
+    run("release-records", "--method", "ilm", "--data", "digits", "--limit", "40", "--network",
         "mlp", "--batch-size", "10", "--sign", "p", "--out", "RS")  # fmt: skip
     assert figures("verify", "RS", "--trust", public)["trusted"]
 
 
 def test_a_relevance_network_is_declared_or_signed_by_a_trusted_key(place: Path) -> None:
     public = _public(place)
-    words = ("release", "--kind", "records", "--data", "digits", "--limit", "40", "--network", "mlp",
+    words = ("release-records", "--data", "digits", "--limit", "40", "--network", "mlp",
              "--batch-size", "10", "--relevance-network", "P")  # fmt: skip
     run("pretrain", "--data", "digits", "--epochs", "1", "--sign", "p", "--out", "P")
     with pytest.raises(UserError, match="none of the keys"):
@@ -174,11 +174,15 @@ def test_a_stopped_release_says_what_it_has_cost(
     after: bool, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from adlm.curator.mechanisms import moments
+    from adlm.curator.noise import Source
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(moments, "_table_noise" if after else "_sums", stop)
+    if after:
+        monkeypatch.setattr(Source, "draw", stop)
+    else:
+        monkeypatch.setattr(moments, "_sums", stop)
     ledger = f"stopped-{after}"
     monkeypatch.setattr(sys, "argv", ["adlm", *DIGITS, "--ledger", ledger, "--out", "stopped-release"])
     with pytest.raises(SystemExit) as caught:

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adlm.curator.ledger import Budget, Ledger
+from adlm.curator.ledger import Ledger
 from adlm.errors import UserError
 from adlm.privacy.accounting import Charge, compose, gaussian_epsilon, gaussian_mu
+from adlm.privacy.budget import Budget
 
 
 def charge(epsilon: Fraction | str, **other: object) -> Charge:

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from adlm.curator.ledger import Budget, Ledger
+from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
-from adlm.curator.relevance import STEPS, private_relevance, relevance_sum, scaled
+from adlm.curator.relevance import STEPS, RelevanceSource, private_relevance, relevance_sum, scaled
 from adlm.errors import UserError
 from adlm.estimation.lrp import relevance as propagate
 from adlm.privacy.accounting import compose
+from adlm.privacy.budget import Budget
 from adlm.public.domain import Domain
 
 D = 6
@@ -35,9 +36,9 @@ def records(n: int, seed: int = 0) -> np.ndarray:
 
 
 def released(x: np.ndarray, ledger: Ledger | None = None, **changes):  # type: ignore[no-untyped-def]
-    given: dict[str, Any] = {"provenance": "public", "epsilon": Fraction(1), "source": Source.seeded_with(1)}
-    given |= changes
-    return private_relevance(network(), x, DOMAIN, ledger=ledger or Ledger(), **given)
+    explained = RelevanceSource(network(), changes.pop("provenance", "public"))
+    given: dict[str, Any] = {"epsilon": Fraction(1), "source": Source.seeded_with(1)} | changes
+    return private_relevance(explained, x, DOMAIN, ledger=ledger or Ledger(), **given)
 
 
 def test_the_sum_is_that_of_min_max_scaled_relevances_one_record_at_a_time() -> None:
@@ -119,9 +120,7 @@ def test_a_network_with_a_certificate_brings_its_charges_along() -> None:
 
 def test_provenance_has_no_default_and_only_three_values() -> None:
     with pytest.raises(TypeError, match="provenance"):
-        private_relevance(  # type: ignore[call-arg]
-            network(), records(4), DOMAIN, epsilon=Fraction(1), ledger=Ledger(), source=Source.system()
-        )
+        RelevanceSource(network())  # type: ignore[call-arg]
     with pytest.raises(UserError, match="'public', 'private' or a certificate"):
         released(records(4), provenance="trusted")
 
@@ -150,10 +149,9 @@ def test_a_network_that_couples_records_is_refused_before_anything_is_charged() 
     coupled, ledger = nn.Sequential(nn.Flatten(), OverTheBatch(), nn.Linear(D, 2)), Ledger()
     with pytest.raises(UserError, match="depends on the other records"):
         private_relevance(
-            coupled,
+            RelevanceSource(coupled, "public"),
             records(4),
             DOMAIN,
-            provenance="public",
             epsilon=Fraction(1),
             ledger=ledger,
             source=Source.system(),

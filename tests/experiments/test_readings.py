@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from adlm.analyst.networks import build
 from adlm.analyst.objective import Coefficients, coefficients, loss
 from adlm.analyst.training import TrainingConfig, train
-from adlm.curator.mechanisms.records import RecordMechanism, Settings, prepare
+from adlm.curator.mechanisms.records import RecordMechanism, Settings, mechanism_for
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.polynomial import CROSS_ENTROPY
@@ -33,7 +33,7 @@ ROWS, CPU = torch.arange(10), torch.device("cpu")
 
 def perturbation(epsilon: int = 1) -> RecordMechanism:
     settings = Settings(Fraction(epsilon), Fraction(epsilon), 100, Fraction(500), "given", 4, "identical")
-    return prepare(settings, DOMAIN, None)
+    return mechanism_for(settings, DOMAIN, None)
 
 
 def seen(reading: str, times: int = 2) -> tuple[list[Tensor], Coefficients]:

@@ -12,8 +12,8 @@ import torch
 
 from adlm.analyst.examples import batch_loss, from_records
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.record_release import release_records
-from adlm.curator.mechanisms.records import Settings
+from adlm.curator.mechanisms.record_release import release as release_records
+from adlm.curator.mechanisms.records import PrivateRecords, Settings
 from adlm.curator.noise import Source
 from adlm.experiments.what_is_proved import L, linear, proved_table, settings, table
 from adlm.public.domain import Domain
@@ -42,7 +42,7 @@ def test_the_linear_baseline_is_the_minimum_of_the_released_loss() -> None:
     )
     x, y = np.random.default_rng(0).uniform(size=(400, 5)), np.arange(400) % 3
     release = release_records(
-        x, y, domain, chosen, relevance=None, ledger=Ledger(), source=Source.seeded_with(3)
+        PrivateRecords(x, y, domain), chosen, relevance=None, ledger=Ledger(), source=Source.seeded_with(3)
     )
     best, examples = linear(release), from_records(release)
     lowest = float(batch_loss(best(examples.x), examples.target).detach())

@@ -14,8 +14,9 @@ from sklearn import config_context
 from tests.report.artefacts import model, moments, noisy_records
 
 from adlm import AdLMClassifier, Domain
-from adlm.curator.ledger import Budget, Ledger
+from adlm.curator.ledger import Ledger
 from adlm.privacy.accounting import show
+from adlm.privacy.budget import Budget
 from adlm.privacy.notebook import Part, box
 from adlm.privacy.release import SEEDED
 from adlm.public.features.identity import Identity

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig, Second, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig, Second
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.privacy.release import CERTIFICATE, SEEDED, TENSORS, Release
@@ -30,7 +31,7 @@ def make(source: Source | None = None, ledger: Ledger | None = None) -> Release:
         lambda: [(z, y)],
         domain=DOMAIN,
         features=Identity((6,)),
-        design=MomentConfig(Fraction(1), Fraction(0), 6, 4.0, second=Second(4)),
+        config=MomentConfig(Fraction(1), Fraction(0), 6, 4.0, second=Second(4)),
         ledger=ledger or Ledger(),
         source=source or Source.system(),
     )

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from adlm import Certificate, Domain, Ledger, UserError, privatise
 from adlm.algorithm1 import Budgets, RelevanceSource, make_release
 from adlm.audit.artefact import audit_release
-from adlm.curator.mechanisms.moments import MomentConfig, release_moments
+from adlm.curator.mechanisms.calibration import Upstream
+from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.privacy.release import NOT_PUBLIC, PEEKED, SEEDED, WEAK_DELTA, WEAK_EPSILON, Release, weaknesses
 from adlm.public.features import Backbone, Features, unit_norm
@@ -32,10 +34,10 @@ def moments(*, seed: int | None = None, stamps: tuple[str, ...] = (), contributi
         lambda: [(X, Y)],
         domain=Domain((6,), 0, 1, ("no", "yes"), neighbours=neighbours),
         features=Identity((6,)),
-        design=MomentConfig(Fraction(epsilon), Fraction(delta), 6, 4.0, contributions=contributions),
+        config=MomentConfig(Fraction(epsilon), Fraction(delta), 6, 4.0, contributions=contributions),
         ledger=Ledger(),
         source=Source.system() if seed is None else Source.seeded_with(seed),
-        stamps=stamps,
+        upstream=Upstream(stamps=stamps),
     )
 
 
@@ -46,7 +48,6 @@ def explained_by(certificate: Certificate) -> Release:
         X, Y, DOMAIN, network, Budgets.split(2), L=20, ledger=Ledger(), source=Source.system(),
         explained=RelevanceSource(network, certificate),
     )  # fmt: skip
-    assert made is not None
     return made
 
 

@@ -149,7 +149,7 @@ def test_wrong_frequencies_and_inputs_are_refused() -> None:
 def test_accuracy_does_not_fall_as_the_budget_grows(delta: str) -> None:
     """Budgets up to 1,000, on a table of seven classes and many columns."""
     from adlm.analyst.fit import fit
-    from adlm.workflows.privatise_table import privatise_encoded
+    from adlm.workflows.privatise import privatise
 
     rng = np.random.default_rng(0)
     columns = tuple(Column(f"x{j}", "numeric", 0, 1) for j in range(30))
@@ -159,8 +159,8 @@ def test_accuracy_does_not_fall_as_the_budget_grows(delta: str) -> None:
     x = np.clip(centres[y] + 0.35 * rng.normal(size=(4000, 30)), 0, 1).astype(np.float32)
     found = []
     for epsilon in (1, 10, 100, 1000):
-        release = privatise_encoded(
-            lambda: [(x[:3000], y[:3000])], table, epsilon=epsilon, delta=delta, seed=1
+        release = privatise(
+            lambda: [(x[:3000], y[:3000])], domain=table, epsilon=epsilon, delta=delta, seed=1
         )
         assert float(release.certificate.totals.epsilon_proved) <= epsilon
         found.append(float((fit(release).predict(x[3000:]) == y[3000:]).mean()))

@@ -12,11 +12,13 @@ from torch import nn
 
 from adlm.analyst.model import Model
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig, Second, release_moments
-from adlm.curator.mechanisms.record_release import release_records
-from adlm.curator.mechanisms.records import Settings
+from adlm.curator.mechanisms.calibration import Upstream
+from adlm.curator.mechanisms.moments import MomentConfig, Second
+from adlm.curator.mechanisms.moments import release as release_moments
+from adlm.curator.mechanisms.record_release import release as release_records
+from adlm.curator.mechanisms.records import PrivateRecords, Settings
 from adlm.curator.noise import Source
-from adlm.curator.relevance import private_relevance
+from adlm.curator.relevance import RelevanceSource, private_relevance
 from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
@@ -48,11 +50,12 @@ def moments(
         lambda: [(z, y)],
         domain=DOMAIN,
         features=features,
-        design=MomentConfig(Fraction(2), delta, 36, 1.0, second=second),
+        config=MomentConfig(Fraction(2), delta, 36, 1.0, second=second),
         ledger=Ledger(),
         source=Source.seeded_with(5) if seeded else Source.system(),
-        stamps=stamps,
-        extra={"relevance": torch.linspace(0, 1, 36)} if relevance else None,
+        upstream=Upstream(
+            stamps=stamps, tensors={"relevance": torch.linspace(0, 1, 36)} if relevance else {}
+        ),
     )
 
 
@@ -62,11 +65,13 @@ def noisy_records() -> Release:
     network = nn.Sequential(nn.Flatten(), nn.Linear(36, 4), nn.ReLU(), nn.Linear(4, 3))
     source, ledger = Source.system(), Ledger()
     relevance = private_relevance(
-        network, x, DOMAIN, provenance="private", epsilon=Fraction(1), ledger=ledger, source=source
+        RelevanceSource(network, "private"), x, DOMAIN, epsilon=Fraction(1), ledger=ledger, source=source
     )
     settings = Settings(Fraction(1), Fraction(1), 10, Fraction(72), "given", 4)
     names = np.asarray(CLASSES)[y]
-    return release_records(x, names, DOMAIN, settings, relevance=relevance, ledger=ledger, source=source)
+    return release_records(
+        PrivateRecords(x, names, DOMAIN), settings, relevance=relevance, ledger=ledger, source=source
+    )
 
 
 def model(release: Release, epochs: int = 1) -> Model:

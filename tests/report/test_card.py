@@ -29,7 +29,7 @@ from adlm.runtime import progress
 from adlm.runtime.artefact import canonical
 from adlm.serving.onnx import export_onnx
 from adlm.serving.verification import verify
-from adlm.workflows.privatise_table import privatise_table
+from adlm.workflows.privatise import privatise
 
 TOML = """
 [columns.age]
@@ -139,7 +139,7 @@ def test_a_table_of_persons_has_a_person_as_its_unit(records: int, unit: str, tm
     rows = [f"{i % 90},p{i},{'yes' if i % 3 else 'no'}" for i in range(60)]
     (tmp_path / "t.csv").write_text("\n".join(["age,id,ill", *rows]) + "\n")
     table = TableDomain.from_toml(TOML.format(records=records))
-    made = privatise_table(tmp_path / "t.csv", table, epsilon=1, size=60)
+    made = privatise(tmp_path / "t.csv", domain=table, epsilon=1, size=60)
     assert unit_of(made.certificate) == unit
     made.save(tmp_path / "R")
     assert header(tmp_path / "R" / "release.safetensors")["unit"] == unit

@@ -15,7 +15,6 @@ from adlm import Release, TrainingConfig, UserError, fit, privatise
 from adlm.privacy.signature import OF_RELEASE, fingerprint
 from adlm.public import datasets
 from adlm.report import write_report
-from adlm.workflows.privatise_table import privatise_table
 
 TRAIN = datasets.load("digits", "train")
 DOMAIN = """
@@ -48,19 +47,19 @@ def test_a_tables_noise_is_called_what_it_was_charged_as(
     relevance: str, words: str, delta: str, table: tuple[Path, Path], tmp_path: Path
 ) -> None:
     options = {"relevance": relevance} if relevance == "private" else {"allocation": "identical"}
-    privatise_table(*table, epsilon=4, delta=delta, **options).save(tmp_path / "r")  # type: ignore[arg-type]
+    privatise(table[0], domain=table[1], epsilon=4, delta=delta, **options).save(tmp_path / "r")  # type: ignore[arg-type]
     page = write_report(tmp_path / "r", tmp_path / "r.html").read_text()
     assert ("noise by relevance" in page) == (relevance == "private")
     assert f"Allocation of noise over the coordinates: {words}." in page
 
 
 def test_a_table_is_made_again_from_its_file_and_its_domain(table: tuple[Path, Path], tmp_path: Path) -> None:
-    privatise_table(*table, epsilon=4, fourier=3).save(tmp_path / "r")
+    privatise(table[0], domain=table[1], epsilon=4, fourier=3).save(tmp_path / "r")
     page = write_report(tmp_path / "r", tmp_path / "r.html").read_text()
-    assert "adlm release TABLE.csv --domain DOMAIN.toml --kind moments --epsilon 4" in page
+    assert "adlm release TABLE.csv --domain DOMAIN.toml --epsilon 4" in page
     assert "--fourier 3" in page
     assert "--data" not in page
-    privatise_table(*table, epsilon=4, neighbours="add-remove", size=400).save(tmp_path / "a")
+    privatise(table[0], domain=table[1], epsilon=4, neighbours="add-remove", size=400).save(tmp_path / "a")
     assert "--public-size GUESS" in write_report(tmp_path / "a", tmp_path / "a.html").read_text()
 
 
@@ -99,7 +98,7 @@ def test_both_looks_at_a_table_are_weighted_by_how_sure_they_are(
     """The slow twin: two independent estimates of each cell, weighted by their precision."""
     from adlm.report.allocation import _both_looks
 
-    release: Release = privatise_table(*table, epsilon=4, relevance="private")
+    release: Release = privatise(table[0], domain=table[1], epsilon=4, relevance="private")
     found, first = _both_looks(release), release.moments()
     charge = next(c for c in release.certificate.charges if "again" in c.what)
     for cell, step in enumerate(release.tensors["step_again"].tolist()):

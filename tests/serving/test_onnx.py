@@ -30,7 +30,6 @@ from adlm.serving.onnx import export_onnx
 from adlm.serving.onnx_images import traceable
 from adlm.serving.onnx_table import as_inputs
 from adlm.workflows.privatise import privatise
-from adlm.workflows.privatise_table import privatise_encoded
 
 TOML = """
 crosses = [["age", "stage"]]
@@ -69,7 +68,7 @@ def test_an_encoded_table_is_served_with_the_same_predictions(tmp_path: Path) ->
     generator = np.random.default_rng(0)
     x = generator.random((500, table.domain.size)).astype(np.float32)
     y = (x[:, 0] > 0.5).astype(np.int64)
-    model = tables.train(privatise_encoded(lambda: [(x, y)], table, epsilon=2, seed=0))
+    model = tables.train(privatise(lambda: [(x, y)], domain=table, epsilon=2, seed=0))
     export_onnx(model, tmp_path / "m.onnx", encoded=True)
     run = session(tmp_path / "m.onnx")
     probabilities, code = run.run(None, {"records": x})
@@ -138,7 +137,7 @@ def made_model(table: TableDomain, fourier: int = 0) -> Model:
     generator = np.random.default_rng(3)
     x = generator.random((400, table.domain.size)).astype(np.float32)
     y = generator.integers(0, len(table.label.classes), 400)
-    return tables.train(privatise_encoded(lambda: [(x, y)], table, epsilon=9, seed=0, fourier=fourier))
+    return tables.train(privatise(lambda: [(x, y)], domain=table, epsilon=9, seed=0, fourier=fourier))
 
 
 @pytest.mark.parametrize("fourier", [0, 5])

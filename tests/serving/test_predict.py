@@ -79,7 +79,6 @@ def test_a_model_of_image_records_reads_no_table_and_says_so(tmp_path: Path) -> 
         ledger=Ledger(),
         source=Source.seeded_with(0),
     )
-    assert release is not None
     made = fit(release, network, TrainingConfig(steps=1, batch_size=20))
     frame().to_csv(tmp_path / "a.csv", index=False)
     with pytest.raises(UserError, match="was not made from a table"):

@@ -33,8 +33,8 @@ def spent(epsilon: Fraction, delta: Fraction) -> Charge:
 def test_both_parts_together_keep_to_the_budget(epsilon: Fraction, delta: Fraction) -> None:
     if delta > epsilon / 10:
         return
-    parts = shares(epsilon, delta)
-    total = compose([spent(part, delta) for part in parts]).epsilon_proved
+    parts = shares(Budget(epsilon, delta))
+    total = compose([spent(part.epsilon, part.delta) for part in parts]).epsilon_proved
     assert total <= epsilon
     assert total > epsilon * Fraction(99, 100) - Fraction(1, 10**4)
 

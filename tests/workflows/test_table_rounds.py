@@ -28,7 +28,7 @@ from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.scaled_table import ScaledTable
 from adlm.public.features.tabular import TabularFeatures
-from adlm.workflows.privatise_table import privatise_encoded
+from adlm.workflows.privatise import privatise
 
 
 def made_table(neighbours: str = "replace-one") -> TableDomain:
@@ -55,8 +55,8 @@ def records(n: int, seed: int) -> tuple[Any, Any]:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     x, y = records(6000, 1)
-    release = privatise_encoded(
-        lambda: [(x, y)], made_table(), epsilon=1, delta="1e-5", source=Source.system()
+    release = privatise(
+        lambda: [(x, y)], domain=made_table(), epsilon=1, delta="1e-5", source=Source.system()
     )
     folder = tmp_path_factory.mktemp("rounds") / "R"
     release.save(folder)
@@ -78,7 +78,7 @@ def test_made_records_follow_released_frequencies_and_correlations() -> None:
     gone, town = rng.random(20_000) < 0.3, np.eye(3)[rng.choice(3, 20_000, p=[0.7, 0.2, 0.1])]
     x = np.column_stack([age, np.where(gone, 0, pay), gone, town]).astype(np.float32)
     y = (age > 0.25).astype(np.int64)
-    release = privatise_encoded(lambda: [(x, y)], made_table(), epsilon=3, delta="1e-5", seed=1)
+    release = privatise(lambda: [(x, y)], domain=made_table(), epsilon=3, delta="1e-5", seed=1)
     features = release.features()
     assert isinstance(features, ScaledTable)
     made = draw_records(release, features, 8000, torch.Generator().manual_seed(0)).numpy()
@@ -158,7 +158,7 @@ def test_predicted_shares_agree_with_the_counts_on_an_imbalanced_table() -> None
     columns = tuple(Column(f"x{j}", "numeric", 0, 1) for j in range(6))
     table = TableDomain((*columns, Column("y", "label", classes=("no", "yes"))))
     x, y = rare_records(20_000, 1)
-    release = privatise_encoded(lambda: [(x, y)], table, epsilon=1, delta="1e-5", seed=1)
+    release = privatise(lambda: [(x, y)], domain=table, epsilon=1, delta="1e-5", seed=1)
     test, truth = rare_records(10_000, 2)
     shares = fit(release).probabilities(test).mean(0)
     assert abs(shares[1] - truth.mean()) < 0.012
@@ -172,7 +172,7 @@ def test_a_drowned_model_gives_the_largest_class_and_says_so_but_still_ranks() -
     columns = tuple(Column(f"x{j}", "numeric", 0, 1) for j in range(6))
     table = TableDomain((*columns, Column("y", "label", classes=("no", "yes"))))
     x, y = rare_records(20_000, 1)
-    release = privatise_encoded(lambda: [(x, y)], table, epsilon=1, delta="1e-5", seed=1)
+    release = privatise(lambda: [(x, y)], domain=table, epsilon=1, delta="1e-5", seed=1)
     tensors = dict(release.tensors) | {"correct": torch.zeros(1, dtype=torch.int64)}
     drowned = Release(tensors, release.certificate)
     largest = round(20_000 * float(log_shares(release).exp().max()))
@@ -204,7 +204,7 @@ def test_it_is_served_as_onnx(made: Path, tmp_path: Path) -> None:
 
 def test_draws_of_an_additive_release_are_possible_cells() -> None:
     x, y = records(3000, 3)
-    release = privatise_encoded(lambda: [(x, y)], made_table(), epsilon=1, seed=1)
+    release = privatise(lambda: [(x, y)], domain=made_table(), epsilon=1, seed=1)
     z, _ = release.sample(200)
     features = release.features()
     assert isinstance(features, TabularFeatures)

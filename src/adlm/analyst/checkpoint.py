@@ -26,7 +26,15 @@ def save(
     described: dict[str, Any],
     losses: list[float],
 ) -> None:
-    """Replace the file by the run as it stands after an epoch."""
+    """Replace the file by the run as it stands after an epoch.
+
+    Parameters
+    ----------
+    path : the file.
+    network, optimiser : their state is kept.
+    described : what the run was asked for; `load` refuses another.
+    losses : mean loss of each epoch so far.
+    """
     tensors: dict[str, Tensor] = {
         _NETWORK + name: value.detach().cpu().contiguous().clone()
         for name, value in network.state_dict().items()
@@ -54,7 +62,14 @@ def save(
 def load(
     path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, described: dict[str, Any]
 ) -> list[float]:
-    """Bring a network and its optimiser to where the file left them; return the losses of the epochs done."""
+    """Bring a network and its optimiser to where the file left them; return the losses of the epochs done.
+
+    Parameters
+    ----------
+    path : the file.
+    network, optimiser : brought to the kept state, in place.
+    described : what this run is asked for; it must be what the file says.
+    """
     try:
         with safe_open(path, framework="pt") as file:
             body = json.loads(file.metadata()["adlm"])

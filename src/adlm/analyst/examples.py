@@ -46,10 +46,8 @@ def batch_loss(logits: Tensor, target: Coefficients | Tensor) -> Tensor:
 
 def from_records(release: Release, floor: float | None = None) -> Examples:
     """The examples of a record release, with parabolas that noise turned over raised (see `released`)."""
-    if release.certificate.kind != "records":
-        raise UserError(
-            f"a release of kind {release.certificate.kind!r} holds no records; draw from its moments."
-        )
+    if release.kind != "records":
+        raise UserError(f"a release of kind {release.kind!r} holds no records; draw from its moments.")
     if "phi" not in release.tensors:
         raise UserError(
             "this release holds no labels, so it trains no classifier; adlm.analyst.fit.learn_records trains "

@@ -82,11 +82,11 @@ def _made(
     checkpoints: Path | None,
     resume: bool,
 ) -> Model:
-    if tables.is_additive(release):
+    if release.kind == "table":
         if network is not None:
             raise UserError("a table's release makes an additive model; leave the network out")
         return tables.train(release)
-    if release.certificate.kind == "moments":
+    if release.kind != "records":
         taken = release.features(features)
         if network is None:
             return _closed_form(release, taken)
@@ -110,8 +110,8 @@ def learn_records(
     The target is the released record: no label is asked for, so a release of budgets without epsilon3 is
     enough. Nothing here costs privacy.
     """
-    if release.certificate.kind != "records":
-        raise UserError(f"a release of kind {release.certificate.kind!r} holds no records to learn")
+    if release.kind != "records":
+        raise UserError(f"a release of kind {release.kind!r} holds no records to learn")
     domain = release.certificate.domain
     body = _network(network, domain.shape, len(domain.classes), seed)[0]
     if not isinstance(body, Unsupervised):
@@ -153,17 +153,12 @@ def network_of(release: Release) -> str:
 
 def _closed_form(release: Release, features: Features) -> Model:
     head = _usable_head(release, features)
-    width, classes = features.width, len(release.certificate.domain.classes)
-    linear = nn.Linear(width, classes)
     summary: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
     if (found := estimated_accuracy(release)) is not None:
         summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
     if said := warning(release):
         summary["warning"] = said
-    with torch.no_grad():
-        linear.weight.zero_()
-        linear.weight[:, : head.weight.shape[1]] = head.weight.float()
-        linear.bias.copy_(head.bias.float())
+    linear = head.module(features.width)
     return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
 
 
@@ -217,9 +212,14 @@ def _on_draws(
     head, architecture = _network(network, (features.width,), len(moments.counts), plan.seed)
     _learn_records(head, wide, plan.seed, checkpoints, resume)
     history = train(
-        head, Examples(wide, target), plan, device=device, checkpoints=checkpoints, resume=resume,
+        head,
+        Examples(wide, target),
+        plan,
+        device=device,
+        checkpoints=checkpoints,
+        resume=resume,
         identity=str(release.certificate.to_dict()["digest"]),
-    )  # fmt: skip
+    )
     summary = _summary(architecture, plan, history)
     if has_rounds(release) and (said := warning(release)):
         summary["warning"] = said
@@ -240,9 +240,14 @@ def _on_records(
     examples = from_records(release)
     _learn_records(body, examples.x, plan.seed, checkpoints, resume)
     history = train(
-        body, examples, plan, device=device, checkpoints=checkpoints, resume=resume,
+        body,
+        examples,
+        plan,
+        device=device,
+        checkpoints=checkpoints,
+        resume=resume,
         identity=str(release.certificate.to_dict()["digest"]),
-    )  # fmt: skip
+    )
     # Averages over noisy records do not fit clean ones; where there is hardly any noise they do.
     statistics = TOGETHER_STATISTICS if noise_scale(release) > LITTLE_NOISE else AVERAGES
     summary = _summary(architecture, plan, history) | {"statistics": statistics}

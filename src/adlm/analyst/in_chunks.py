@@ -15,11 +15,30 @@ from adlm.analyst.normalisation import LocalResponseNorm
 ROWS = 256
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 BY_RECORD = (
-    *CONVOLUTIONS, nn.Linear, nn.ReLU, nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.GELU, nn.ELU, nn.SiLU,
-    nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d,
-    nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.Hardtanh, nn.GroupNorm, nn.LayerNorm,
+    *CONVOLUTIONS,
+    nn.Linear,
+    nn.ReLU,
+    nn.Sigmoid,
+    nn.Tanh,
+    nn.LeakyReLU,
+    nn.GELU,
+    nn.ELU,
+    nn.SiLU,
+    nn.MaxPool1d,
+    nn.MaxPool2d,
+    nn.AvgPool1d,
+    nn.AvgPool2d,
+    nn.AdaptiveAvgPool1d,
+    nn.AdaptiveAvgPool2d,
+    nn.Flatten,
+    nn.Unflatten,
+    nn.Identity,
+    nn.Dropout,
+    nn.Hardtanh,
+    nn.GroupNorm,
+    nn.LayerNorm,
     LocalResponseNorm,
-)  # fmt: skip
+)
 
 
 def separable(network: nn.Module) -> int:

@@ -74,8 +74,11 @@ class Model:
         return self.certificate.domain.classes
 
     def _repr_html_(self) -> str:
-        facts = [("network", self.training.get("network", self.architecture.get("kind", "?"))),
-                 ("classes", len(self.classes)), *guarantee(self.certificate.totals)]  # fmt: skip
+        facts = [
+            ("network", self.training.get("network", self.architecture.get("kind", "?"))),
+            ("classes", len(self.classes)),
+            *guarantee(self.certificate.totals),
+        ]
         parts = [
             Part("training", ("setting", "value"), self.training.items()),
             Part("classes", ("code", "name"), enumerate(self.classes)),
@@ -163,9 +166,14 @@ class Model:
         except RuntimeError as error:
             raise UserError(f"the weights in {folder} do not fit the network: {error}") from None
         return cls(
-            found.certificate, head, raw["architecture"], taken, raw["training"], found.release_signature,
+            found.certificate,
+            head,
+            raw["architecture"],
+            taken,
+            raw["training"],
+            found.release_signature,
             found.signature,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True)

@@ -59,12 +59,12 @@ def train_on_release(release: Release, settings: Mapping[str, Any]) -> Model:
 
 
 def _trainer(release: Release) -> Any:
-    return tables.train if tables.is_additive(release) else fit
+    return tables.train if release.kind == "table" else fit
 
 
 def _check(release: Release, settings: Mapping[str, Any]) -> None:
     known = list(inspect.signature(_trainer(release)).parameters)[1:]
     for name in settings:
         if name not in known:
-            kind = "a table's release" if tables.is_additive(release) else "this release"
+            kind = "a table's release" if release.kind == "table" else "this release"
             raise UserError(f"there is no setting {name!r} for {kind}; it has {', '.join(known)}")

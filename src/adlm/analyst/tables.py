@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from html import escape
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from adlm.analyst.model import Model
 from adlm.analyst.rounds import has_rounds, rounds_head
 from adlm.errors import UserError
 from adlm.estimation import additive
+from adlm.estimation.discriminant import LinearHead
 from adlm.privacy.release import Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.scaled_table import ScaledTable
@@ -22,20 +21,7 @@ ADDITIVE = "additive, in closed form"
 WAVES = "waves (numeric columns together)"
 
 
-@dataclass(frozen=True)
-class Head:
-    """A linear classifier of features: logits z @ weight' + bias."""
-
-    weight: Tensor  # (M, k) float64
-    bias: Tensor  # (M,) float64
-
-
-def is_additive(release: Release) -> bool:
-    """Whether a release is that of a table, in stages."""
-    return release.certificate.settings.get("model") == "additive"
-
-
-def fit(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> Head:
+def fit(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> LinearHead:
     """Fit the additive model of a table's release; any choice here is free.
 
     Parameters
@@ -43,23 +29,19 @@ def fit(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> Hea
     stages : use only the first stages of the release (1: scores alone).
     noise_penalty : how strongly the noise holds the steps back; 1 takes its stated size.
     """
-    if not is_additive(release):
+    if release.kind != "table":
         raise UserError("this release is not that of a table; train it in closed form without stages")
     features = release.features()
     assert isinstance(features, TabularFeatures)
     model = _linear(release, features, stages, noise_penalty)
-    return Head(torch.from_numpy(model.weight / features.unit), torch.from_numpy(model.bias))
+    return LinearHead(torch.from_numpy(model.weight / features.unit), torch.from_numpy(model.bias))
 
 
 def train(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> Model:
     """Make the model of a table's release."""
     head = fit(release, stages=stages, noise_penalty=noise_penalty)
-    linear = nn.Linear(head.weight.shape[1], head.weight.shape[0])
-    with torch.no_grad():
-        linear.weight.copy_(head.weight.float())
-        linear.bias.copy_(head.bias.float())
     summary = {"network": ADDITIVE, "epochs": 0}
-    return Model(release.certificate, linear, {"kind": "linear"}, release.features(), summary)
+    return Model(release.certificate, head.module(), {"kind": "linear"}, release.features(), summary)
 
 
 def _linear(
@@ -70,9 +52,7 @@ def _linear(
     weighing = additive.Weighing.of(tensors["scores"], tensors["prior"], features.blocks)
     if stages < 2 or "gradient" not in tensors:
         return weighing.linear()
-    upper = tensors["curvature"] * float(tensors["step_curvature"][0]) ** 2
-    curvature = upper + np.triu(upper, 1).T
-    gradient = tensors["gradient"] * float(tensors["step_gradient"][0])
+    gradient, curvature = additive.derivatives(tensors)
     step = additive.newton(
         gradient, curvature, noise_penalty * settings["sd_gradient"], noise_penalty * settings["sd_curvature"]
     )
@@ -103,7 +83,7 @@ def has_columns(release: Release) -> bool:
     """Whether the relevance of a table's columns can be told: of an additive release, or by private LRP."""
     spec = release.certificate.features.get("spec") or {}
     return (
-        is_additive(release)
+        release.kind == "table"
         or spec.get("name") == "scaled-table"
         or (spec.get("name") == "tabular" and "relevance" in release.tensors)
     )
@@ -122,7 +102,7 @@ def relevance(release: Release) -> dict[str, float]:
         raise UserError("relevance by column is for a table's release; this one is of something else")
     if has_rounds(release):
         return _of_rounds(release)
-    if not is_additive(release):
+    if release.kind != "table":
         return _of_records(release)
     features = release.features()
     assert isinstance(features, TabularFeatures)

@@ -20,6 +20,7 @@ from adlm.analyst.examples import Examples, batch_loss
 from adlm.analyst.normalisation import TOGETHER, by_batch, even_parts
 from adlm.errors import UserError
 from adlm.runtime import progress
+from adlm.runtime.device import choose_device
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda share: 1.0,
@@ -99,18 +100,6 @@ class History:
 
 class _NotFiniteError(Exception):
     """The loss of a batch is not a finite number."""
-
-
-def choose_device(name: str = "auto") -> torch.device:
-    """The device of that name; `auto` is the graphics card where there is one."""
-    if name != "auto":
-        try:
-            return torch.device(name)
-        except RuntimeError:
-            raise UserError(f"device must be auto, cpu, cuda or mps (got {name!r}).") from None
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
 
 
 def train(
@@ -260,6 +249,14 @@ def predict(
 
     ``together`` normalises with the statistics of the inputs themselves, a batch at a time, instead of the
     averages that training kept: what clean inputs ask for when training saw noisy ones.
+
+    Parameters
+    ----------
+    network : classifier of inputs.
+    x : (n, *shape) inputs.
+    batch_size : inputs answered at once.
+    device : `auto`, `cpu` or `cuda`.
+    together : see above.
     """
     place = choose_device(device)
     network.to(place).eval()
@@ -273,5 +270,11 @@ def predict(
 def accuracy(
     network: nn.Module, x: Tensor, labels: Tensor, *, device: str = "auto", together: bool = False
 ) -> float:
-    """Share of inputs whose class is found. On private records this is a statistic without privacy."""
+    """Share of inputs whose class is found. On private records this is a statistic without privacy.
+
+    Parameters
+    ----------
+    network, device, together : as for `predict`.
+    x, labels : (n, *shape) inputs and their (n,) class codes.
+    """
     return float((predict(network, x, device=device, together=together) == labels).double().mean())

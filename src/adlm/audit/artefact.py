@@ -26,6 +26,7 @@ from adlm.curator.noise import Source
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.estimation.polynomial import by_name
 from adlm.privacy.accounting import Charge, gaussian_epsilon
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.decorrelation import GRID, decorrelation
@@ -39,7 +40,7 @@ def audit_release(folder: Path, runs: int, source: Source) -> list[Finding]:
     """Check a release: its certificate from its settings, then its noise scales by attack."""
     release = Release.load(folder)
     totals = release.certificate.totals
-    proved = not math.isinf(totals.epsilon_proved) or release.certificate.kind == "records"
+    proved = not math.isinf(totals.epsilon_proved) or release.kind == "records"
     faults = [*_stamped(release), *(_rederived(release) if proved else totals.unproved)]
     checked = Finding(
         rung="artefact",
@@ -68,9 +69,8 @@ def _stamped(release: Release) -> list[str]:
 
 def _rederived(release: Release) -> list[str]:
     """Derive the charges again from the settings, by the code of the mechanism that made the release."""
-    if release.certificate.kind != "moments":
-        return _records(release)
-    return _table(release) if release.certificate.settings.get("model") == "additive" else _moments(release)
+    derive = {"records": _records, "table": _table, "moments": _moments, "rounds": _moments}
+    return derive[release.kind](release)
 
 
 def _records(release: Release) -> list[str]:
@@ -85,10 +85,12 @@ def _records(release: Release) -> list[str]:
     orders = (0, 1, 2) if settings["mode"] == "literal" else loss.informative()
     moved = loss.label_sensitivity(orders)
     expected = {
-        features: batch * release.certificate.domain.size * Fraction(settings["epsilon2"])
+        features: batch
+        * release.certificate.domain.size
+        * Fraction(settings["epsilon2"])
         / Fraction(settings["delta_h0"]),
         labels: batch * moved * Fraction(settings["epsilon3"]) / Fraction(settings["delta_f"]),
-    }  # fmt: skip
+    }
     return [
         f"{charge.what}: charged {float(charge.loss):g}, the settings give {float(most):g}"
         for charge, most in expected.items()
@@ -109,8 +111,7 @@ def _table(release: Release) -> list[str]:
     )
     recomputed = calibrate_table(
         plan,
-        Fraction(totals.epsilon_proved),
-        totals.delta,
+        Budget(Fraction(totals.epsilon_proved), totals.delta),
         release.certificate.domain.neighbours,
         int(settings["contributions"]),
     ).charges

@@ -19,7 +19,8 @@ from adlm.analyst.training import TrainingConfig, train
 from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.statistics import one_run_bound
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.estimation.class_model import fit_class_model
 from adlm.privacy.release import Release
@@ -55,6 +56,14 @@ def plant(
 
     A canary of this kind puts all that a record may weigh into one released number, so nothing is lost to
     the attacker.
+
+    Parameters
+    ----------
+    design : the public settings; k coordinates.
+    neighbours : the relation.
+    classes : number of classes; there are classes * k canaries.
+    rng : decides which canaries are in.
+    source : of the noise.
     """
     domain = Domain((design.k,), 0.0, 1.0, tuple(f"class {c}" for c in range(classes)), neighbours)
     coins = rng.random((classes, design.k)) < 0.5
@@ -68,7 +77,7 @@ def plant(
         lambda: [(values, codes)],
         domain=domain,
         features=Identity((design.k,)),
-        design=design,
+        config=design,
         ledger=Ledger(),
         source=source,
     )
@@ -87,6 +96,13 @@ def model_scores(planted: Planted, epochs: int, *, drawn: int = 4000, seed: int 
     """Return (classes, k) scores from a model alone: its logit for each canary's own class.
 
     The model is a linear head trained by the product's loop on vectors drawn from the release.
+
+    Parameters
+    ----------
+    planted : a release with canaries.
+    epochs : of training.
+    drawn : vectors drawn from the release.
+    seed : of drawing and training.
     """
     release = planted.release
     laws = fit_class_model(release.moments(), None)
@@ -119,7 +135,17 @@ def one_run(
     alpha: float = ALPHA,
     control: bool = False,
 ) -> Finding:
-    """Turn guesses into a finding. `share` is how many of the canaries are guessed, fixed beforehand."""
+    """Turn guesses into a finding. `share` is how many of the canaries are guessed, fixed beforehand.
+
+    Parameters
+    ----------
+    planted : a release with canaries.
+    scores : (classes, k); large where a canary seems to be in.
+    name : of the finding.
+    share : of the canaries that are guessed, fixed beforehand.
+    alpha : level of the test.
+    control : whether it must be caught.
+    """
     totals = planted.release.certificate.totals
     right, guesses = guess(scores, planted.coins, share)
     delta = float(totals.delta)

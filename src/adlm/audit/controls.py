@@ -24,9 +24,10 @@ from adlm.audit.support import naive_laplace, support
 from adlm.audit.two_worlds import curve, two_worlds
 from adlm.audit.worst_case import Neighbours, worst_neighbours
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
-from adlm.curator.relevance import private_relevance
+from adlm.curator.relevance import RelevanceSource, private_relevance
 from adlm.privacy.accounting import Charge, Epsilon
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
@@ -168,7 +169,7 @@ def learnt_bounds(runs: int, source: Source) -> Finding:
             lambda: [(z, data.codes)],
             domain=domain,
             features=features,
-            design=design,
+            config=design,
             ledger=ledger,
             source=source,
         )
@@ -190,10 +191,9 @@ def relevance_trained_on_data(runs: int, source: Source) -> Finding:
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         network = _trained(torch.from_numpy(data.values).float(), torch.from_numpy(data.codes))
         return private_relevance(
-            network,
+            RelevanceSource(network, "public"),
             data.values,
             domain,
-            provenance="public",
             epsilon=Fraction(1, 2),
             ledger=ledger,
             source=source,

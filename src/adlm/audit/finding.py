@@ -110,5 +110,13 @@ class Finding:
 
 
 HEADINGS = (
-    "mechanism", "relation", "attack", "claimed", "proved", "lower bound", "confidence", "runs", "verdict",
-)  # fmt: skip
+    "mechanism",
+    "relation",
+    "attack",
+    "claimed",
+    "proved",
+    "lower bound",
+    "confidence",
+    "runs",
+    "verdict",
+)

@@ -19,7 +19,8 @@ from adlm.audit.finding import Finding
 from adlm.audit.separability import batch_separability, trial_images
 from adlm.audit.subject import Records, Subject
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.privacy.accounting import Charge
 from adlm.public.domain import Domain
@@ -39,9 +40,13 @@ def _subject(name: str, neighbours: str, reads: Callable[[Records], Records]) ->
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         read = reads(data)
         made = release_moments(
-            lambda: [(read.values, read.codes)], domain=domain, features=Identity((1,)), design=design,
-            ledger=ledger, source=source,
-        )  # fmt: skip
+            lambda: [(read.values, read.codes)],
+            domain=domain,
+            features=Identity((1,)),
+            config=design,
+            ledger=ledger,
+            source=source,
+        )
         return made.certificate.charges
 
     return Subject(name, neighbours, run, (0,), 1)
@@ -109,5 +114,9 @@ def batch_rounding(runs: int, source: Source) -> Finding:
 
 
 INPUTS: tuple[Control, ...] = (
-    shifting_window, batch_maximum, batch_rounding, exact_number, seeded_input,
-)  # fmt: skip
+    shifting_window,
+    batch_maximum,
+    batch_rounding,
+    exact_number,
+    seeded_input,
+)

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from adlm.analyst.examples import Examples
 from adlm.analyst.training import TrainingConfig, train
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.estimation.class_model import fit_class_model
 from adlm.public.domain import Domain
@@ -44,7 +45,13 @@ class Pool:
 
 
 def synthetic_pool(n: int = 200, d: int = 40, classes: int = 4, seed: int = 0) -> Pool:
-    """Draw records around class centres, with labels of which one in five is wrong: things to memorise."""
+    """Draw records around class centres, with labels of which one in five is wrong: things to memorise.
+
+    Parameters
+    ----------
+    n, d, classes : numbers of records, coordinates and classes.
+    seed : of the draw.
+    """
     rng = np.random.default_rng(seed)
     codes = rng.integers(0, classes, n)
     centres = rng.random((classes, d))
@@ -113,7 +120,7 @@ def _private_examples(
         lambda: [(z, pool.codes[rows])],
         domain=domain,
         features=features,
-        design=MomentConfig(epsilon, Fraction(0), d, 1.0),
+        config=MomentConfig(epsilon, Fraction(0), d, 1.0),
         ledger=Ledger(),
         source=source,
     )
@@ -165,7 +172,17 @@ def shadows(
 def attack(
     pool: Pool, count: int, source: Source, *, epsilon: Fraction | None, drawn: int = 1000, seed: int = 0
 ) -> tuple[Advantage, ...]:
-    """Return the advantage after 1 and after 100 epochs, of the same shadow models."""
+    """Return the advantage after 1 and after 100 epochs, of the same shadow models.
+
+    Parameters
+    ----------
+    pool : records to be members or not.
+    count : shadow models.
+    source : of the noise.
+    epsilon : of each release; None for training without privacy.
+    drawn : vectors drawn from each release.
+    seed : of the shadows.
+    """
     scores, members = shadows(pool, count, source, epsilon=epsilon, drawn=drawn, seed=seed)
     return tuple(likelihood_ratio_advantage(scores[epochs], members, epochs) for epochs in EPOCHS)
 
@@ -180,6 +197,13 @@ def dp_sgd_epsilon(epochs: int, *, first: float = 1.0, delta: float = 1e-5, rate
     """Return what DP-SGD has spent after some epochs, with the noise that spends `first` in one epoch.
 
     Poisson sampling at `rate`, add-remove neighbours, Google's privacy loss distributions.
+
+    Parameters
+    ----------
+    epochs : of training.
+    first : epsilon that one epoch spends.
+    delta : of both.
+    rate : share of the records in a batch.
     """
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, calibrate_dp_mechanism
     from dp_accounting.pld import PLDAccountant
@@ -203,7 +227,15 @@ def dp_sgd_epsilon(epochs: int, *, first: float = 1.0, delta: float = 1e-5, rate
 
 
 def summary(count: int, source: Source, *, epsilon: Fraction = Fraction(1), seed: int = 0) -> dict[str, Any]:
-    """Return the figures of the picture: advantages with and without privacy, epsilons beside them."""
+    """Return the figures of the picture: advantages with and without privacy, epsilons beside them.
+
+    Parameters
+    ----------
+    count : shadow models.
+    source : of the noise.
+    epsilon : of each release.
+    seed : of the shadows.
+    """
     pool = synthetic_pool(seed=seed)
     private = attack(pool, count, source, epsilon=epsilon, seed=seed)
     plain = attack(pool, count, source, epsilon=None, seed=seed)

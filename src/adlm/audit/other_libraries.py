@@ -32,10 +32,16 @@ def numpy_laplace() -> Mechanism:
         return np.asarray(reachable(seen, scale).astype(np.float64) - reachable(seen - 1.0, scale))
 
     return Mechanism(
-        f"numpy {np.__version__}, Generator.laplace on a sum", run=lambda records: many(records, 1)[0],
-        many=many, score=score, data=np.zeros(3), neighbour=np.array([1.0, 0.0, 0.0]), epsilon="1/4",
-        relation="replace-one", not_tried="sums other than 0 and 1, other scales, rounded outputs",
-    )  # fmt: skip
+        f"numpy {np.__version__}, Generator.laplace on a sum",
+        run=lambda records: many(records, 1)[0],
+        many=many,
+        score=score,
+        data=np.zeros(3),
+        neighbour=np.array([1.0, 0.0, 0.0]),
+        epsilon="1/4",
+        relation="replace-one",
+        not_tried="sums other than 0 and 1, other scales, rounded outputs",
+    )
 
 
 def opendp_laplace() -> Mechanism:
@@ -45,10 +51,15 @@ def opendp_laplace() -> Mechanism:
     space = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.symmetric_distance()
     chain = space >> dp.t.then_clamp((0.0, 1.0)) >> dp.t.then_sum() >> dp.m.then_laplace(scale=2.0)
     return Mechanism(
-        f"opendp {_version('opendp')}, clamp, sum, Laplace", run=lambda records: chain(records.tolist()),
-        data=FEW, neighbour=FEW[:2], epsilon=repr(chain.map(d_in=1)), relation="add-remove", slow=5,
+        f"opendp {_version('opendp')}, clamp, sum, Laplace",
+        run=lambda records: chain(records.tolist()),
+        data=FEW,
+        neighbour=FEW[:2],
+        epsilon=repr(chain.map(d_in=1)),
+        relation="add-remove",
+        slow=5,
         not_tried="other domains, other metrics, its transformations beside this chain, timing",
-    )  # fmt: skip
+    )
 
 
 def opacus_step() -> Mechanism:
@@ -57,9 +68,12 @@ def opacus_step() -> Mechanism:
     accountants: Any = _library("opacus.accountants", "opacus")
     weight = nn.Parameter(torch.zeros(3))
     step = optimisers.DPOptimizer(
-        torch.optim.SGD([weight], lr=1.0), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=1,
+        torch.optim.SGD([weight], lr=1.0),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        expected_batch_size=1,
         loss_reduction="sum",
-    )  # fmt: skip
+    )
     accountant = accountants.create_accountant("prv")
     accountant.history = [(1.0, 1.0, 1)]
     with warnings.catch_warnings():

@@ -119,10 +119,18 @@ def audit_other(mechanism: Mechanism, runs: int = 100_000, alpha: float = ALPHA)
     claim: Fraction = parse_epsilon(mechanism.epsilon)
     told = ", ".join(f"{name} {value:.3f}" for name, value in bounds.items())
     return Finding(
-        rung="two worlds, plug-in", mechanism=mechanism.name, neighbours=mechanism.relation, claimed=claim,
-        proved=claim, lower=bounds[best], confidence=1 - alpha, runs=runs, delta=float(delta),
-        note=f"lower bounds by attack: {told}; not tried: {mechanism.not_tried}", curve=curve(attacks[best]),
-    )  # fmt: skip
+        rung="two worlds, plug-in",
+        mechanism=mechanism.name,
+        neighbours=mechanism.relation,
+        claimed=claim,
+        proved=claim,
+        lower=bounds[best],
+        confidence=1 - alpha,
+        runs=runs,
+        delta=float(delta),
+        note=f"lower bounds by attack: {told}; not tried: {mechanism.not_tried}",
+        curve=curve(attacks[best]),
+    )
 
 
 def find_mechanism(name: str) -> Mechanism:

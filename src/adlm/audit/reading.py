@@ -23,8 +23,8 @@ from adlm.audit.finding import Finding
 from adlm.audit.reading_cases import FOREIGN, FORMS, TAG, Case, Form, Written
 from adlm.errors import UserError
 from adlm.public.domain.encoding import encode_frame, encode_labels
+from adlm.readers.frames import kept_records
 from adlm.readers.tables import read_batches
-from adlm.workflows.sklearn.inputs import bounded
 
 CASES = 250  # neighbours of each form
 
@@ -54,7 +54,7 @@ def product(written: Written) -> Read:
     frame = written.frame
     y = encode_labels(table.label, frame[table.label.name], table.missing)
     x = encode_frame(table, frame)
-    keep = bounded(table, frame) if table.person else np.ones(len(x), np.bool_)
+    keep = kept_records(table, frame) if table.person else np.ones(len(x), np.bool_)
     return Read(tuple(rows_of(x[keep], y[keep])))
 
 
@@ -76,7 +76,15 @@ class Outcome:
 
 
 def search(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outcome:
-    """Compare what a reader makes of drawn neighbours."""
+    """Compare what a reader makes of drawn neighbours.
+
+    Parameters
+    ----------
+    form : what the files or frames look like.
+    reader : makes encoded rows of one.
+    cases : pairs of neighbours drawn.
+    seed : of the draw.
+    """
     found = Outcome()
     with tempfile.TemporaryDirectory(prefix="adlm-audit-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a library's own, of the columns that it is given

@@ -33,22 +33,101 @@ FOREIGN = 1000  # the number of the record that differs, where it must be known 
 BLOCKS = (64, 400, 1 << 20)  # bytes of a CSV file read at once
 
 _TEXTS = [
-    '"', '""', '"x', 'x"', 'a"b', "'", "'x", "#", "#x", "|x", "?", "", " ", "NA", "nan", "1.0", "1", "01",
-    "1e3", "True", "true", "TRUE", "yes", "9007199254740993", "2.50", "\ufeffx", "Ko\u0308ln", "K\u00f6ln",
-    "\0", "\u2028", "\x85", "\x0b", "\x1c", ",", ";", "\t", "|", "\\", '\\"', "1,5", "=1+1", "\U0001f600",
-    "x" * 300, "-99.9", "2020-05-01", "01.05.2020", "inf", "1_000", "0x10", "NORTH", "north ", "a, b",
-]  # fmt: skip
+    '"',
+    '""',
+    '"x',
+    'x"',
+    'a"b',
+    "'",
+    "'x",
+    "#",
+    "#x",
+    "|x",
+    "?",
+    "",
+    " ",
+    "NA",
+    "nan",
+    "1.0",
+    "1",
+    "01",
+    "1e3",
+    "True",
+    "true",
+    "TRUE",
+    "yes",
+    "9007199254740993",
+    "2.50",
+    "\ufeffx",
+    "Ko\u0308ln",
+    "K\u00f6ln",
+    "\0",
+    "\u2028",
+    "\x85",
+    "\x0b",
+    "\x1c",
+    ",",
+    ";",
+    "\t",
+    "|",
+    "\\",
+    '\\"',
+    "1,5",
+    "=1+1",
+    "\U0001f600",
+    "x" * 300,
+    "-99.9",
+    "2020-05-01",
+    "01.05.2020",
+    "inf",
+    "1_000",
+    "0x10",
+    "NORTH",
+    "north ",
+    "a, b",
+]
 _AGES = ["1e3", " 7 ", "?", "-99.9", "", "-99.90000152587890625", "+1", "007", "\u0661", "1e400"]
 _DAYS = ["2020-05-01T23:30+09:00", "20200501", "NA", "", "2020-12-31 10:00", "?"]
 _EAST = datetime.timezone(datetime.timedelta(hours=9))
 _VALUES: list[Any] = [
-    None, float("nan"), True, False, 0, 1, 2, -1, 2**53 + 1, 2**63, 2**70, 0.1, 1.0, 2.5, -0.0,
-    float("inf"), 1e300, decimal.Decimal("2.50"), decimal.Decimal("1"), decimal.Decimal("NaN"),
-    np.float32(0.1), np.float32(-99.9), np.float16(2.5), np.int8(1), np.bool_(True),
-    np.datetime64("2020-05-01"), np.datetime64("NaT"), datetime.date(2020, 5, 1),
-    datetime.datetime(2020, 5, 1, 23, 30), datetime.datetime(2020, 5, 1, 23, 30, tzinfo=_EAST),
-    datetime.timedelta(1), b"north", b"\xff", [1], {"a": 1}, 1 + 2j, *_TEXTS,
-]  # fmt: skip
+    None,
+    float("nan"),
+    True,
+    False,
+    0,
+    1,
+    2,
+    -1,
+    2**53 + 1,
+    2**63,
+    2**70,
+    0.1,
+    1.0,
+    2.5,
+    -0.0,
+    float("inf"),
+    1e300,
+    decimal.Decimal("2.50"),
+    decimal.Decimal("1"),
+    decimal.Decimal("NaN"),
+    np.float32(0.1),
+    np.float32(-99.9),
+    np.float16(2.5),
+    np.int8(1),
+    np.bool_(True),
+    np.datetime64("2020-05-01"),
+    np.datetime64("NaT"),
+    datetime.date(2020, 5, 1),
+    datetime.datetime(2020, 5, 1, 23, 30),
+    datetime.datetime(2020, 5, 1, 23, 30, tzinfo=_EAST),
+    datetime.timedelta(1),
+    b"north",
+    b"\xff",
+    [1],
+    {"a": 1},
+    1 + 2j,
+    *_TEXTS,
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,11 +230,15 @@ class _Dialect:
 def _text_record(rng: Random, at: int, name: str | None) -> Record:
     who = () if name is None else (name,)
     return (
-        str(at), *who, rng.choice(["0.1", "7", "2.50", "1e3", "-99.9", "9007199254740993", "?"]),
+        str(at),
+        *who,
+        rng.choice(["0.1", "7", "2.50", "1e3", "-99.9", "9007199254740993", "?"]),
         rng.choice(["1", "2", "north", "true", "1.0", "south", "?"]),
         rng.choice(["2020-05-01", "2020-12-31", "2019-01-01T10:00", ""]),
-        rng.choice(["yes", "no", "1", "True"]), rng.choice(["no", "yes"]), "note",
-    )  # fmt: skip
+        rng.choice(["yes", "no", "1", "True"]),
+        rng.choice(["no", "yes"]),
+        "note",
+    )
 
 
 def text_files(
@@ -170,14 +253,26 @@ def text_files(
     """CSV files in any dialect, with one line that may hold anything but a line end.
 
     A `usual` dialect is commas, and double quotes around the cells that are `quoted`.
+
+    Parameters
+    ----------
+    rng : decides everything that is not given.
+    folder : where the files are written.
+    usual : whether the dialect is the usual one.
+    quoted : which cells of a usual dialect have quotes.
+    header : whether there is a header row.
+    relation : `replace-one` or `add-remove`.
     """
     relation = relation or rng.choice(RELATIONS)
     dialect = _Dialect(
-        rng.choice([",", ",", ";", "\t", "|"]), rng.choice(['"', '"', "'"]),
+        rng.choice([",", ",", ";", "\t", "|"]),
+        rng.choice(['"', '"', "'"]),
         rng.choice(["none", "all", "texts"]),
-        rng.choice(["\n", "\r\n", "\r"]), rng.choice([b"", b"\xef\xbb\xbf"]), rng.choice(["", "end"]),
+        rng.choice(["\n", "\r\n", "\r"]),
+        rng.choice([b"", b"\xef\xbb\xbf"]),
+        rng.choice(["", "end"]),
         rng.random() < 0.2,
-    )  # fmt: skip
+    )
     if usual:
         dialect = _Dialect(",", '"', quoted, "\n", b"", "end", False)
     header = rng.random() < 0.5 if header is None else header
@@ -284,16 +379,25 @@ def files_with_newlines(rng: Random, folder: Path) -> Case:
 
 def _typed_columns(rng: Random, persons: bool) -> list[Record]:
     """Ordinary records whose columns each have one type, whatever it is."""
-    age: list[Any] = rng.choice([
-        [3, 17, 2**53 + 1], [0.1, 2.5, 1e15], ["0.1", "2.50", "17"], [np.float32(0.1), np.float32(-99.9)],
-        [decimal.Decimal("1"), decimal.Decimal("2.5")], [1, None, 5],
-    ])  # fmt: skip
+    age: list[Any] = rng.choice(
+        [
+            [3, 17, 2**53 + 1],
+            [0.1, 2.5, 1e15],
+            ["0.1", "2.50", "17"],
+            [np.float32(0.1), np.float32(-99.9)],
+            [decimal.Decimal("1"), decimal.Decimal("2.5")],
+            [1, None, 5],
+        ]
+    )
     town: list[Any] = rng.choice([["1", "2", "north"], [1, 2, 3], ["1", None, "x"], ["1.0", "True", "2"]])
     town = rng.choice([[True, False], [1.0, 2.0]]) if rng.random() < 0.1 else town
-    seen: list[Any] = rng.choice([
-        ["2020-05-01", "2020-12-31"], [datetime.date(2020, 5, 1), datetime.date(2021, 1, 1)],
-        [datetime.datetime(2020, 5, 1, 23, 30), datetime.datetime(2020, 6, 1)],
-    ])  # fmt: skip
+    seen: list[Any] = rng.choice(
+        [
+            ["2020-05-01", "2020-12-31"],
+            [datetime.date(2020, 5, 1), datetime.date(2021, 1, 1)],
+            [datetime.datetime(2020, 5, 1, 23, 30), datetime.datetime(2020, 6, 1)],
+        ]
+    )
     smokes: list[Any] = rng.choice([[True, False], [0, 1], ["yes", "no"], [0.0, 1.0]])
     ids: list[Any] = rng.choice([["p0", "p1", "p2"], [2**53, 2**53 + 1, 2**53 + 2]])
     records = []

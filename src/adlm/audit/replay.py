@@ -91,7 +91,15 @@ def declared(charge: Charge) -> Fraction:
 def record(
     subject: Subject, data: Records, source: Source, frozen: Sequence[Call] | None = None
 ) -> Recording:
-    """Run a subject on data and keep what went through its noise."""
+    """Run a subject on data and keep what went through its noise.
+
+    Parameters
+    ----------
+    subject : the mechanism.
+    data : its records.
+    source : of real noise.
+    frozen : calls of an earlier run, whose outputs are given out again.
+    """
     ledger = Ledger()
     tap = Tap(source, ledger, frozen, subject.weaken)
     charges = subject.run(data, ledger, tap)
@@ -100,6 +108,12 @@ def record(
 
 def replay(subject: Subject, data: Records, neighbour: Records, source: Source) -> Comparison:
     """Run on `data`, run again on `neighbour` with frozen outputs, and compare.
+
+    Parameters
+    ----------
+    subject : the mechanism.
+    data, neighbour : records that differ in one record or person.
+    source : of the first run's noise.
 
     Formal guarantees
     -----------------
@@ -112,7 +126,15 @@ def replay(subject: Subject, data: Records, neighbour: Records, source: Source) 
 
 
 def compare(subject: Subject, first: Recording, neighbour: Records, source: Source) -> Comparison:
-    """Replay a recorded run on a neighbour."""
+    """Replay a recorded run on a neighbour.
+
+    Parameters
+    ----------
+    subject : the mechanism.
+    first : a run on one data set.
+    neighbour : the other data set.
+    source : not asked, as outputs are frozen.
+    """
     try:
         second = record(subject, neighbour, source, first.calls)
     except DivergedError as error:

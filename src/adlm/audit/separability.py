@@ -35,6 +35,12 @@ def moved(features: Features, domain: Domain, *, n: int = 40, seed: int = 0) -> 
     """Return by how much all other records move together, as a share of what one record may move.
 
     Random records; the first is replaced, or taken out. Measured on the grid that class sums use, in L1.
+
+    Parameters
+    ----------
+    features, domain : the map, and the domain of its records.
+    n : random records.
+    seed : of the records.
     """
     x = np.random.default_rng(seed).random((n, *domain.shape))
     whole = featurise(_spread(x, domain), domain, features)
@@ -105,7 +111,15 @@ def regrouped(features: Features, x: Tensor, *, sizes: Sequence[int] = SIZES) ->
 
 
 def batch_separability(features: Features, x: Tensor, neighbours: str, name: str) -> Finding:
-    """Report whether batch size, place and threads change a record; each record that they change counts."""
+    """Report whether batch size, place and threads change a record; each record that they change counts.
+
+    Parameters
+    ----------
+    features : the map.
+    x : (n, *shape) scaled records.
+    neighbours : the relation that is reported.
+    name : of the finding.
+    """
     changed = regrouped(features, x)
     return Finding(
         rung="separability",

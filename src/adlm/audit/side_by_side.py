@@ -15,7 +15,8 @@ from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.subject import Reals
 from adlm.audit.two_worlds import judge
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig, release_moments
+from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.privacy.accounting import Charge
 from adlm.public.domain import Domain
@@ -47,7 +48,7 @@ def released(
             lambda: [(values, codes)],
             domain=domain,
             features=Identity((1,)),
-            design=design,
+            config=design,
             ledger=Ledger(),
             source=source,
         )
@@ -69,6 +70,14 @@ def side_by_side(
 
     The released number is the score. The noise has a monotone likelihood ratio in one dimension, so no other
     test of it is better.
+
+    Parameters
+    ----------
+    epsilon, delta : the budget.
+    neighbours : the relation.
+    runs : of each world.
+    source : of the noise.
+    alpha : level of the test.
     """
     design = MomentConfig(epsilon, delta, 1, 1.0, constant=0.0)
     with_record, charges = released(design, neighbours, runs, 1.0, source)

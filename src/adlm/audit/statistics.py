@@ -144,6 +144,11 @@ def one_run_p_value(correct: int, guesses: int, canaries: int, epsilon: float, d
     Steinke, Nasr and Jagielski 2023, Theorem 5.2: each of `canaries` records is in or out by an own coin,
     the attacker guesses `guesses` of them and is right `correct` times. For pure epsilon the number of right
     guesses is dominated by Binomial(guesses, e^eps / (1 + e^eps)), whatever the mechanism.
+
+    Parameters
+    ----------
+    correct, guesses, canaries : right guesses, all guesses, and records that were in or out.
+    epsilon, delta : of the mechanism.
     """
     p = 1.0 / (1.0 + math.exp(-epsilon))
     beta = float(betainc(correct, guesses - correct + 1, p)) if correct > 0 else 1.0
@@ -155,7 +160,14 @@ def one_run_p_value(correct: int, guesses: int, canaries: int, epsilon: float, d
 
 
 def one_run_bound(correct: int, guesses: int, canaries: int, *, alpha: float, delta: float = 0.0) -> float:
-    """Return the largest epsilon that the guesses of one run refute at level `alpha`; 0 when none."""
+    """Return the largest epsilon that the guesses of one run refute at level `alpha`; 0 when none.
+
+    Parameters
+    ----------
+    correct, guesses, canaries : as for `one_run_p_value`.
+    alpha : level of the test.
+    delta : of the mechanism.
+    """
     if guesses < 1 or one_run_p_value(correct, guesses, canaries, 0.0, delta) > alpha:
         return 0.0
     low, high = 0.0, 64.0

@@ -11,16 +11,19 @@ from torch import nn
 
 from adlm.audit.subject import Reals, Records, Subject
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.additive import release_additive
-from adlm.curator.mechanisms.moments import MomentConfig, release_moments
-from adlm.curator.mechanisms.record_release import release_records
-from adlm.curator.mechanisms.records import Settings
+from adlm.curator.mechanisms.additive import release as release_additive
+from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
+from adlm.curator.mechanisms.record_release import release as release_records
+from adlm.curator.mechanisms.records import PrivateRecords, Settings
 from adlm.curator.mechanisms.second_moments import CrossMoments, Second
-from adlm.curator.mechanisms.table_rounds import TableRoundsPlan, release_table
+from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
+from adlm.curator.mechanisms.table_rounds import release as release_table
 from adlm.curator.noise import Source
-from adlm.curator.relevance import PrivateRelevance, private_relevance
+from adlm.curator.relevance import PrivateRelevance, RelevanceSource, private_relevance
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import Charge
+from adlm.privacy.budget import Budget
 from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
@@ -43,7 +46,17 @@ def of_moments(
     focus: int | None = None,
     classes: int = 2,
 ) -> Subject:
-    """Audit a moment release: records are the feature vectors themselves."""
+    """Audit a moment release: records are the feature vectors themselves.
+
+    Parameters
+    ----------
+    name : of the subject.
+    design : the public settings, with the budget.
+    neighbours : the relation.
+    covers : for each draw of noise the number of its charge; None for what is charged to nobody.
+    focus : the charge that the search for neighbours looks at; None for all.
+    classes : number of classes.
+    """
     domain = Domain((design.k,), 0.0, 1.0, tuple(f"class {c}" for c in range(classes)), neighbours)
     features = Identity((design.k,))
 
@@ -52,19 +65,36 @@ def of_moments(
             lambda: [(data.values, data.codes)],
             domain=domain,
             features=features,
-            design=design,
+            config=design,
             ledger=ledger,
             source=source,
         )
         return made.certificate.charges
 
     tight = design.rounds is None
-    return Subject(name, neighbours, run, covers, design.k, classes, focus, tight=tight,
-                   contributions=design.contributions)  # fmt: skip
+    return Subject(
+        name,
+        neighbours,
+        run,
+        covers,
+        design.k,
+        classes,
+        focus,
+        tight=tight,
+        contributions=design.contributions,
+    )
 
 
 def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) -> Subject:
-    """Audit the release of a table, all of its stages: records are encoded rows of three columns."""
+    """Audit the release of a table, all of its stages: records are encoded rows of three columns.
+
+    Parameters
+    ----------
+    name : of the subject.
+    delta : 0 for Laplace noise.
+    neighbours : the relation.
+    focus : the charge that the search looks at; None for all.
+    """
     table = TableDomain(
         (
             Column("age", "numeric", 0, 1),
@@ -81,11 +111,9 @@ def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) 
         z = features(torch.from_numpy(domain.scale(data.values))).numpy()
         made = release_additive(
             lambda: [(z, data.codes)],
-            domain=domain,
             features=features,
             plan=plan,
-            epsilon=Fraction(4 if delta else 1),
-            delta=delta,
+            budget=Budget(Fraction(4 if delta else 1), delta),
             ledger=ledger,
             source=source,
         )
@@ -100,7 +128,10 @@ def of_table_rounds(
 ) -> Subject:
     """Audit the release of a table by gradient rounds: indicators, class sums, gradients and a check.
 
-    `mixed` has second moments of two values after the indicators.
+    Parameters
+    ----------
+    name, delta, neighbours, focus : as for `of_table`.
+    mixed : second moments of two values come after the indicators.
     """
     table = TableDomain(
         (
@@ -121,9 +152,8 @@ def of_table_rounds(
         made = release_table(
             lambda: [(x, data.codes)],
             table,
-            plan,
-            epsilon=Fraction(4),
-            delta=delta,
+            plan=plan,
+            budget=Budget(Fraction(4), delta),
             ledger=ledger,
             source=source,
         )
@@ -135,12 +165,21 @@ def of_table_rounds(
     return Subject(name, neighbours, run, covers, width, focus=focus, tight=False, box=True)
 
 
-def of_product(name: str, delta: Fraction, neighbours: str, *, plan: MomentPlan | None = None,
-               relevance: str = "prior") -> Subject:  # fmt: skip
+def of_product(
+    name: str, delta: Fraction, neighbours: str, *, plan: MomentPlan | None = None, relevance: str = "prior"
+) -> Subject:
     """Audit the whole way from raw records: domain, public features, the public rule, the release.
 
     With private relevance a first release, charged on its own, decides where the noise of the second goes. A
     model is made of it, for which there must be records: a crowd that is the same in both worlds.
+
+    Parameters
+    ----------
+    name : of the subject.
+    delta : 0 for pure epsilon.
+    neighbours : the relation.
+    plan : the rule's when not given.
+    relevance : `prior` or `private`.
     """
     domain = Domain((4,), -1.0, 3.0, ("a", "b"), neighbours)
     private = relevance == "private"
@@ -172,12 +211,24 @@ def of_product(name: str, delta: Fraction, neighbours: str, *, plan: MomentPlan 
 def of_records(
     name: str, settings: Settings, domain: Domain, *, focus: int | None, relevance: Reals | None = None
 ) -> Subject:
-    """Audit a record release: the paper's features and label coefficients, for given relevances."""
+    """Audit a record release: the paper's features and label coefficients, for given relevances.
+
+    Parameters
+    ----------
+    name : of the subject.
+    settings, domain : of the release.
+    focus : the charge that the search looks at; None for all.
+    relevance : (d,) relevances; None for identical noise.
+    """
     given = None if relevance is None else PrivateRelevance(relevance, (), {})
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         made = release_records(
-            data.values, data.codes, domain, settings, relevance=given, ledger=ledger, source=source
+            PrivateRecords(data.values, data.codes, domain),
+            settings,
+            relevance=given,
+            ledger=ledger,
+            source=source,
         )
         return made.certificate.charges
 
@@ -195,16 +246,23 @@ def _network(width: int) -> nn.Module:
 
 
 def of_relevance(name: str, epsilon: Fraction, width: int, sensitivity: str) -> Subject:
-    """Audit the private relevance: a network fixed beforehand, drawn from a fixed seed."""
+    """Audit the private relevance: a network fixed beforehand, drawn from a fixed seed.
+
+    Parameters
+    ----------
+    name : of the subject.
+    epsilon : of the relevances.
+    width : number of features.
+    sensitivity : `paper` or `tight`.
+    """
     domain = Domain((width,), 0.0, 1.0, ("a", "b"))
     network = _network(width)
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         return private_relevance(
-            network,
+            RelevanceSource(network, "public"),
             data.values,
             domain,
-            provenance="public",
             epsilon=epsilon,
             ledger=ledger,
             source=source,
@@ -221,16 +279,19 @@ def of_algorithm1(name: str, width: int) -> Subject:
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         relevance = private_relevance(
-            network,
+            RelevanceSource(network, "public"),
             data.values,
             domain,
-            provenance="public",
             epsilon=Fraction(1, 2),
             ledger=ledger,
             source=source,
         )
         made = release_records(
-            data.values, data.codes, domain, settings, relevance=relevance, ledger=ledger, source=source
+            PrivateRecords(data.values, data.codes, domain),
+            settings,
+            relevance=relevance,
+            ledger=ledger,
+            source=source,
         )
         return made.certificate.charges
 
@@ -254,7 +315,10 @@ def designs() -> dict[str, tuple[MomentConfig, tuple[int | None, ...], int | Non
         "class sums, Laplace, 2 records a person": (replace(pure, contributions=2), (0,), None),
         "second moments, Laplace": (replace(pure, second=Second(3)), (0, 1, 1), 1),
         "second moments in the span of means, Laplace": (
-            replace(pure, second=Second(3, "means")), (0, 1, 1), 1),
+            replace(pure, second=Second(3, "means")),
+            (0, 1, 1),
+            1,
+        ),
         "class sums and second moments, Laplace": (replace(pure, second=Second(3)), (0, 1, 1), None),
         "one class sum, radial": (replace(pure, k=1, constant=0.0, pure="radial"), (0,), None),
         "class sums, radial": (replace(pure, pure="radial"), (0,), None),
@@ -268,7 +332,7 @@ def designs() -> dict[str, tuple[MomentConfig, tuple[int | None, ...], int | Non
         "products across the basis, Gaussian": (replace(gaussian, second=across), (0, 1, 1, 2), 2),
         "gradient rounds, Gaussian": (rounds, (0, 1, 1, 1, 2), 1),
         "gradient rounds, radial": (replace(radial, rounds=descent), (0, 1, 1, 1, 2), 1),
-    }  # fmt: skip
+    }
 
 
 def paper_settings(epsilon2: Fraction = Fraction(1, 50), epsilon3: Fraction = Fraction(1, 2)) -> Settings:

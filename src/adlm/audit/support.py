@@ -57,7 +57,15 @@ def reachable(noise: Reals, scale: float) -> npt.NDArray[np.bool_]:
 
 
 def attack(draw: Sampler, runs: int, *, scale: float, one: float, two: float) -> tuple[Reals, Reals]:
-    """Return scores of both worlds: could `one` have led to y, minus could `two` have."""
+    """Return scores of both worlds: could `one` have led to y, minus could `two` have.
+
+    Parameters
+    ----------
+    draw : gives noise.
+    runs : of each world.
+    scale : of the noise.
+    one, two : inputs of the two worlds.
+    """
 
     def score(centre: float) -> Reals:
         released = centre + draw(runs)
@@ -76,7 +84,12 @@ def low_byte(values: Reals) -> npt.NDArray[np.intp]:
 
 
 def low_bits(draw: Sampler, runs: int, *, one: float, two: float) -> tuple[Reals, Reals]:
-    """Return scores that the low byte gives: its log ratio, learnt from as many other runs."""
+    """Return scores that the low byte gives: its log ratio, learnt from as many other runs.
+
+    Parameters
+    ----------
+    draw, runs, one, two : as for `attack`.
+    """
     learnt = [np.bincount(low_byte(centre + draw(runs)), minlength=256) + 1.0 for centre in (one, two)]
     ratio = np.log(learnt[0] / learnt[1])
     return ratio[low_byte(one + draw(runs))], ratio[low_byte(two + draw(runs))]
@@ -94,6 +107,15 @@ def support(
     """Attack noise of a given scale on inputs 0 and 1, whose epsilon is 1/scale, by its bits alone.
 
     Two attacks, which share `alpha`: which doubles can be reached at all, and what the low byte says.
+
+    Parameters
+    ----------
+    draw : gives noise.
+    name : of the finding.
+    runs : of each world.
+    scale : of the noise.
+    alpha : level of both attacks together.
+    control : whether it must be caught.
     """
     reached = two_worlds_bound(*attack(draw, runs, scale=scale, one=0.0, two=1.0), alpha=alpha / 2)
     byte = two_worlds_bound(*low_bits(draw, runs, one=0.0, two=1.0), alpha=alpha / 2)

@@ -29,7 +29,14 @@ BLOCK = 1 << 20  # draws of noise held at a time
 
 
 def log_ratio(mechanism: str, scale: Fraction, output: npt.ArrayLike, one: Reals, two: Reals) -> Reals:
-    """Return log Pr[output | one] - log Pr[output | two], summed over the last axis."""
+    """Return log Pr[output | one] - log Pr[output | two], summed over the last axis.
+
+    Parameters
+    ----------
+    mechanism, scale : of the noise; scale in grid steps.
+    output : (..., width) released integers.
+    one, two : (width,) inputs of the two worlds.
+    """
     seen, s = np.asarray(output, dtype=np.float64), float(scale)
     if mechanism == "laplace":
         return np.asarray((np.abs(seen - two) - np.abs(seen - one)).sum(-1) / s)
@@ -72,6 +79,13 @@ def whole_scores(subject: Subject, neighbours: Neighbours, runs: int, source: So
 
     A release made of one data set is replayed on the other with its outputs frozen, so that stages which
     follow earlier outputs have in both worlds the inputs that they would have had.
+
+    Parameters
+    ----------
+    subject : the mechanism.
+    neighbours : a pair of data sets.
+    runs : of each world.
+    source : of the noise.
     """
 
     def score(data: Records, other: Records) -> float:
@@ -135,6 +149,15 @@ def judge(
     Where the noise is Gaussian the certificate claims more than (epsilon, delta): the trade-off curve of a
     Gaussian mechanism of its mu. That is what is tested; the note has the bound that assumes no curve. The
     note also has the bound at the usual 95%, which is no test of this audit's and raises no alarm.
+
+    Parameters
+    ----------
+    name : of the finding.
+    neighbours : the relation.
+    charges : what the certificate says.
+    worlds : scores of the runs in either world.
+    rung : of the ladder.
+    alpha : level of the test.
     """
     totals = compose(charges)
     delta = float(totals.delta)
@@ -171,7 +194,13 @@ def _charges(subject: Subject, comparison: Comparison) -> tuple[Charge, ...]:
 def two_worlds(
     subject: Subject, neighbours: Neighbours, runs: int, source: Source, *, alpha: float = ALPHA
 ) -> Finding:
-    """Attack a mechanism at its worst neighbours, with noise in blocks."""
+    """Attack a mechanism at its worst neighbours, with noise in blocks.
+
+    Parameters
+    ----------
+    subject, neighbours, runs, source : as for `whole_scores`.
+    alpha : level of the test.
+    """
     found = neighbours.comparison
     worlds = scores(chosen_pairs(subject, found), runs, source)
     return judge(subject.name, subject.neighbours, _charges(subject, found), worlds, alpha=alpha)
@@ -180,8 +209,15 @@ def two_worlds(
 def whole_releases(
     subject: Subject, neighbours: Neighbours, runs: int, source: Source, *, alpha: float = ALPHA
 ) -> Finding:
-    """Attack a mechanism at its worst neighbours, each run a whole release."""
+    """Attack a mechanism at its worst neighbours, each run a whole release.
+
+    Parameters
+    ----------
+    subject, neighbours, runs, source : as for `whole_scores`.
+    alpha : level of the test.
+    """
     worlds = whole_scores(subject, neighbours, runs, source)
     rung = "two worlds, whole release"
-    return judge(subject.name, subject.neighbours, neighbours.comparison.charges, worlds, rung=rung,
-                 alpha=alpha)  # fmt: skip
+    return judge(
+        subject.name, subject.neighbours, neighbours.comparison.charges, worlds, rung=rung, alpha=alpha
+    )

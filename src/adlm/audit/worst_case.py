@@ -46,7 +46,15 @@ class _Pair:
 def worst_neighbours(
     subject: Subject, source: Source, *, seed: int = 0, evaluations: int = EVALUATIONS
 ) -> Neighbours:
-    """Return the worst pair of neighbours found; `seed` steers the search, not the noise."""
+    """Return the worst pair of neighbours found; `seed` steers the search, not the noise.
+
+    Parameters
+    ----------
+    subject : the mechanism.
+    source : of the noise.
+    seed : of the search.
+    evaluations : pairs tried.
+    """
     rng = np.random.default_rng(seed)
     others = _draw(subject, rng, 2)
     rest = Records(others, np.arange(2) % subject.classes)
@@ -132,12 +140,25 @@ def _mutated(subject: Subject, pair: _Pair, width: float, rng: np.random.Generat
 
 
 def search(subject: Subject, source: Source, *, seed: int = 0, evaluations: int = EVALUATIONS) -> Finding:
-    """Report the worst neighbours that were found; see `worst_neighbours`."""
+    """Report the worst neighbours that were found; see `worst_neighbours`.
+
+    Parameters
+    ----------
+    subject, source, seed, evaluations : as for `worst_neighbours`.
+    """
     return report(subject, worst_neighbours(subject, source, seed=seed, evaluations=evaluations), evaluations)
 
 
 def report(subject: Subject, worst: Neighbours, evaluations: int, *, control: bool = False) -> Finding:
-    """Turn neighbours into a finding: exact, as the law of the noise is."""
+    """Turn neighbours into a finding: exact, as the law of the noise is.
+
+    Parameters
+    ----------
+    subject : the mechanism.
+    worst : the pair that was found.
+    evaluations : pairs tried.
+    control : whether it must be caught.
+    """
     comparison = worst.comparison
     charges = comparison.charges if subject.focus is None else (comparison.charges[subject.focus],)
     totals = compose(charges)

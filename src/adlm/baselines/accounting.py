@@ -55,7 +55,16 @@ def epsilon_spent(sigma: float, rate: float, steps: int, delta: float, about: fl
 
 @lru_cache(maxsize=512)
 def quick_epsilon(sigma: float, rate: float, steps: int, delta: float, about: float = 1.0) -> float:
-    """Return the same by dp-accounting's privacy loss distributions, pessimistic and fast."""
+    """Return the same by dp-accounting's privacy loss distributions, pessimistic and fast.
+
+    Parameters
+    ----------
+    sigma : noise multiplier.
+    rate : share of the records in a batch.
+    steps : of training.
+    delta : of the guarantee.
+    about : the epsilon to expect, which sets the grid.
+    """
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.pld import PLDAccountant
 
@@ -66,7 +75,14 @@ def quick_epsilon(sigma: float, rate: float, steps: int, delta: float, about: fl
 
 @lru_cache(maxsize=256)
 def noise_multiplier(epsilon: float, rate: float, steps: int, delta: float) -> float:
-    """Return the least sigma, to 1% of epsilon, whose PRV bound does not exceed `epsilon`."""
+    """Return the least sigma, to 1% of epsilon, whose PRV bound does not exceed `epsilon`.
+
+    Parameters
+    ----------
+    epsilon, delta : the budget.
+    rate : share of the records in a batch.
+    steps : of training.
+    """
     if not 0 < rate < 1 or steps < 1:
         raise UserError(
             f"DP-SGD needs batches smaller than the data set and a step, got rate {rate} and {steps} steps"

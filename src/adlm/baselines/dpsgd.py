@@ -75,9 +75,15 @@ class Settings:
 
 
 ABADI = Settings(
-    "pSGD (Abadi et al.)", 600, 10, 4.0, 0.1, 0.052, ghost=True,
+    "pSGD (Abadi et al.)",
+    600,
+    10,
+    4.0,
+    0.1,
+    0.052,
+    ghost=True,
     source="Abadi et al. 2016, section 5.2: MNIST",
-)  # fmt: skip
+)
 ABADI_CIFAR = replace(
     ABADI, batch=2000, clip=3.0, rate=0.1, rate_end=None, source="Abadi et al. 2016, section 5.3: CIFAR-10"
 )
@@ -88,14 +94,26 @@ TANH = Settings(
     "pSGD (tanh network)", 2048, 12, 0.1, 2.0, momentum=0.9, chunk=512, source="network: Papernot et al. 2021"
 )
 LINEAR = Settings(
-    "pSGD (linear head)", 8192, 40, 0.1, 30.0, momentum=0.9, ghost=True, chunk=8192,
+    "pSGD (linear head)",
+    8192,
+    40,
+    0.1,
+    30.0,
+    momentum=0.9,
+    ghost=True,
+    chunk=8192,
     source="features: this package",
-)  # fmt: skip
+)
 _LINEAR_UP_TO = (
     # epsilon up to, epochs, rate: the more noise, the less training pays
-    (0.03, 5, 15.0), (0.07, 10, 15.0), (0.2, 10, 30.0), (0.4, 20, 20.0), (0.7, 40, 30.0), (2.0, 40, 60.0),
+    (0.03, 5, 15.0),
+    (0.07, 10, 15.0),
+    (0.2, 10, 30.0),
+    (0.4, 20, 20.0),
+    (0.7, 40, 30.0),
+    (2.0, 40, 60.0),
     (math.inf, 40, 150.0),
-)  # fmt: skip
+)
 
 
 def linear_for(epsilon: float) -> Settings:
@@ -149,7 +167,14 @@ class Trained:
 
 
 def certify(settings: Settings, n: int, epsilon: object, delta: object = "1e-5") -> Certificate:
-    """Choose the noise that spends at most `epsilon` over all steps, and at least 99% of it."""
+    """Choose the noise that spends at most `epsilon` over all steps, and at least 99% of it.
+
+    Parameters
+    ----------
+    settings : of training.
+    n : number of records.
+    epsilon, delta : the budget.
+    """
     target, slack = parse_epsilon(epsilon), parse_delta(delta)
     if slack == 0:
         raise UserError("DP-SGD has no pure epsilon: give a delta such as 1e-5")
@@ -160,7 +185,15 @@ def certify(settings: Settings, n: int, epsilon: object, delta: object = "1e-5")
 
 
 def spend(settings: Settings, n: int, sigma: float, delta: object = "1e-5") -> Certificate:
-    """State what a given noise multiplier costs over all steps."""
+    """State what a given noise multiplier costs over all steps.
+
+    Parameters
+    ----------
+    settings : of training.
+    n : number of records.
+    sigma : noise multiplier.
+    delta : of the guarantee.
+    """
     slack = parse_delta(delta)
     rate, steps = min(settings.batch, n) / n, settings.steps(n)
     guess = quick_epsilon(sigma, rate, steps, float(slack))
@@ -178,7 +211,6 @@ def train(
     delta: object = "1e-5",
     seed: int = 0,
     device: str = "cpu",
-    on_epoch: OnEpoch | None = None,
 ) -> Trained:
     """Train a network on private records by DP-SGD.
 
@@ -186,7 +218,9 @@ def train(
     ----------
     network : freshly initialised, without layers that mix records; it is trained in place.
     x, labels : (n, *shape) records as the network takes them, and their n class codes.
-    on_epoch : called after each whole epoch with its number and the network in evaluation mode.
+    settings : batch size, steps, clip norm and learning rate.
+    epsilon, delta : the budget.
+    seed, device : of the samples and the noise, and where training runs.
 
     Formal guarantees
     -----------------
@@ -195,7 +229,7 @@ def train(
     repeats itself and protects nobody, which is what an experiment needs.
     """
     certificate = certify(settings, len(x), epsilon, delta)
-    return follow(network, x, labels, settings, certificate, seed=seed, device=device, on_epoch=on_epoch)
+    return follow(network, x, labels, settings, certificate, seed=seed, device=device)
 
 
 def follow(
@@ -209,7 +243,14 @@ def follow(
     device: str = "cpu",
     on_epoch: OnEpoch | None = None,
 ) -> Trained:
-    """Train with the noise and the steps that a certificate states."""
+    """Train with the noise and the steps that a certificate states.
+
+    Parameters
+    ----------
+    network, x, labels, settings, seed, device : as for `train`.
+    certificate : states the noise and the steps.
+    on_epoch : called after each whole epoch with its number and the network in evaluation mode.
+    """
     require_opacus()
     generator = torch.Generator().manual_seed(seed)
     y = torch.from_numpy(labels).to(device)
@@ -289,7 +330,14 @@ def _opacus_run(
 
 @torch.inference_mode()
 def accuracy(network: nn.Module, x: Tensor, labels: npt.NDArray[np.int64], chunk: int = 2000) -> float:
-    """Share of records whose class has the largest logit."""
+    """Share of records whose class has the largest logit.
+
+    Parameters
+    ----------
+    network : classifier.
+    x, labels : (n, *shape) records and their (n,) class codes.
+    chunk : records answered at once.
+    """
     y = torch.from_numpy(labels)
     right = 0
     for start in range(0, len(x), chunk):

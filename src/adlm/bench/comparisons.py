@@ -57,9 +57,15 @@ def noise(scale: Scale) -> list[Ratio]:
     rates = interleave(actions, scale.repeats)
     detail = {"draws": draws}
     found = [
-        ratio("noise: exact Laplace rate over numpy's float rate", rates["exact"], rates["numpy"],
-              sense="at least", asked=0.2, detail=detail)
-    ]  # fmt: skip
+        ratio(
+            "noise: exact Laplace rate over numpy's float rate",
+            rates["exact"],
+            rates["numpy"],
+            sense="at least",
+            asked=0.2,
+            detail=detail,
+        )
+    ]
     name = "noise: exact Laplace rate over opendp's"
     if opendp is None:
         return [*found, Ratio(name, None, note="opendp is not installed: pip install opendp")]
@@ -163,17 +169,43 @@ def training(scale: Scale) -> list[Ratio]:
         seconds = {kind: [figures["seconds"] for figures in rounds[kind]] for kind in kinds}
         peak = {kind: [figures["peak"] for figures in rounds[kind]] for kind in kinds}
         found += [
-            ratio(f"epoch, {called}: record release over plain PyTorch, time", seconds[own], seconds[plain],
-                  sense="at most", asked=1.05, detail=given),
-            ratio(f"epoch, {called}: record release over Opacus, time", seconds[own], seconds[opacus],
-                  sense="at most", asked=0.45, detail=given),
-            ratio(f"epoch, {called}: record release over plain PyTorch, peak memory", peak[own], peak[plain],
-                  sense="at most", asked=1.1, detail=given),
-            ratio(f"epoch, {called}: Opacus over plain PyTorch, time", seconds[opacus], seconds[plain],
-                  detail=given),
-            ratio(f"epoch, {called}: record release over Opacus in chunks of {ROWS}, time", seconds[own],
-                  seconds[chunks], detail=given),
-        ]  # fmt: skip
+            ratio(
+                f"epoch, {called}: record release over plain PyTorch, time",
+                seconds[own],
+                seconds[plain],
+                sense="at most",
+                asked=1.05,
+                detail=given,
+            ),
+            ratio(
+                f"epoch, {called}: record release over Opacus, time",
+                seconds[own],
+                seconds[opacus],
+                sense="at most",
+                asked=0.45,
+                detail=given,
+            ),
+            ratio(
+                f"epoch, {called}: record release over plain PyTorch, peak memory",
+                peak[own],
+                peak[plain],
+                sense="at most",
+                asked=1.1,
+                detail=given,
+            ),
+            ratio(
+                f"epoch, {called}: Opacus over plain PyTorch, time",
+                seconds[opacus],
+                seconds[plain],
+                detail=given,
+            ),
+            ratio(
+                f"epoch, {called}: record release over Opacus in chunks of {ROWS}, time",
+                seconds[own],
+                seconds[chunks],
+                detail=given,
+            ),
+        ]
     return found
 
 
@@ -192,11 +224,23 @@ def networks(scale: Scale) -> list[Ratio]:
         seconds = {kind: [figures["seconds"] for figures in rounds[kind]] for kind in kinds}
         detail = given | {"records_a_second": batch / min(seconds["ours"])}
         found += [
-            ratio(f"step, {called}: LRN by its formula over ours, time", seconds["formula"], seconds["ours"],
-                  sense="at least", asked=1.3, detail=detail),
-            ratio(f"step, {called}: with LRN over without, time", seconds["ours"], seconds["none"],
-                  sense="at most", asked=2.0, detail=detail),
-        ]  # fmt: skip
+            ratio(
+                f"step, {called}: LRN by its formula over ours, time",
+                seconds["formula"],
+                seconds["ours"],
+                sense="at least",
+                asked=1.3,
+                detail=detail,
+            ),
+            ratio(
+                f"step, {called}: with LRN over without, time",
+                seconds["ours"],
+                seconds["none"],
+                sense="at most",
+                asked=2.0,
+                detail=detail,
+            ),
+        ]
     return found
 
 
@@ -224,11 +268,23 @@ def pipeline(scale: Scale) -> list[Ratio]:
     note += f", on {n} records" if scale.quick else ", but for the first round, where all were made"
     detail = {"accuracy_" + name: found[0]["accuracy"] for name, found in rounds.items()}
     return [
-        ratio("raw data to evaluated model: Opacus over ours", seconds["opacus"], seconds["raw"],
-              sense="at least", asked=10, note=note, detail=detail),
-        ratio("raw data to evaluated model, features kept: Opacus over ours", seconds["opacus"],
-              seconds["cached"], note=note, detail=detail),
-    ]  # fmt: skip
+        ratio(
+            "raw data to evaluated model: Opacus over ours",
+            seconds["opacus"],
+            seconds["raw"],
+            sense="at least",
+            asked=10,
+            note=note,
+            detail=detail,
+        ),
+        ratio(
+            "raw data to evaluated model, features kept: Opacus over ours",
+            seconds["opacus"],
+            seconds["cached"],
+            note=note,
+            detail=detail,
+        ),
+    ]
 
 
 def growth(scale: Scale) -> list[Ratio]:
@@ -246,13 +302,19 @@ def growth(scale: Scale) -> list[Ratio]:
     peaks = [figures[0]["peak"] / columns[0][0]["peak"] for figures in columns]
     return [
         _exponent("record release, time over n", sizes, seconds, asked=1.1),
-        ratio("record release, bytes of memory for each further byte of records", grown, [1.0] * len(grown),
-              sense="at most", asked=2, note="the records themselves are in memory: 1 is the least",
-              detail={"n": sizes, "peak_relative": peaks}),
+        ratio(
+            "record release, bytes of memory for each further byte of records",
+            grown,
+            [1.0] * len(grown),
+            sense="at most",
+            asked=2,
+            note="the records themselves are in memory: 1 is the least",
+            detail={"n": sizes, "peak_relative": peaks},
+        ),
         _grown("record release, time over d", "records", "side", [14, 28, 56], {"n": few}, scale, power=2),
         _grown("moment release, time over n", "moments", "n", [5 * n for n in sizes], {"k": 100}, scale),
         _grown("moment release, time over k", "moments", "k", [100, 200, 400], {"n": base}, scale),
-    ]  # fmt: skip
+    ]
 
 
 def tables(scale: Scale) -> list[Ratio]:
@@ -271,12 +333,24 @@ def tables(scale: Scale) -> list[Ratio]:
     slopes = [exponent([1, 4, 16], [seconds[t][i] for t in ("1", "4", "16")]) for i in range(scale.repeats)]
     detail = {"rows": base}
     return [
-        ratio("table file 4 times as long, peak memory", peak["4"], peak["1"], sense="at most", asked=1.25,
-              detail=detail),
-        ratio("table file 16 times as long, peak memory", peak["16"], peak["1"], sense="at most", asked=1.25,
-              detail=detail),
+        ratio(
+            "table file 4 times as long, peak memory",
+            peak["4"],
+            peak["1"],
+            sense="at most",
+            asked=1.25,
+            detail=detail,
+        ),
+        ratio(
+            "table file 16 times as long, peak memory",
+            peak["16"],
+            peak["1"],
+            sense="at most",
+            asked=1.25,
+            detail=detail,
+        ),
         ratio("table file, exponent of time over rows", slopes, [1.0] * len(slopes), detail=detail),
-    ]  # fmt: skip
+    ]
 
 
 def rounds(scale: Scale) -> list[Ratio]:

@@ -64,7 +64,17 @@ def ratio(
     note: str = "",
     detail: Mapping[str, Any] | None = None,
 ) -> Ratio:
-    """Divide figures of the same round, and take the median."""
+    """Divide figures of the same round, and take the median.
+
+    Parameters
+    ----------
+    name : of the ratio.
+    above, below : figures of each round, in the same unit.
+    sense : whether small or large is good, if it is judged.
+    asked : the bound that it is judged by.
+    note : a sentence for the table.
+    detail : figures to keep beside it.
+    """
     values = [a / b for a, b in zip(above, below, strict=True)]
     return Ratio(
         name, statistics.median(values), min(values), max(values), sense, asked, note, dict(detail or {})

@@ -21,7 +21,15 @@ BENCH, PAGE, PICTURE = "bench.json", "README.md", "growth.svg"
 
 
 def run(only: Sequence[str], scale: Scale, out: Path | None, command: str) -> dict[str, Any]:
-    """Run some comparisons, or all; write `bench.json`, `README.md` and `growth.svg` to a folder if given."""
+    """Run some comparisons, or all; write `bench.json`, `README.md` and `growth.svg` to a folder if given.
+
+    Parameters
+    ----------
+    only : names; all when empty.
+    scale : sizes of the work.
+    out : the folder; None writes nothing.
+    command : what the page says it was made by.
+    """
     for name in only:
         if name not in COMPARISONS:
             raise UserError(f"there is no comparison {name!r}; choose from {', '.join(COMPARISONS)}")

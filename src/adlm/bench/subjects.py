@@ -60,12 +60,17 @@ def _settings(batch: int) -> Any:
 
 def _record_release(given: Given) -> Any:
     from adlm.curator.ledger import Ledger
-    from adlm.curator.mechanisms.record_release import release_records
+    from adlm.curator.mechanisms.record_release import release as release_records
+    from adlm.curator.mechanisms.records import PrivateRecords
     from adlm.curator.noise import Source
 
     x, y = _noise_images(given)
     return release_records(
-        x, y, _domain(given), _settings(1800), relevance=None, ledger=Ledger(), source=Source.system()
+        PrivateRecords(x, y, _domain(given)),
+        _settings(1800),
+        relevance=None,
+        ledger=Ledger(),
+        source=Source.system(),
     )
 
 
@@ -203,9 +208,14 @@ def pipeline_release(given: Given) -> Figures:
     if "at" in given:  # after the data set was found, which may be in the usual cache
         os.environ["ADLM_CACHE"] = given["at"]
     release = privatise(
-        train.x[: given["n"]], train.y[: given["n"]], domain=train.domain, epsilon=given["epsilon"],
-        delta="1e-5", cache=given["cache"], second=given.get("second"),
-    )  # fmt: skip
+        train.x[: given["n"]],
+        train.y[: given["n"]],
+        domain=train.domain,
+        epsilon=given["epsilon"],
+        delta="1e-5",
+        cache=given["cache"],
+        second=given.get("second"),
+    )
     accuracy = float((fit(release).predict(test.x) == test.y).mean())
     return {"seconds": time.perf_counter() - start, "accuracy": accuracy}
 
@@ -243,28 +253,34 @@ def to_the_end(seconds: float, training: float, share: float) -> float:
 def release_records_to_disk(given: Given) -> Figures:
     """Stream a record release to a folder."""
     from adlm.curator.ledger import Ledger
-    from adlm.curator.mechanisms.record_release import write_records
+    from adlm.curator.mechanisms.record_release import write as write_records
+    from adlm.curator.mechanisms.records import PrivateRecords
     from adlm.curator.noise import Source
 
     x, y = _noise_images(given)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         write_records(
-            Path(folder) / "release", x, y, _domain(given), _settings(1800), relevance=None,
-            ledger=Ledger(), source=Source.system(),
-        )  # fmt: skip
+            Path(folder) / "release",
+            PrivateRecords(x, y, _domain(given)),
+            _settings(1800),
+            relevance=None,
+            ledger=Ledger(),
+            source=Source.system(),
+        )
         return {"seconds": time.perf_counter() - start, "input": x.nbytes}
 
 
 def release_moments_of(given: Given) -> Figures:
     """Class sums and second moments of vectors that are there already."""
     from adlm.curator.ledger import Ledger
-    from adlm.curator.mechanisms.moments import release_moments
+    from adlm.curator.mechanisms.moments import release as release_moments
     from adlm.curator.noise import Source
+    from adlm.privacy.budget import Budget
     from adlm.public.domain import Domain
     from adlm.public.features.identity import Identity
     from adlm.public.planning.moments import MomentPlan
-    from adlm.workflows.privatise import design
+    from adlm.workflows.privatise import moment_config
 
     k = given["k"]
     chance = np.random.default_rng(0)
@@ -279,9 +295,12 @@ def release_moments_of(given: Given) -> Figures:
         start = time.perf_counter()
         release_moments(
             lambda: [(z[i : i + 4000], y[i : i + 4000]) for i in range(0, rows, 4000)],
-            domain=domain, features=features, design=design(plan, Fraction(1), Fraction(1, 10**5)),
-            ledger=Ledger(), source=Source.system(),
-        )  # fmt: skip
+            domain=domain,
+            features=features,
+            config=moment_config(plan, Budget.of(1, "1e-5")),
+            ledger=Ledger(),
+            source=Source.system(),
+        )
         return time.perf_counter() - start
 
     release(min(100, len(z)))  # what is imported and calibrated once is no part of growth
@@ -325,11 +344,11 @@ def write_table(file: Path, rows: int) -> None:
 def release_table(given: Given) -> Figures:
     """Release a table from a CSV file of so many rows, read batch by batch."""
     from adlm.public.domain.table import TableDomain
-    from adlm.workflows.privatise_table import privatise_table
+    from adlm.workflows.privatise import privatise
 
     domain = TableDomain.from_toml(TABLE)
     start = time.perf_counter()
-    privatise_table(given["file"], domain, epsilon="1")
+    privatise(given["file"], domain=domain, epsilon="1")
     return {"seconds": time.perf_counter() - start, "input": Path(given["file"]).stat().st_size}
 
 
@@ -343,7 +362,7 @@ def release_wide_table(given: Given) -> Figures:
     """
     from adlm.public.domain.column import Column
     from adlm.public.domain.table import TableDomain
-    from adlm.workflows.privatise_table import privatise_encoded
+    from adlm.workflows.privatise import privatise
 
     numeric, boolean, classes = WIDE
     columns = [Column(f"x{i}", "numeric", 0, 1) for i in range(numeric)]
@@ -362,8 +381,13 @@ def release_wide_table(given: Given) -> Figures:
             yield x, y
 
     start = time.perf_counter()
-    privatise_encoded(
-        passes, table, epsilon="1", delta="1e-5", size=rows, rounds="once" if given["additive"] else None
+    privatise(
+        passes,
+        domain=table,
+        epsilon="1",
+        delta="1e-5",
+        size=rows,
+        allocation="identical" if given["additive"] else None,
     )
     return {"seconds": time.perf_counter() - start}
 

@@ -55,6 +55,8 @@ COMMANDS = (
     ("plan", "plan", "plan", "What to expect, before anything is spent.", "adlm plan --data mnist"),
     ("release", "release", "release", "Read records once, write what may be known of them.",
      "adlm release --data digits --epsilon 2 --out R"),
+    ("release-records", "release_records", "release_records", "The paper's release: noisy records.",
+     "adlm release-records --data digits --epsilon 2 --out R"),
     ("ledger", "ledger", None, "What was spent, and what is left.", "adlm ledger show L.jsonl"),
     ("key", "key", None, "Keys to sign with.", "adlm key new curator.key"),
     ("verify", "verify", "verify", "Check a release, a model or an ONNX file.", "adlm verify R"),

@@ -80,18 +80,10 @@ def _plain(value: Any) -> Any:
 
 
 def pick_device(device: str) -> str:
-    """Turn `auto` into the best device there is."""
-    import torch
+    """Turn `auto` into the best device there is for exact work in double precision."""
+    from adlm.runtime.device import choose_device
 
-    from adlm.errors import UserError
-
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device not in ("cpu", "cuda"):
-        raise UserError(f"device must be auto, cpu or cuda, got {device!r}")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device cuda was asked for, but this machine has none; use --device auto")
-    return device
+    return str(choose_device(device, ("cuda",)))
 
 
 def stamped(stamps: Sequence[str]) -> str:

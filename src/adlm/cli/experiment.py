@@ -104,9 +104,15 @@ def _command(name: str, title: str) -> None:
 
         output = Output(as_json, quiet)
         summary = _run(
-            name, preset=preset, epsilons=epsilons, seeds=seeds, methods=methods, resume=resume, jobs=jobs,
+            name,
+            preset=preset,
+            epsilons=epsilons,
+            seeds=seeds,
+            methods=methods,
+            resume=resume,
+            jobs=jobs,
             out=out,
-        )  # fmt: skip
+        )
         output.result(summary, table(summary))
         for test in summary["tests"]:
             output.say(f"{test['found']} ({test['over']})")
@@ -168,34 +174,6 @@ def tables(
     output.result(
         {"experiment": "tables", "rows": [asdict(row) for row in rows]},
         f"{len(rows)} rows written to {out / 'tables.md'}",
-    )
-
-
-@app.command("deep-prior", epilog="Example: adlm experiment deep-prior --families drawn")
-def deep_prior(
-    families: Annotated[str, typer.Option(help="Of drawn, garments, photographs.")] = "drawn,garments",
-    steps: Annotated[int, typer.Option(help="Episodes of meta-training.", min=1)] = 1500,
-    releases: Annotated[int, typer.Option(help="Releases for each figure.", min=1)] = 3,
-    out: Out = Path("results"),
-    as_json: AsJson = False,
-    quiet: Quiet = False,
-) -> None:
-    """The features that ship against a small convolutional network, meta-trained on the same random classes.
-
-    Measured on held-out training images, never on a test split; writes OUT/deep-prior.json and a table. With
-    --json: {"experiment", "rows": [{"family", "features", "epsilon", "delta", "accuracy", "sd", "releases",
-    "k"}]}.
-    """
-    from dataclasses import asdict
-
-    from adlm.experiments.deep_prior import compare, table
-
-    output = Output(as_json, quiet)
-    chosen = [part.strip() for part in families.split(",") if part.strip()]
-    rows = compare(chosen, out, steps=steps, releases=releases)
-    output.result(
-        {"experiment": "deep-prior", "rows": [asdict(row) for row in rows]},
-        table(rows, f"adlm experiment deep-prior --families {','.join(chosen)} --steps {steps}"),
     )
 
 

@@ -68,9 +68,14 @@ def show_ledger(
             "ledger": str(ledger),
             "budget": budget and {"epsilon": float(budget.epsilon), "delta": float(budget.delta)},
             "charges": [
-                {"what": c.what, "mechanism": c.mechanism, "neighbours": c.neighbours,
-                 "epsilon_claimed": number(c.claimed), "epsilon_proved": number(c.epsilon_proved),
-                 "delta": float(c.delta)}
+                {
+                    "what": c.what,
+                    "mechanism": c.mechanism,
+                    "neighbours": c.neighbours,
+                    "epsilon_claimed": number(c.claimed),
+                    "epsilon_proved": number(c.epsilon_proved),
+                    "delta": float(c.delta),
+                }
                 for c in charges
             ],
             "left": None if left is None else float(left),
@@ -78,4 +83,4 @@ def show_ledger(
         }
         | (totals.to_dict() if totals else dict.fromkeys(KEYS)),
         f"{ledger}: {spent}; {rest}",
-    )  # fmt: skip
+    )

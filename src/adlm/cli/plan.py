@@ -69,16 +69,23 @@ def plan(
             plans.append(forecast(features, n, len(known.classes), budget, delta, relation))
             advance(1)
     rows = [
-        [f"{p.epsilon:g}", str(p.plan.k), str(p.plan.q or "-"), p.plan.noise,
-         f"{float(p.plan.share_sums):.2f}" if p.plan.q else "1", f"{p.signal_to_noise:.2f}",
-         f"{p.signal_to_noise_second:.2f}" if p.signal_to_noise_second is not None else "-",
-         f"{100 * p.accuracy:.1f} ± {100 * p.spread:.1f}"]
+        [
+            f"{p.epsilon:g}",
+            str(p.plan.k),
+            str(p.plan.q or "-"),
+            p.plan.noise,
+            f"{float(p.plan.share_sums):.2f}" if p.plan.q else "1",
+            f"{p.signal_to_noise:.2f}",
+            f"{p.signal_to_noise_second:.2f}" if p.signal_to_noise_second is not None else "-",
+            f"{100 * p.accuracy:.1f} ± {100 * p.spread:.1f}",
+        ]
         for p in plans
-    ]  # fmt: skip
+    ]
     output.table(
-        ["epsilon", "k", "second", "noise", "share", "signal/noise", "second's", "forecast, %"], rows,
+        ["epsilon", "k", "second", "noise", "share", "signal/noise", "second's", "forecast, %"],
+        rows,
         title=f"{n} records, {len(known.classes)} classes, {relation}, delta {delta}; nothing is spent",
-    )  # fmt: skip
+    )
     for p in plans:
         for reason in p.plan.reasons:
             output.say(f"epsilon {p.epsilon:g}: {reason}")
@@ -126,14 +133,20 @@ def _plan_table(
             plans.append(forecast_table(table, n, budget, delta, fourier=random_fourier_features(fourier)))
             advance(1)
     rows = [
-        [f"{p.epsilon:g}", p.plan.summary, str(p.plan.fourier), f"{100 * p.accuracy:.1f}",
-         f"{100 * p.ceiling:.1f}"]
+        [
+            f"{p.epsilon:g}",
+            p.plan.summary,
+            str(p.plan.fourier),
+            f"{100 * p.accuracy:.1f}",
+            f"{100 * p.ceiling:.1f}",
+        ]
         for p in plans
-    ]  # fmt: skip
+    ]
     output.table(
-        ["epsilon", "mechanism", "Fourier features", "made records, %", "of at most, %"], rows,
+        ["epsilon", "mechanism", "Fourier features", "made records, %", "of at most, %"],
+        rows,
         title=f"{n} records, {len(table.features)} columns, {table.neighbours}, delta {delta}; nothing spent",
-    )  # fmt: skip
+    )
     output.say(
         "what columns say of the label nobody knows beforehand: these records were made by a rule of our "
         "own, so do not rely on the accuracy for yours; compare budgets by it"
@@ -147,7 +160,10 @@ def _plan_table(
         accuracy_over_epsilon(picture, [(p.epsilon, p.accuracy, 0.0) for p in plans], "forecast")
     output.result(
         {
-            "n": n, "classes": len(table.label.classes), "features": {"name": "tabular"},
-            "neighbours": table.neighbours, "plans": [p.to_dict() for p in plans],
+            "n": n,
+            "classes": len(table.label.classes),
+            "features": {"name": "tabular"},
+            "neighbours": table.neighbours,
+            "plans": [p.to_dict() for p in plans],
         }
-    )  # fmt: skip
+    )

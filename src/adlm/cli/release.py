@@ -2,132 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from adlm.cli.console import AsJson, Device, Output, Quiet, Sign, given, key_of, pick_device, stamped
-from adlm.cli.release_records import by_name, from_table, records_maker
+from adlm.cli.console import AsJson, Device, Output, Quiet, Sign, pick_device
+from adlm.cli.release_job import (
+    Data,
+    DomainFile,
+    Epsilon,
+    File,
+    LedgerFile,
+    Limit,
+    Neighbours,
+    Out,
+    Request,
+    Seed,
+    Total,
+)
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    from adlm.curator.ledger import Ledger
     from adlm.privacy.release import Release
-
-KINDS = ("moments", "records")
-METHODS = ("adlm", "ilm")
-LARGE_EPSILON = 10  # from here on a person is warned
-# Options that mean something for one kind of release, or for one place of the records, and nothing elsewhere
-# fmt: off
-ONLY_FOR = {
-    "--kind moments": (
-        "k", "second_moment_dim", "sums_budget_share", "relevance", "fourier", "public_size", "cache",
-    ),
-    "--kind records": (
-        "split", "network", "batch_size", "delta_h0", "mode", "loss", "relevance_network",
-        "relevance_provenance", "trust",
-    ),
-    "tables from a file": ("domain", "fourier"),
-    "--data": ("limit", "cache"),
-}
-# fmt: on
 
 
 def release(
     context: typer.Context,
-    file: Annotated[Path | None, typer.Argument(help="A CSV or Parquet file; needs --domain.")] = None,
-    data: Annotated[str | None, typer.Option(help="A data set by name (see adlm data list).")] = None,
-    domain: Annotated[Path | None, typer.Option(help="The TOML file that declares the columns.")] = None,
-    epsilon: Annotated[str, typer.Option(help="The privacy budget of this release.")] = "1",
+    file: File = None,
+    data: Data = None,
+    domain: DomainFile = None,
+    epsilon: Epsilon = "1",
     delta: Annotated[str, typer.Option(help="0 for pure epsilon (Laplace), else Gaussian noise.")] = "0",
-    out: Annotated[Path, typer.Option(help="Folder to make.")] = Path("release"),
-    kind: Annotated[
-        str, typer.Option(help="moments (proved, accurate) or records (the paper's).")
-    ] = "moments",
+    out: Out = Path("release"),
     method: Annotated[
         str,
         typer.Option(
-            help="Records: adlm (noise by relevance) or ilm (identical noise). Moments: noise is identical "
-            "unless --allocation or --relevance ask for more; ilm refuses them."
+            help="Noise is identical unless --allocation or --relevance ask for more; ilm refuses them."
         ),
     ] = "adlm",
-    neighbours: Annotated[str | None, typer.Option(help="replace-one or add-remove.")] = None,
-    ledger: Annotated[Path | None, typer.Option(help="The data set's ledger; made if need be.")] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="Epsilon (or EPSILON,DELTA) that the ledger may spend in all.")
-    ] = None,
-    k: Annotated[int | None, typer.Option(help="Moments: coordinates, instead of the rule's.")] = None,
+    neighbours: Neighbours = None,
+    ledger: LedgerFile = None,
+    budget: Total = None,
+    k: Annotated[int | None, typer.Option(help="Coordinates, instead of the rule's.")] = None,
     second_moment_dim: Annotated[
-        int | None, typer.Option(help="Moments: coordinates with second moments, instead of the rule's.")
+        int | None, typer.Option(help="Coordinates with second moments, instead of the rule's.")
     ] = None,
     sums_budget_share: Annotated[
-        float | None, typer.Option(help="Moments: share of the budget for class sums, instead of the rule's.")
+        float | None, typer.Option(help="Share of the budget for class sums, instead of the rule's.")
     ] = None,
     allocation: Annotated[
-        str | None, typer.Option(help="identical, linear or optimal noise over coordinates or features.")
+        str | None, typer.Option(help="identical, linear or optimal noise over coordinates.")
     ] = None,
     relevance: Annotated[
-        str, typer.Option(help="Moments: prior (public, free) or private (LRP on a first release, charged).")
+        str, typer.Option(help="prior (public, free) or private (LRP on a first release, charged).")
     ] = "prior",
     fourier: Annotated[
         str | None,
         typer.Option(help="Tables: random Fourier features of the numeric columns.", metavar="N|auto"),
     ] = None,
-    split: Annotated[
-        str, typer.Option(help="Records: shares for relevance, features and labels.")
-    ] = "0.25,0.5,0.25",
-    network: Annotated[
-        str | None,
-        typer.Option(
-            help="Records: the network to be trained. When not given: mlp for tables, paper-mnist for grey "
-            "images, paper-cifar10 for colour images."
-        ),
-    ] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="Records: |L|. When not given: 7200 for paper-cifar10, 1800 for every other."),
-    ] = None,
-    delta_h0: Annotated[
-        str, typer.Option(help="Records: counted, per-patch (the authors' code) or a number.")
-    ] = "counted",
-    mode: Annotated[str, typer.Option(help="Records: economical or literal loss noise.")] = "economical",
-    loss: Annotated[str, typer.Option(help="Records: cross-entropy or square.")] = "cross-entropy",
-    relevance_network: Annotated[
-        Path | None, typer.Option(help="Records: a folder of adlm pretrain; made anew when not given.")
-    ] = None,
-    relevance_provenance: Annotated[
-        str | None,
-        typer.Option(
-            help="Records: public or private, declared of the --relevance-network if nobody trusted "
-            "signed it."
-        ),
-    ] = None,
-    trust: Annotated[
-        list[Path] | None,
-        typer.Option(help="Records: public key that signed the --relevance-network.", metavar="PUBKEY"),
-    ] = None,
     public_size: Annotated[
         int | None,
         typer.Option(help="A public guess of the number of records, if that is private.", min=1),
     ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option(
-            help="Read only LIMIT records (public): the first ones; under add-remove about so many, "
-            "chosen by a hash of each.",
-            min=1,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Repeatable noise. The release is stamped NOT PRIVATE.")
-    ] = None,
+    limit: Limit = None,
+    seed: Seed = None,
     cache: Annotated[bool, typer.Option("--cache", help="Keep features of the records on disk.")] = False,
     sign: Sign = None,
     device: Device = "auto",
+    kind: Annotated[str, typer.Option(hidden=True)] = "moments",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -137,134 +79,44 @@ def release(
     "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "ledger", "charges",
     "signed_by"}.
     """
-    from adlm.analyst.class_sizes import sentences, small_classes
-    from adlm.curator.noise import Source
-    from adlm.errors import StoppedError, UserError
-    from adlm.runtime.artefact import require_room
+    from adlm.errors import UserError
+    from adlm.workflows.privatise import privatise
 
     output = Output(as_json, quiet)
-    if kind not in KINDS:
-        raise UserError(f"--kind must be one of {', '.join(KINDS)}, got {kind!r}")
-    if method not in METHODS:
-        raise UserError(f"--method must be one of {', '.join(METHODS)}, got {method!r}")
+    if kind != "moments":
+        raise UserError(
+            f"--kind {kind} is not an option of adlm release, which releases moments; the paper's noisy "
+            "records are made by adlm release-records"
+        )
+    request = Request(file, data, domain, epsilon, delta, out, neighbours, limit, ledger, budget, seed, sign)
+    request.check(context, method, ("fourier",))
     if method == "ilm" and (relevance != "prior" or allocation not in (None, "identical")):
         raise UserError(
             "--method ilm is identical noise: leave out --allocation and --relevance, or take --method adlm"
         )
-    if (file is None) == (data is None):
-        raise UserError("give either a file with --domain, or --data NAME; adlm data list shows the names")
-    _check_options(context, kind, "--data" if file is None else "tables from a file")
-    _warn(epsilon, delta, public_size)
-    key = key_of(sign)
-    require_room(out, what="release")
-    source = Source.system() if seed is None else Source.seeded_with(seed)
-    book, place = _ledger(ledger, budget, data or str(file and file.resolve()))
-    chosen = pick_device(device)
-    make: Callable[[], Release]
-    if kind == "records":
-        records = from_table(file, domain, neighbours) if file else by_name(data, neighbours, limit)
-        make = records_maker(
-            records, epsilon, delta, method, split, network, batch_size, delta_h0, allocation, mode, loss,
-            relevance_network, relevance_provenance, trust or (), book, source, out,
-        )  # fmt: skip
-    else:
-        options = {
-            "epsilon": epsilon,
-            "delta": delta,
-            "ledger": book,
-            "source": source,
-            "device": chosen,
-            "k": k,
-            "second": second_moment_dim,
-            "share_sums": sums_budget_share,
-            "relevance": relevance,
-            "size": public_size,
-            "allocation": allocation or ("identical" if method == "ilm" else None),
-        }
-        if fourier is not None:
-            options["fourier"] = random_fourier_features(fourier)
-        make = _moments_maker(data, file, domain, neighbours, limit, cache, options, out, key)
-    try:
-        made = make()
-        if kind == "records" and key is not None:  # it was written chunk by chunk
-            made = _signed(made, key, out)
-    except UserError as error:
-        if book.made:
-            raise UserError(f"{error}; the charge stays in {place}, for noise may have been drawn") from error
-        raise
-    except KeyboardInterrupt:
-        raise StoppedError(_stopped(book, place, out)) from None
-    certificate = made.certificate
-    for words in sentences(small_classes(made)):
-        _caution(words)
-    figures = {
-        "out": str(out), "kind": kind, "n": certificate.settings.get("n"), "stamps": list(certificate.stamps),
-        "ledger": str(place), "charges": len(book.charges),
-        "signed_by": made.signature and made.signature.signer,
-    }  # fmt: skip
-    output.result(
-        figures | certificate.totals.to_dict(),
-        f"{out}: {certificate.totals.sentence()}; charged to {place}{stamped(certificate.stamps)}",
-    )
+    job = request.open(public_size)
+    options: dict[str, Any] = {
+        "epsilon": epsilon,
+        "delta": delta,
+        "ledger": job.ledger,
+        "source": job.source,
+        "k": k,
+        "second": second_moment_dim,
+        "share_sums": sums_budget_share,
+        "relevance": relevance,
+        "size": public_size,
+        "allocation": allocation or ("identical" if method == "ilm" else None),
+    }
 
+    def make() -> Release:
+        if file is None:
+            given = request.records()
+            chosen = pick_device(device)
+            return privatise(given.x, given.labels, given.domain, device=chosen, cache=cache, **options)
+        options["fourier"] = random_fourier_features(fourier)
+        return privatise(file, domain=request.domain_file(), neighbours=neighbours, **options)
 
-def _warn(epsilon: str, delta: str, size: int | None) -> None:
-    """Say so before anything is read, when a budget is one that protects hardly anybody."""
-    from adlm.privacy.accounting import parse_delta, parse_epsilon
-    from adlm.privacy.release import MOST_DELTA, MOST_EPSILON
-
-    asked, slack = parse_epsilon(epsilon), parse_delta(delta)
-    if asked > LARGE_EPSILON:
-        stamp = (
-            f", and above {MOST_EPSILON} the release is stamped NOT PRIVATE" if asked > MOST_EPSILON else ""
-        )
-        _caution(f"epsilon {epsilon} is large: the odds about a record can change e^{epsilon} times{stamp}")
-    most = min(MOST_DELTA, Fraction(1, size)) if size else MOST_DELTA
-    if slack >= most:
-        _caution(
-            f"delta {delta} is at least {float(most):g}: so much is met by publishing a random record as it "
-            "is; the release is stamped NOT PRIVATE"
-        )
-
-
-def _caution(words: str) -> None:
-    typer.echo(f"adlm: warning: {words}", err=True)
-
-
-def _stopped(book: Ledger, place: Path, out: Path) -> str:
-    """Say what a release that its user stopped has cost, and whether it was made."""
-    from adlm.privacy.accounting import compose
-
-    made = (
-        f"{out} was written" if out.exists() else f"{out} was not made; nothing half-written is left behind"
-    )
-    if not book.made:
-        return f"stopped; nothing was charged, and {made}"
-    return (
-        f"stopped after the charge: {compose(book.made).sentence()} stays in {place}, for noise may have "
-        f"been drawn, and {made}"
-    )
-
-
-def _signed(release: Release, key: Ed25519PrivateKey, out: Path) -> Release:
-    """Sign a release that is on disk already."""
-    from adlm.privacy.signature import FILE
-    from adlm.runtime.artefact import canonical, write_file
-
-    signed = release.signed(key)
-    assert signed.signature is not None
-    write_file(out / FILE, canonical(signed.signature.to_dict()), what="signature")
-    return signed
-
-
-def _check_options(context: typer.Context, kind: str, place: str) -> None:
-    """Refuse an option that was given and would have no effect."""
-    from adlm.errors import UserError
-
-    for needed, names in ONLY_FOR.items():
-        for name in names:
-            if needed not in (f"--kind {kind}", place) and given(context, name):
-                raise UserError(f"--{name.replace('_', '-')} is for {needed}; leave it out")
+    job.run(make, "moments", output)
 
 
 def random_fourier_features(text: str | None) -> int | Literal["auto"]:
@@ -276,47 +128,3 @@ def random_fourier_features(text: str | None) -> int | Literal["auto"]:
     if not text.isdecimal():
         raise UserError(f"--fourier must be auto or a whole number of at least 0 (got {text!r})")
     return int(text)
-
-
-def _ledger(path: Path | None, budget: str | None, name: str) -> tuple[Ledger, Path]:
-    """Open the ledger that was asked for, or the one this person keeps for the data set."""
-    from adlm.curator.ledger import Budget, Ledger, default_path
-    from adlm.privacy.accounting import parse_delta, parse_epsilon
-
-    place = path or default_path(name)
-    limit = None
-    if budget is not None:
-        epsilon, _, delta = budget.partition(",")
-        limit = Budget(parse_epsilon(epsilon, "budget"), parse_delta(delta or "0"))
-    return Ledger(place, limit), place
-
-
-def _moments_maker(
-    data: str | None,
-    file: Path | None,
-    domain: Path | None,
-    neighbours: str | None,
-    limit: int | None,
-    cache: bool,
-    options: dict[str, Any],
-    out: Path,
-    key: Ed25519PrivateKey | None,
-) -> Callable[[], Release]:
-    from adlm.errors import UserError
-    from adlm.workflows.privatise import privatise
-    from adlm.workflows.privatise_table import privatise_table
-
-    def make() -> Release:
-        if data is not None:
-            records = by_name(data, neighbours, limit)
-            made = privatise(records.x, records.y, domain=records.domain, cache=cache, **options)
-        else:
-            if domain is None:
-                raise UserError("a file needs --domain FILE.toml; adlm domain init drafts one")
-            assert file is not None
-            made = privatise_table(file, domain, neighbours=neighbours, **options)
-        made = made if key is None else made.signed(key)
-        made.save(out)
-        return made
-
-    return make

@@ -1,59 +1,176 @@
-"""Records for `adlm release --kind records`: read whole, and released as the paper does."""
+"""`adlm release-records`: every record with noise of its own, once, as the paper does (Algorithm 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from adlm.cli.console import AsJson, Output, Quiet, Sign
+from adlm.cli.release_job import (
+    Data,
+    DomainFile,
+    Epsilon,
+    File,
+    LedgerFile,
+    Limit,
+    Neighbours,
+    Out,
+    Request,
+    Seed,
+    Total,
+)
 
 if TYPE_CHECKING:
-    from adlm.curator.ledger import Ledger
+    from adlm.curator.mechanisms.records import PrivateRecords
+    from adlm.curator.relevance import RelevanceSource
     from adlm.privacy.release import Release
-    from adlm.public.domain import Domain
 
 
-@dataclass(frozen=True, eq=False)
-class Records:
-    """Private records in memory, and how they were encoded."""
+def release_records(
+    context: typer.Context,
+    file: File = None,
+    data: Data = None,
+    domain: DomainFile = None,
+    epsilon: Epsilon = "1",
+    out: Out = Path("release"),
+    method: Annotated[str, typer.Option(help="adlm (noise by relevance) or ilm (identical noise).")] = "adlm",
+    neighbours: Neighbours = None,
+    ledger: LedgerFile = None,
+    budget: Total = None,
+    allocation: Annotated[
+        str | None, typer.Option(help="identical, linear or optimal noise over features.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="Shares for relevance, features and labels.")] = "0.25,0.5,0.25",
+    network: Annotated[
+        str | None,
+        typer.Option(
+            help="The network to be trained. When not given: mlp for tables, paper-mnist for grey images, "
+            "paper-cifar10 for colour images."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(help="|L|. When not given: 7200 for paper-cifar10, 1800 for every other."),
+    ] = None,
+    delta_h0: Annotated[
+        str, typer.Option(help="counted, per-patch (the authors' code) or a number.")
+    ] = "counted",
+    mode: Annotated[str, typer.Option(help="economical or literal loss noise.")] = "economical",
+    loss: Annotated[str, typer.Option(help="cross-entropy or square.")] = "cross-entropy",
+    relevance_network: Annotated[
+        Path | None, typer.Option(help="A folder of adlm pretrain; made anew when not given.")
+    ] = None,
+    relevance_provenance: Annotated[
+        str | None,
+        typer.Option(
+            help="public or private, declared of the --relevance-network if nobody trusted signed it."
+        ),
+    ] = None,
+    trust: Annotated[
+        list[Path] | None,
+        typer.Option(help="Public key that signed the --relevance-network.", metavar="PUBKEY"),
+    ] = None,
+    limit: Limit = None,
+    seed: Seed = None,
+    sign: Sign = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Read private records once and release every one of them with noise, by the paper's Algorithm 1.
 
-    x: Any
-    y: Any
-    domain: Domain
-    features: dict[str, Any] | None = None
-    stamps: tuple[str, ...] = ()
+    It is there to be compared with; the certificate says what is claimed and what is proved. Every charge is
+    in the ledger before its noise is drawn. With --json: the keys of adlm release.
+    """
+    from adlm.algorithm1 import Budgets, make_release
+    from adlm.analyst import networks
+    from adlm.errors import UserError
+
+    output = Output(as_json, quiet)
+    request = Request(file, data, domain, epsilon, "0", out, neighbours, limit, ledger, budget, seed, sign)
+    request.check(context, method)
+    if method == "ilm" and allocation not in (None, "identical"):
+        raise UserError("--method ilm is identical noise: leave out --allocation, or take --method adlm")
+    if method == "ilm" and relevance_network is not None:
+        raise UserError("--method ilm asks no relevance network; leave out --relevance-network")
+    if relevance_network is None and (relevance_provenance is not None or trust):
+        raise UserError("--relevance-provenance and --trust are for a --relevance-network; leave them out")
+    job = request.open()
+    records = request.records() if file is None else _from_table(file, request)
+    shape, classes = records.domain.shape, len(records.domain.classes)
+    network = network or networks.proposed(shape)
+    built = networks.build(network, shape, classes)
+    budgets = Budgets.split(epsilon, tuple(split.split(",")), method)
+    size = networks.batch_size(network) if batch_size is None else batch_size
+    sensitivity = _delta_h0(delta_h0)
+
+    def make() -> Release:
+        explained = (
+            _explained(relevance_network, relevance_provenance, trust or [], shape)
+            if method == "adlm"
+            else None
+        )
+        return make_release(
+            records.x,
+            records.labels,
+            records.domain,
+            built,
+            budgets,
+            explained=explained,
+            L=size,
+            delta_h0=sensitivity,
+            allocation=allocation or "linear",
+            loss=loss,
+            mode=mode,
+            ledger=job.ledger,
+            source=job.source,
+            folder=out,
+            stamps=records.stamps,
+            features=records.features,
+        )
+
+    job.run(make, "records", output)
 
 
-def by_name(data: str | None, neighbours: str | None, limit: int | None) -> Records:
-    """Read a data set by its name, or about `limit` records of it."""
-    from adlm.curator.window import window
-    from adlm.public import datasets
+def _explained(
+    folder: Path | None, provenance: str | None, trusted: list[Path], shape: tuple[int, ...]
+) -> RelevanceSource:
+    """Read the relevance network, or make a public one."""
+    from adlm.curator.relevance import RelevanceSource
+    from adlm.errors import UserError
+    from adlm.privacy.signature import load_public
+    from adlm.workflows.relevance_network import RelevanceNetwork, make_public
 
-    assert data is not None
-    records = datasets.load(data, "train")
-    domain = records.domain if neighbours is None else replace(records.domain, neighbours=neighbours)
-    if limit is None:
-        return Records(records.x, records.y, domain)
-    size = datasets.size(data, "train")
-    kept = window(records.x, records.y, limit, neighbours=domain.neighbours, size=size)
-    return Records(records.x[kept], records.y[kept], domain)
+    keys = [load_public(path) for path in trusted]
+    known = (
+        make_public(shape, name="mlp", epochs=4)
+        if folder is None
+        else RelevanceNetwork.load(folder, provenance=provenance, trusted=keys)
+    )
+    if known.shape != shape:
+        raise UserError(
+            f"the relevance network {folder} is for records of shape {known.shape}, and these have shape "
+            f"{shape}; make one for them with adlm pretrain, or leave it out"
+        )
+    return RelevanceSource(known.network, known.provenance)
 
 
-def from_table(file: Path, domain: Path | None, neighbours: str | None) -> Records:
-    """Read a whole table for a record release."""
+def _from_table(file: Path, request: Request) -> PrivateRecords:
+    """Read a whole table."""
     import numpy as np
 
+    from adlm.curator.mechanisms.records import PrivateRecords
     from adlm.errors import UserError
     from adlm.privacy.release import PEEKED
     from adlm.public.domain.table import TableDomain
     from adlm.readers.tables import read_batches
 
-    if domain is None:
-        raise UserError("a file needs --domain FILE.toml; adlm domain init drafts one")
-    table = TableDomain.load(domain)
-    if neighbours is not None:
-        table = replace(table, neighbours=neighbours)
+    table = TableDomain.load(request.domain_file())
+    if request.neighbours is not None:
+        table = replace(table, neighbours=request.neighbours)
     if table.contributions > 1:
         raise UserError(
             f"a record release protects single records, and a person may have {table.contributions} of them "
@@ -62,66 +179,13 @@ def from_table(file: Path, domain: Path | None, neighbours: str | None) -> Recor
     batches = list(read_batches(file, table))
     if not batches:
         raise UserError(f"{file} holds no records; give at least one")
-    return Records(
+    return PrivateRecords(
         np.concatenate([b.x for b in batches]),
         np.concatenate([b.y for b in batches]),
         table.domain,
         {"spec": {"name": "tabular", "table": table.to_dict()}},
         (PEEKED,) if table.bounds_learnt_from_data else (),
     )
-
-
-def records_maker(
-    records: Records, epsilon: str, delta: str, method: str, split: str, network: str | None,
-    batch_size: int | None, delta_h0: str, allocation: str | None, mode: str, loss: str,
-    explained_by: Path | None, declared: str | None, trusted: Sequence[Path], ledger: Ledger, source: Any,
-    out: Path,
-) -> Callable[[], Release]:  # fmt: skip
-    """Check what a record release is asked for, and return what makes it."""
-    from adlm.algorithm1 import Budgets, RelevanceSource, make_release
-    from adlm.analyst import networks
-    from adlm.errors import UserError
-    from adlm.privacy.release import Release
-    from adlm.privacy.signature import load_public
-    from adlm.workflows.relevance_network import RelevanceNetwork, make_public
-
-    if Fraction(delta) != 0:
-        raise UserError("a record release has pure epsilon; leave --delta at 0")
-    if method == "ilm" and explained_by is not None:
-        raise UserError("--method ilm asks no relevance network; leave out --relevance-network")
-    if explained_by is None and (declared is not None or trusted):
-        raise UserError("--relevance-provenance and --trust are for a --relevance-network; leave them out")
-    shape, classes = records.domain.shape, len(records.domain.classes)
-    network = network or networks.proposed(shape)
-    batch_size = networks.batch_size(network) if batch_size is None else batch_size
-    built = networks.build(network, shape, classes)
-    sensitivity = _delta_h0(delta_h0)
-    budgets = Budgets.split(epsilon, tuple(split.split(",")), method)
-    keys = [load_public(path) for path in trusted]
-
-    def make() -> Release:
-        explained = None
-        if method == "adlm":
-            known = (
-                RelevanceNetwork.load(explained_by, provenance=declared, trusted=keys)
-                if explained_by
-                else make_public(shape, name="mlp", epochs=4)
-            )
-            if known.shape != shape:
-                raise UserError(
-                    f"the relevance network {explained_by} is for records of shape {known.shape}, and these "
-                    f"have shape {shape}; make one for them with adlm pretrain, or leave it out"
-                )
-            explained = RelevanceSource(known.network, known.provenance)
-        make_release(
-            records.x, records.y, records.domain, built, budgets, explained=explained, L=batch_size,
-            delta_h0=sensitivity, allocation=allocation or "linear",
-            loss=loss, mode=mode, ledger=ledger, source=source, folder=out, stamps=records.stamps,
-            features=records.features,
-        )  # fmt: skip
-        return Release.load(out)
-
-    return make
 
 
 def _delta_h0(text: str) -> str | Fraction:

@@ -80,7 +80,7 @@ def train(
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out or remove it first")
     key, made = key_of(sign), Release.load(release)
-    if network is None and made.certificate.kind == "records":
+    if network is None and made.kind == "records":
         network = network_of(made)
     for name in FOR_NETWORKS if network is None else ():
         if given(context, name):
@@ -88,13 +88,17 @@ def train(
                 f"--{name.replace('_', '-')} is for networks, and {release} makes a model in closed form; "
                 "leave it out, or choose a --network"
             )
-    examples = len(made.tensors["x"]) if made.certificate.kind == "records" else draws
+    examples = len(made.tensors["x"]) if made.kind == "records" else draws
     usual = default_plan(max(examples, 1), seed)
     plan = replace(
-        usual, epochs=None if steps is not None else usual.epochs if epochs is None else epochs, steps=steps,
+        usual,
+        epochs=None if steps is not None else usual.epochs if epochs is None else epochs,
+        steps=steps,
         batch_size=usual.batch_size if batch_size is None else batch_size,
-        optimiser=optimiser, schedule=schedule, learning_rate=learning_rate,
-    )  # fmt: skip
+        optimiser=optimiser,
+        schedule=schedule,
+        learning_rate=learning_rate,
+    )
     few = "" if network is None else _few(plan.total(examples), ENOUGH_STEPS)
     checkpoint = out.parent / f"{out.name}.checkpoint"
     model = fit(

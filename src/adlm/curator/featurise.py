@@ -40,6 +40,14 @@ def featurise(
 ) -> npt.NDArray[np.float32]:
     """Scale records by their domain and map them to (n, width) features.
 
+    Parameters
+    ----------
+    x : (n, *shape) private records in the units of the domain.
+    domain : of the records.
+    features : the frozen public map.
+    device : where features are computed.
+    cache : keep the features on disk, readable by their owner alone.
+
     Formal guarantees
     -----------------
     A record's features are a function of that record alone, to the last bit: adlm's own maps work on blocks

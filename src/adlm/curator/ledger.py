@@ -17,7 +17,6 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
@@ -26,19 +25,12 @@ from platformdirs import user_data_dir
 
 from adlm.errors import UserError
 from adlm.privacy.accounting import Charge, Totals, compose, left_over, show
+from adlm.privacy.budget import Budget
 from adlm.privacy.notebook import box, charges_part, guarantee
 from adlm.runtime.artefact import sha256
 
 SCHEMA = 1
 _START = b'{"adlm ledger":'
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What may be spent on a data set: proved epsilon, and delta."""
-
-    epsilon: Fraction
-    delta: Fraction = Fraction(0)
 
 
 class Ledger:

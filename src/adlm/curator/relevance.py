@@ -32,6 +32,24 @@ Provenance = str | Certificate
 
 
 @dataclass(frozen=True)
+class RelevanceSource:
+    """The network that relevances are taken from.
+
+    Attributes
+    ----------
+    network : a classifier of records scaled to [0, 1].
+    provenance : `public` when no private record had a part in the network; the certificate of the release
+        it was trained on; or `private`, which is allowed and makes the proved epsilon infinite. There is no
+        default.
+    mu : what LRP adds to its denominators.
+    """
+
+    network: nn.Module
+    provenance: Provenance
+    mu: float = 1e-2
+
+
+@dataclass(frozen=True)
 class PrivateRelevance:
     """Noisy average relevance of each feature, and what it cost.
 
@@ -67,7 +85,15 @@ def scaled(relevances: Tensor) -> Tensor:
 def relevance_sum(
     network: nn.Module, x: npt.ArrayLike, domain: Domain, *, mu: float = 1e-2, batch_size: int = 500
 ) -> npt.NDArray[np.int64]:
-    """Sum over records of their scaled relevances, in grid steps, (d,). Private: it has no noise yet."""
+    """Sum over records of their scaled relevances, in grid steps, (d,). Private: it has no noise yet.
+
+    Parameters
+    ----------
+    network : classifier of scaled records.
+    x, domain : (n, *shape) private records, and their domain.
+    mu : what LRP adds to its denominators.
+    batch_size : records explained at once; none depends on it.
+    """
     records = np.asarray(x)
     total = np.zeros(domain.size, dtype=np.int64)
     device = next(network.parameters()).device
@@ -84,7 +110,16 @@ def relevance_sum(
 def relevance_charge(
     domain: Domain, records: int, epsilon: Fraction, sensitivity: str = "paper", unproved: str = ""
 ) -> Charge:
-    """What the average relevance over so many records costs."""
+    """What the average relevance over so many records costs.
+
+    Parameters
+    ----------
+    domain : of the records.
+    records : how many are averaged over.
+    epsilon : eps1.
+    sensitivity : `paper` or `tight`.
+    unproved : why nothing is proved, if so.
+    """
     return Charge(
         what=f"average relevance of {domain.size} features over {records} records",
         mechanism="laplace",
@@ -98,29 +133,26 @@ def relevance_charge(
 
 
 def private_relevance(
-    network: nn.Module,
+    explained: RelevanceSource,
     x: npt.ArrayLike,
     domain: Domain,
     *,
-    provenance: Provenance,
     epsilon: Fraction,
     ledger: Ledger,
     source: Source,
     rows: int | None = None,
     sensitivity: str = "paper",
-    mu: float = 1e-2,
 ) -> PrivateRelevance:
     """Average relevance of each feature over the records, with Laplace noise (lines 2-7).
 
     Parameters
     ----------
-    network : the relevance network, a classifier of records scaled to [0, 1].
+    explained : the relevance network and its provenance.
     x : (n, *shape) private records, in the units of the domain.
-    provenance : `public` when no private record had a part in the network; the certificate of the release
-        it was trained on; or `private`, which is allowed and makes the proved epsilon infinite. There is no
-        default.
+    domain : of the records; its relation must be replace-one.
     epsilon : eps1.
     ledger : the charge is written there before noise is drawn.
+    source : of the noise.
     rows : average over the first so many records only; the sensitivity then has that number in it.
     sensitivity : `paper` for Delta_R = 2d/n, `tight` for d/n: relevances in [0, 1] differ by 1 at most.
 
@@ -141,6 +173,7 @@ def private_relevance(
     used = len(records) if rows is None else rows
     if not 1 <= used <= len(records):
         raise UserError(f"relevance needs between 1 and {len(records)} records (got rows = {rows}).")
+    network, provenance, mu = explained.network, explained.provenance, explained.mu
     carried, unproved, named = _provenance(provenance)
     _check_network(network, domain.shape, mu)
     step = relevance_charge(domain, used, epsilon, sensitivity, unproved)

@@ -10,8 +10,9 @@ and for the analyst.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +75,13 @@ def class_scores(
     """Turn noisy tables of cells by class, (M, k), and class counts, (M,), into scores.
 
     `sd_cells`, (k,), and `sd_counts` are the noise on each; n is None when it is private.
+
+    Parameters
+    ----------
+    sums, counts : (M, k) noisy tables and (M,) noisy class counts.
+    sd_cells, sd_counts : (k,) and the standard deviation of the noise on each.
+    n : number of records; None where it is private.
+    blocks, ordered : span of each column's indicators, and whether they stand in an order.
     """
     classes, width = sums.shape
     totals = _class_totals(sums, counts, sd_cells, sd_counts, n, blocks)
@@ -136,6 +144,13 @@ def smooth(value: Reals, noise: Reals, unit: float, spreads: Sequence[float], or
 
     A Gaussian prior of standard deviation `unit` times each of `spreads`, correlated between neighbours in
     an ordered column, is weighted by how well it fits (m,) values of known noise variance (m,).
+
+    Parameters
+    ----------
+    value, noise : (m,) noisy values, and the variance of the noise on each.
+    unit : standard deviation that `spreads` are multiples of.
+    spreads : of the priors that are averaged.
+    ordered : whether neighbours are correlated.
     """
     place = np.arange(len(value))
     alike = np.exp(-np.abs(place[:, None] - place) / CORRELATION) if ordered else np.eye(len(value))
@@ -223,8 +238,20 @@ class Weighing:
         return 1 + float(spread @ summary.records) / summary.n
 
 
+def derivatives(tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[Reals, Reals]:
+    """Return the released gradient (p,) and curvature (p, p) in real numbers."""
+    upper = tensors["curvature"] * float(tensors["step_curvature"][0]) ** 2
+    return tensors["gradient"] * float(tensors["step_gradient"][0]), upper + np.triu(upper, 1).T
+
+
 def newton(gradient: Reals, curvature: Reals, sd_gradient: float, sd_curvature: float) -> Reals:
-    """Return the step to the optimum of the noisy quadratic, held back by the size of its noise."""
+    """Return the step to the optimum of the noisy quadratic, held back by the size of its noise.
+
+    Parameters
+    ----------
+    gradient, curvature : (p,) and (p, p), noisy.
+    sd_gradient, sd_curvature : standard deviation of the noise on each.
+    """
     values, vectors = np.linalg.eigh(curvature)
     edge = 2 * sd_curvature * np.sqrt(len(gradient)) + sd_gradient  # of the noise's own eigenvalues
     step = vectors @ ((vectors.T @ gradient) / (np.maximum(values, 0.0) + edge))
@@ -242,6 +269,14 @@ def residual_step(
     """Turn noisy residual tables, (1, k) for two classes and (M, k) for more, into changes of (M, k) weights.
 
     `slope` is how much smaller the second derivative is than it would be without a model.
+
+    Parameters
+    ----------
+    residual : noisy residual tables.
+    sd : standard deviation of the noise on them.
+    summary : what the class tables said.
+    slope : see above.
+    blocks, ordered : span of each column's indicators, and whether they stand in an order.
     """
     classes = len(summary.prior)
     change = np.zeros((classes, residual.shape[1]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from adlm.errors import UserError
 from adlm.estimation.moments import Moments
@@ -35,6 +35,15 @@ class LinearHead:
         """Scores of features (n, k or more): (n, M)."""
         k = self.weight.shape[1]
         return z[:, :k].to(self.weight.dtype) @ self.weight.T + self.bias
+
+    def module(self, width: int | None = None) -> nn.Linear:
+        """Return the same scores as a layer, in single precision; of wider features the rest is not read."""
+        layer = nn.Linear(width or self.weight.shape[1], len(self.bias))
+        with torch.no_grad():
+            layer.weight.zero_()
+            layer.weight[:, : self.weight.shape[1]] = self.weight.float()
+            layer.bias.copy_(self.bias.float())
+        return layer
 
     def probabilities(self, z: Tensor) -> Tensor:
         """Class probabilities (n, M) under the fitted class laws."""

@@ -78,6 +78,13 @@ def within_classes(moments: Moments, share: Tensor, means: Tensor, noise: Tensor
     """Return how records vary within classes.
 
     A record has norm at most 1, so what the means leave of that is what it varies by.
+
+    Parameters
+    ----------
+    moments : as released.
+    share : (M,) class shares.
+    means : (M, k) class means.
+    noise : (M, k) variance of the noise on a mean.
     """
     k = means.shape[1]
     left = 1 - (share[:, None] * (means.square() - noise)).sum().clamp(0.0, 0.95)

@@ -20,12 +20,14 @@ from torch import Tensor
 from adlm.analyst.metrics import Measures, measure
 from adlm.curator.featurise import featurise
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import Batch, release_moments
+from adlm.curator.mechanisms.calibration import Upstream
+from adlm.curator.mechanisms.moments import Batch
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.estimation import discriminant
 from adlm.estimation.moments import Moments
 from adlm.experiments import table_split
-from adlm.privacy.accounting import parse_delta, parse_epsilon
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import Release
 from adlm.public import datasets
 from adlm.public.domain import Domain
@@ -33,7 +35,7 @@ from adlm.public.features import Features, Narrowed, build, for_domain
 from adlm.public.features import narrowed as features_of
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.moments import MomentPlan, plan_moments
-from adlm.workflows.privatise import adjusted, design
+from adlm.workflows.privatise import adjusted, moment_config
 
 _ROWS = 4000
 TABLES = ("adult",)  # read as encoded records; their features are the cells of their columns
@@ -162,10 +164,10 @@ def moment_release(
         batches,
         domain=asked.domain(data),
         features=features_of(public, plan.k),
-        design=design(plan, parse_epsilon(epsilon), parse_delta(delta)),
+        config=moment_config(plan, Budget.of(epsilon, delta)),
         ledger=Ledger(),
         source=Source.seeded_with(seed),
-        settings={"plan": plan.to_dict()},
+        upstream=Upstream(settings={"plan": plan.to_dict()}),
     )
 
 

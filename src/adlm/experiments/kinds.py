@@ -92,7 +92,6 @@ def _release(name: str, scale: Fraction, *, labels: bool) -> Release:
         Budgets(None, epsilon2, epsilon2 if labels else None), explained=None, L=L, delta_h0=L * 64,
         ledger=Ledger(), source=Source.system(),
     )  # fmt: skip
-    assert made is not None
     return made
 
 

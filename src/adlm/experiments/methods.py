@@ -84,7 +84,6 @@ def records(trial: Trial) -> Outcome:
         part.x, part.y, declared, paper, Budgets.split(trial.epsilon, method=method), explained=explained,
         L=s["batch"], delta_h0=s["delta_h0"], ledger=Ledger(), source=Source.seeded_with(trial.entropy),
     )  # fmt: skip
-    assert release is not None
     perturb_bias(network, declared.shape, float(release.tensors["bias"]))
     history: list[tuple[int, float]] = []
     x = benchmark_data.scaled(trial.data, "test")
@@ -147,10 +146,9 @@ def _dpsgd(trial: Trial, s: dict[str, Any], network: nn.Module, seen: Any, test:
         if epoch in shown:
             history.append((epoch, dpsgd.accuracy(trained, *test)))
 
-    trained = dpsgd.train(
-        network, seen[0][:n], seen[1][:n], settings, epsilon=trial.epsilon, delta=trial.delta,
-        seed=trial.entropy, on_epoch=on_epoch,
-    )  # fmt: skip
+    x, labels = seen[0][:n], seen[1][:n]
+    certificate = dpsgd.certify(settings, len(x), trial.epsilon, trial.delta)
+    trained = dpsgd.follow(network, x, labels, settings, certificate, seed=trial.entropy, on_epoch=on_epoch)
     found = trained.accuracy(*test)
     last = math.ceil(settings.epochs)
     history = [point for point in history if point[0] != last] + [(last, found)]

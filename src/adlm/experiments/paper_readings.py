@@ -31,9 +31,9 @@ from adlm.analyst.normalisation import by_batch
 from adlm.analyst.training import TrainingConfig, train
 from adlm.audit.statistics import two_worlds_bound
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.records import SCALE, RecordMechanism, Settings, prepare
+from adlm.curator.mechanisms.records import SCALE, RecordMechanism, Settings, mechanism_for
 from adlm.curator.noise import Source
-from adlm.curator.relevance import PrivateRelevance, private_relevance
+from adlm.curator.relevance import PrivateRelevance, RelevanceSource, private_relevance
 from adlm.experiments import benchmark_data, readings
 from adlm.experiments.trials import Outcome, Trial
 from adlm.privacy.accounting import parse_epsilon
@@ -160,7 +160,7 @@ def _perturbation(
         hidden=sizes.hidden,
         allocation="identical" if relevance is None else "linear",
     )
-    return prepare(settings, domain, relevance)
+    return mechanism_for(settings, domain, relevance)
 
 
 @lru_cache(maxsize=4)
@@ -169,9 +169,13 @@ def _relevance(data: str, n: int | None, epsilon1: str, seed: int) -> PrivateRel
     public = make_public(datasets.domain(data).shape, name="mlp", per_class=50, epochs=6)
     part = benchmark_data.split(data, "train").first(n)
     found = private_relevance(
-        public.network, part.x, benchmark_data.domain(data, "replace-one"), provenance="public",
-        epsilon=parse_epsilon(epsilon1), ledger=Ledger(), source=Source.seeded_with(seed),
-    )  # fmt: skip
+        RelevanceSource(public.network, "public"),
+        part.x,
+        benchmark_data.domain(data, "replace-one"),
+        epsilon=parse_epsilon(epsilon1),
+        ledger=Ledger(),
+        source=Source.seeded_with(seed),
+    )
     return replace(found, values=np.maximum(found.values, readings.FLOOR))
 
 

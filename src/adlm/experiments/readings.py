@@ -134,7 +134,7 @@ def certify(
 
     Formal guarantees
     -----------------
-    `own-once`: those of `Perturbation.charges`. `own-redrawn`: the features' charge once for each time a
+    `own-once`: those of `RecordMechanism.charges`. `own-redrawn`: the features' charge once for each time a
     record is read (basic composition). Of the others nothing is proved, and every charge says why.
     """
     check(reading)

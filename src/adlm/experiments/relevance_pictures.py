@@ -15,7 +15,7 @@ import torch
 
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
-from adlm.curator.relevance import STEPS, private_relevance, relevance_sum
+from adlm.curator.relevance import STEPS, RelevanceSource, private_relevance, relevance_sum
 from adlm.estimation.lrp import relevance
 from adlm.public import datasets
 from adlm.report.relevance import heat_map, record_heat_maps
@@ -33,10 +33,9 @@ def draw(out: Path, network: str, threads: int) -> None:
     digits = torch.from_numpy(test.domain.scale(test.x[:DIGITS]))
     found = relevance(explained.network, digits).features
     average = private_relevance(
-        explained.network,
+        RelevanceSource(explained.network, explained.provenance),
         train.x,
         train.domain,
-        provenance=explained.provenance,
         epsilon=EPSILON,
         ledger=Ledger(),
         source=Source.system(),

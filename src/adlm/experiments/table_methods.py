@@ -17,7 +17,8 @@ from adlm.analyst.fit import fit
 from adlm.analyst.metrics import Measures, measure
 from adlm.errors import UserError
 from adlm.experiments.table_split import Split
-from adlm.workflows.privatise_table import Fourier, privatise_encoded
+from adlm.workflows.options import Fourier
+from adlm.workflows.privatise import privatise
 
 OURS = "adlm, replace-one"
 OURS_ADDED = "adlm, add-remove"
@@ -60,8 +61,8 @@ def ours(
     batches = [(split.x[i : i + BATCH], split.y[i : i + BATCH]) for i in range(0, len(split.y), BATCH)]
     found = []
     for _ in range(releases):
-        release = privatise_encoded(
-            lambda: batches, table, epsilon=epsilon, delta=delta, fourier=fourier, size=len(split.y)
+        release = privatise(
+            lambda: batches, domain=table, epsilon=epsilon, delta=delta, fourier=fourier, size=len(split.y)
         )
         found.append(measure(fit(release).probabilities(split.test), split.truth))
     return found

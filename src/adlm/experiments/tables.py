@@ -33,7 +33,7 @@ from adlm.experiments.table_methods import (
 from adlm.experiments.table_split import SMALL, Split, load
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
-from adlm.workflows.privatise_table import Fourier
+from adlm.workflows.options import Fourier
 
 COMMAND = "adlm experiment tables"
 EPSILONS = ("0.1", "0.5", "1", "3")

@@ -27,7 +27,7 @@ from adlm.analyst.layer_sizes import LayerSizes, layer_sizes
 from adlm.analyst.networks import build
 from adlm.analyst.training import TrainingConfig, accuracy
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.records import Settings, prepare
+from adlm.curator.mechanisms.records import Settings, calibrate
 from adlm.curator.noise import Source
 from adlm.experiments import figures
 from adlm.privacy.accounting import show
@@ -132,7 +132,6 @@ def run(out: Path, only: str | None, threads: int) -> None:
             ledger=Ledger(),
             source=Source.system(),
         )
-        assert release is not None
         torch.manual_seed(0)
         network = build(NETWORK, train.domain.shape, 10)
         plan = TrainingConfig(epochs=EPOCHS, batch_size=BATCH, learning_rate=RATE)
@@ -186,7 +185,7 @@ def proved_table() -> list[dict[str, Any]]:
                 hidden=paper.hidden,
                 allocation="identical",
             )
-            features, labels = prepare(made, domain, None).charges
+            features, labels = calibrate(made, domain, None).charges
             rows.append(
                 {
                     "batch_size": batch_size,

@@ -330,6 +330,12 @@ def left_over(
     return max(gaussian_epsilon(mu, delta) - Fraction(1, step), Fraction(0)) if mu else Fraction(0)
 
 
+def root_down(value: Fraction) -> Fraction:
+    """Return the square root rounded down to a multiple of 10^-12."""
+    step = 10**12
+    return Fraction(math.isqrt(math.floor(value * step * step)), step)
+
+
 def root_up(value: Fraction, digits: int = 12) -> Fraction:
     """Return the square root rounded up to a multiple of 10^-digits."""
     step = 10**digits

@@ -29,8 +29,9 @@ class Part:
     rows: Iterable[Sequence[object]]
 
 
-def box(title: str, facts: Sequence[tuple[str, object]], parts: Sequence[Part] = (),
-        warnings: Sequence[str] = ()) -> str:  # fmt: skip
+def box(
+    title: str, facts: Sequence[tuple[str, object]], parts: Sequence[Part] = (), warnings: Sequence[str] = ()
+) -> str:
     """Return the HTML of a value.
 
     Parameters
@@ -58,10 +59,16 @@ def guarantee(totals: Totals) -> list[tuple[str, object]]:
 def charges_part(charges: Sequence[Charge]) -> Part:
     """List what was charged, and where each bound is proved."""
     rows = [
-        (c.what, c.mechanism, show(c.claimed), show(c.epsilon_proved), f"{float(c.delta):g}",
-         f"not proved: {c.unproved}" if c.unproved else c.proof)
+        (
+            c.what,
+            c.mechanism,
+            show(c.claimed),
+            show(c.epsilon_proved),
+            f"{float(c.delta):g}",
+            f"not proved: {c.unproved}" if c.unproved else c.proof,
+        )
         for c in charges
-    ]  # fmt: skip
+    ]
     return Part(
         f"{len(rows)} charge{'s' * (len(rows) != 1)}",
         ("released", "noise", "claimed", "proved", "delta", "proof"),

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -34,6 +34,7 @@ from adlm.public.features import Features, checked
 from adlm.runtime.artefact import canonical, new_folder, read_json, sha256
 from adlm.version import __version__
 
+Content = Literal["moments", "rounds", "table", "records"]
 SCHEMA = 1
 SEEDED = "NOT PRIVATE: seeded"
 PEEKED = "bounds learnt from data"
@@ -68,6 +69,15 @@ class Certificate:
     stamps: tuple[str, ...] = ()
     tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     software: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def content(self) -> Content:
+        """What was released: `table` and `rounds` are special cases of `moments`, and are stored as that."""
+        if self.kind == "moments":
+            if self.settings.get("model") == "additive":
+                return "table"
+            return "rounds" if self.settings.get("rounds") else "moments"
+        return "records"
 
     @property
     def totals(self) -> Totals:
@@ -146,6 +156,11 @@ class Release:
     tensors: Mapping[str, Tensor]
     certificate: Certificate
     signature: Signature | None = None
+
+    @property
+    def kind(self) -> Content:
+        """`moments`, `rounds` (with gradients), `table` (class tables in stages) or `records`."""
+        return self.certificate.content
 
     @classmethod
     def make(

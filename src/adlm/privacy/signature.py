@@ -182,7 +182,15 @@ def fingerprint(key: Ed25519PublicKey) -> str:
 
 
 def require(signature: Signature | None, trusted: Iterable[Ed25519PublicKey], what: str, remedy: str) -> None:
-    """Refuse what is not signed, or not by a trusted key."""
+    """Refuse what is not signed, or not by a trusted key.
+
+    Parameters
+    ----------
+    signature : that of the artefact, or None.
+    trusted : public keys.
+    what : the artefact, for the sentence.
+    remedy : what to do, for the sentence.
+    """
     if signature is None:
         raise UserError(f"{what} is not signed; {remedy}")
     if signature.key not in {_raw(key).hex() for key in trusted}:

@@ -8,7 +8,7 @@ to a temporary file when there are many.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,6 +103,13 @@ def read_batches(
             if len(x):
                 yield Encoded(x, y, first)
             first += size
+
+
+def file_reader(
+    path: Path | str, table: TableDomain
+) -> Callable[[], Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]]:
+    """Return what reads a file's encoded records and class codes in batches, from the start at each call."""
+    return lambda: ((batch.x, batch.y) for batch in read_batches(path, table))
 
 
 @contextlib.contextmanager

@@ -24,10 +24,12 @@ def accuracy(models: Sequence[Trained], classes: Sequence[str]) -> Section | Non
     ]
     parts = [
         table(("model", "network", "epochs", "accuracy", "balanced", "AUC", "log loss", "measured on"), rows),
-        paragraph("All models carry the same certificate: epochs cost nothing. Figures measured on private "
-                  "records are "
-                  "not themselves private, and a model must not be chosen by them."),
-    ]  # fmt: skip
+        paragraph(
+            "All models carry the same certificate: epochs cost nothing. Figures measured on private "
+            "records are "
+            "not themselves private, and a model must not be chosen by them."
+        ),
+    ]
     for model in models:
         parts += _warnings(model)
         parts += _recalls(model, classes)

@@ -106,11 +106,15 @@ def _moment_noise(moments: Moments, certificate: Certificate) -> Section:
     marks = drawing.curve(x, y, places, signal.tolist(), "a"), drawing.curve(x, y, places, sd.tolist(), "b")
     clear = int((signal > sd).sum())
     first = figure(
-        join([drawing.plot(x, y, *marks, label="Signal and noise of each released coordinate"),
-              drawing.legend(("a", "what differs between classes"), ("b", "sd of the noise"))]),
+        join(
+            [
+                drawing.plot(x, y, *marks, label="Signal and noise of each released coordinate"),
+                drawing.legend(("a", "what differs between classes"), ("b", "sd of the noise")),
+            ]
+        ),
         f"Class sums of {len(sd)} coordinates: how far classes differ (with the noise's own share taken off) "
         f"against the noise. In {clear} of them the classes stand out; a classifier shrinks the others.",
-    )  # fmt: skip
+    )
     kind = "identical" if np.ptp(sd) <= 1e-9 * sd.max() else "adaptive"
     y2 = drawing.vertical(0, float(sd.max() * 1.15), "noise")
     second = figure(
@@ -126,10 +130,14 @@ def _moment_noise(moments: Moments, certificate: Certificate) -> Section:
 
 def _counts(moments: Moments, certificate: Certificate) -> Markup:
     spread = [2 * moments.sd_counts] * len(certificate.domain.classes)
-    picture = drawing.bars(certificate.domain.classes, moments.counts.tolist(), spread=spread,
-                           label="Noisy class counts")  # fmt: skip
-    return figure(picture, f"Released class counts with two standard deviations of their noise "
-                  f"({moments.sd_counts:.3g} each). The true counts are not known here.")  # fmt: skip
+    picture = drawing.bars(
+        certificate.domain.classes, moments.counts.tolist(), spread=spread, label="Noisy class counts"
+    )
+    return figure(
+        picture,
+        f"Released class counts with two standard deviations of their noise "
+        f"({moments.sd_counts:.3g} each). The true counts are not known here.",
+    )
 
 
 def _record_noise(ratios: Any, certificate: Certificate) -> Section:
@@ -137,8 +145,10 @@ def _record_noise(ratios: Any, certificate: Certificate) -> Section:
     x = drawing.horizontal(1, max(2, len(ratios)), "feature, by its share of the budget")
     y = drawing.vertical(0, float(ratios.max()) * 1.1, "budget ratio")
     places = list(range(1, len(ratios) + 1))
-    marks = (drawing.curve(x, y, places, [1.0] * len(ratios), "quiet"),
-             drawing.curve(x, y, places, ratios.tolist(), "a"))  # fmt: skip
+    marks = (
+        drawing.curve(x, y, places, [1.0] * len(ratios), "quiet"),
+        drawing.curve(x, y, places, ratios.tolist(), "a"),
+    )
     withheld = int((ratios == 0).sum())
     caption = (
         f"Allocation over {len(ratios)} features: {s.get('allocation')}; {withheld} are withheld. On the "

@@ -47,11 +47,17 @@ def _summary(findings: Sequence[Finding]) -> Markup:
 
 def _rows(findings: Sequence[Finding]) -> Markup:
     rows = [
-        (f.get("mechanism", "?"), f.get("neighbours", ""), f.get("rung", ""),
-         _epsilon(f.get("epsilon_proved")), _epsilon(f.get("epsilon_lower"), "unbounded"), f.get("runs", ""),
-         tag("span", f.get("verdict", ""), class_=_style(str(f.get("verdict", "")))))
+        (
+            f.get("mechanism", "?"),
+            f.get("neighbours", ""),
+            f.get("rung", ""),
+            _epsilon(f.get("epsilon_proved")),
+            _epsilon(f.get("epsilon_lower"), "unbounded"),
+            f.get("runs", ""),
+            tag("span", f.get("verdict", ""), class_=_style(str(f.get("verdict", "")))),
+        )
         for f in findings
-    ]  # fmt: skip
+    ]
     heading = ("mechanism", "relation", "attack", "proved", "lower bound found", "runs", "verdict")
     shown = table(heading, rows)
     if len(rows) <= MOST_ROWS:

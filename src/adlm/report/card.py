@@ -29,8 +29,21 @@ MEASURES = {
     "auc": "AUC",
     "log_loss": "log loss",
 }
-MARKUP = str.maketrans({"\\": "\\\\", "|": "\\|", "<": "&lt;", ">": "&gt;", "`": "'", "*": "\\*", "_": "\\_",
-                        "[": "\\[", "]": "\\]", "\n": " ", "\r": " "})  # fmt: skip
+MARKUP = str.maketrans(
+    {
+        "\\": "\\\\",
+        "|": "\\|",
+        "<": "&lt;",
+        ">": "&gt;",
+        "`": "'",
+        "*": "\\*",
+        "_": "\\_",
+        "[": "\\[",
+        "]": "\\]",
+        "\n": " ",
+        "\r": " ",
+    }
+)
 
 
 def model_card(subject: Subject, *, licence: str | None = None) -> str:
@@ -82,8 +95,12 @@ def _head(name: str, model: Trained, certificate: Certificate, licence: str | No
     lines += [f"license: {json.dumps(licence)}"] if licence else []
     lines += ["tags:", *(f"- {tag}" for tag in ("differential-privacy", "adaptive-laplace-mechanism"))]
     privacy = {key: totals[key] for key in ("epsilon_claimed", "epsilon_proved", "delta")}
-    privacy |= {"relation": totals["neighbours"], "unit": unit_of(certificate),
-                "stamps": list(model.stamps), "release_digest": certificate.digest}  # fmt: skip
+    privacy |= {
+        "relation": totals["neighbours"],
+        "unit": unit_of(certificate),
+        "stamps": list(model.stamps),
+        "release_digest": certificate.digest,
+    }
     lines += ["privacy:", *(f"  {key}: {_yaml(value)}" for key, value in privacy.items())]
     found = model.evaluation
     if found is not None:
@@ -165,22 +182,33 @@ def _few(names: Sequence[object], most: int = 12) -> str:
 def _guarantee(certificate: Certificate) -> str:
     totals = certificate.totals
     rows = [
-        (c.what, c.mechanism, show(c.claimed), show(c.epsilon_proved), f"{float(c.delta):g}",
-         f"not proved: {c.unproved}" if c.unproved else c.proof)
+        (
+            c.what,
+            c.mechanism,
+            show(c.claimed),
+            show(c.epsilon_proved),
+            f"{float(c.delta):g}",
+            f"not proved: {c.unproved}" if c.unproved else c.proof,
+        )
         for c in certificate.charges
-    ]  # fmt: skip
+    ]
     lines = [
         "## Guarantee\n",
         table(
             ("epsilon proved", "epsilon claimed", "delta", "relation", "unit"),
             [
-                (show(totals.epsilon_proved), show(totals.epsilon_claimed), f"{float(totals.delta):g}",
-                 totals.neighbours, unit_of(certificate)),
+                (
+                    show(totals.epsilon_proved),
+                    show(totals.epsilon_claimed),
+                    f"{float(totals.delta):g}",
+                    totals.neighbours,
+                    unit_of(certificate),
+                ),
             ],
         ),
         f"By {totals.neighbours}, {RELATIONS[totals.neighbours]}. {_meaning(certificate)}\n",
         table(("released", "noise", "claimed", "proved", "delta", "proof"), rows),
-    ]  # fmt: skip
+    ]
     return "\n".join(lines)
 
 

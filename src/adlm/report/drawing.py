@@ -39,17 +39,34 @@ class Axis:
 
 
 def horizontal(low: float, high: float, name: str, ticks: Sequence[float] | None = None) -> Axis:
-    """Make the x axis of a plot."""
+    """Make the x axis of a plot.
+
+    Parameters
+    ----------
+    low, high : ends of the axis.
+    name : what stands below it.
+    ticks : values to mark; round ones when not given.
+    """
     return Axis(low, high, LEFT, WIDTH - RIGHT, name, tuple(ticks or nice(low, high)))
 
 
 def logarithmic(low: float, high: float, name: str, ticks: Sequence[float]) -> Axis:
-    """Make an x axis on which equal factors are equally far apart."""
+    """Make an x axis on which equal factors are equally far apart.
+
+    Parameters
+    ----------
+    low, high, name, ticks : as for `horizontal`.
+    """
     return Axis(low, high, LEFT, WIDTH - RIGHT, name, tuple(ticks), log=True)
 
 
 def vertical(low: float, high: float, name: str, ticks: Sequence[float] | None = None) -> Axis:
-    """Make the y axis of a plot."""
+    """Make the y axis of a plot.
+
+    Parameters
+    ----------
+    low, high, name, ticks : as for `horizontal`.
+    """
     return Axis(low, high, HEIGHT - BOTTOM, TOP, name, tuple(ticks or nice(low, high)))
 
 
@@ -82,9 +99,15 @@ def plot(x: Axis, y: Axis, *marks: Markup, label: str) -> Markup:
     ]
     names = [
         tag("text", x.name, x=(x.start + x.stop) / 2, y=HEIGHT - 8, text_anchor="middle"),
-        tag("text", y.name, x=14, y=(y.start + y.stop) / 2, text_anchor="middle",
-            transform=f"rotate(-90 14 {(y.start + y.stop) / 2:g})"),
-    ]  # fmt: skip
+        tag(
+            "text",
+            y.name,
+            x=14,
+            y=(y.start + y.stop) / 2,
+            text_anchor="middle",
+            transform=f"rotate(-90 14 {(y.start + y.stop) / 2:g})",
+        ),
+    ]
     base = tag("line", class_="axis", x1=x.start, x2=x.stop, y1=y.start, y2=y.start)
     return canvas(WIDTH, HEIGHT, label, *grid, *marks, base, *numbers, *names)
 
@@ -92,13 +115,26 @@ def plot(x: Axis, y: Axis, *marks: Markup, label: str) -> Markup:
 def canvas(width: float, height: float, label: str, *children: Markup) -> Markup:
     """Make a drawing that shrinks with the page."""
     return tag(
-        "svg", tag("title", label), *children, viewBox=f"0 0 {width:g} {height:g}", width=float(width),
-        height=float(height), role="img", aria_label=label,
-    )  # fmt: skip
+        "svg",
+        tag("title", label),
+        *children,
+        viewBox=f"0 0 {width:g} {height:g}",
+        width=float(width),
+        height=float(height),
+        role="img",
+        aria_label=label,
+    )
 
 
 def curve(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float], style: str) -> Markup:
-    """Draw a line through points."""
+    """Draw a line through points.
+
+    Parameters
+    ----------
+    x, y : the axes.
+    xs, ys : the points.
+    style : CSS class.
+    """
     step = max(1, math.ceil(len(xs) / MOST_POINTS))
     points = " ".join(f"{x.at(a):g},{y.at(b):g}" for a, b in list(zip(xs, ys, strict=True))[::step])
     return tag("polyline", points=points, class_=f"line {style}")
@@ -107,14 +143,28 @@ def curve(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float], style: str
 def area(
     x: Axis, y: Axis, xs: Sequence[float], low: Sequence[float], high: Sequence[float], style: str
 ) -> Markup:
-    """Fill what lies between two curves."""
+    """Fill what lies between two curves.
+
+    Parameters
+    ----------
+    x, y : the axes.
+    xs, low, high : places, and the curves' values there.
+    style : CSS class.
+    """
     there = [f"{x.at(a):g},{y.at(b):g}" for a, b in zip(xs, high, strict=True)]
     back = [f"{x.at(a):g},{y.at(b):g}" for a, b in zip(xs, low, strict=True)]
     return tag("polygon", points=" ".join(there + back[::-1]), class_=f"area {style}")
 
 
 def dot(x: Axis, y: Axis, a: float, b: float, style: str) -> Markup:
-    """Draw a point."""
+    """Draw a point.
+
+    Parameters
+    ----------
+    x, y : the axes.
+    a, b : the point.
+    style : CSS class.
+    """
     return tag("circle", cx=x.at(a), cy=y.at(b), r=3.5, class_=f"dot {style}")
 
 
@@ -126,7 +176,13 @@ def legend(*entries: tuple[str, str]) -> Markup:
 
 
 def whisker(x: Axis, y: Axis, a: float, low: float, high: float) -> Markup:
-    """Draw an upright line from one value to another."""
+    """Draw an upright line from one value to another.
+
+    Parameters
+    ----------
+    x, y : the axes.
+    a, low, high : place, and the values it joins.
+    """
     return tag("line", x1=x.at(a), x2=x.at(a), y1=y.at(low), y2=y.at(high), class_="whisker")
 
 
@@ -140,7 +196,17 @@ def bars(
     styles: Sequence[str] | None = None,
     shown: Sequence[str] | None = None,
 ) -> Markup:
-    """Draw bars from the left, one a row, with whiskers of length `spread` either way."""
+    """Draw bars from the left, one a row, with whiskers of length `spread` either way.
+
+    Parameters
+    ----------
+    names, values : of the rows.
+    label : what a screen reader says.
+    spread : length of the whiskers.
+    unit : behind each value.
+    styles : CSS class of each bar.
+    shown : text of each value, instead of the number.
+    """
     row, left, room = 26, 230, 215
     reach = [abs(v) + (spread[i] if spread else 0.0) for i, v in enumerate(values)]
     top = max([*reach, 1e-12])
@@ -170,7 +236,15 @@ def heat(
     columns: Sequence[str] | None = None,
     counts: bool = False,
 ) -> Markup:
-    """Draw a matrix as squares, in fuller colour where a value is larger; `counts` writes the numbers too."""
+    """Draw a matrix as squares, in fuller colour where a value is larger; `counts` writes the numbers too.
+
+    Parameters
+    ----------
+    values : (rows, columns).
+    label : what a screen reader says.
+    rows, columns : their names.
+    counts : whether to write the numbers.
+    """
     values = thinned(values)
     high, low = float(values.max()), float(min(values.min(), 0.0))
     left, top = (110.0 if rows else 2.0), (26.0 if columns else 2.0)
@@ -184,8 +258,16 @@ def heat(
         )
         if counts and size >= 20:
             style = "cell-text strong" if share > 0.5 else "cell-text"
-            cells.append(tag("text", number(float(values[i, j])), x=x + size / 2, y=y + size / 2 + 4,
-                             text_anchor="middle", class_=style))  # fmt: skip
+            cells.append(
+                tag(
+                    "text",
+                    number(float(values[i, j])),
+                    x=x + size / 2,
+                    y=y + size / 2 + 4,
+                    text_anchor="middle",
+                    class_=style,
+                )
+            )
     edge = tag(
         "rect", x=left, y=top, width=size * values.shape[1], height=size * values.shape[0], class_="edge"
     )
@@ -194,8 +276,16 @@ def heat(
             tag("text", _short(name, 15), x=left - 6, y=top + (i + 0.5) * size + 4, text_anchor="end")
         )
     for j, name in enumerate(columns or ()):
-        cells.append(tag("text", _short(name, max(2, int(size / 7))), x=left + (j + 0.5) * size, y=top - 8,
-                         text_anchor="middle", class_="tick"))  # fmt: skip
+        cells.append(
+            tag(
+                "text",
+                _short(name, max(2, int(size / 7))),
+                x=left + (j + 0.5) * size,
+                y=top - 8,
+                text_anchor="middle",
+                class_="tick",
+            )
+        )
     width = left + size * values.shape[1] + 4
     return canvas(max(width, 120.0), top + size * values.shape[0] + 4, label, join(cells), edge)
 

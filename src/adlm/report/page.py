@@ -75,20 +75,33 @@ class Section:
 
 
 def page(title: str, lead: object, top: Markup, sections: Sequence[Section]) -> str:
-    """Put a whole page together, with a table of contents."""
+    """Put a whole page together, with a table of contents.
+
+    Parameters
+    ----------
+    title : of the page.
+    lead : the first paragraph.
+    top : what stands above the sections.
+    sections : in order.
+    """
     entries = [tag("li", tag("a", s.heading, href=f"#{s.anchor}")) for s in sections]
     contents = tag("nav", tag("strong", "Contents"), tag("ol", *entries), aria_label="Contents")
     parts = [tag("section", tag("h2", s.heading, id=s.anchor), s.body) for s in sections]
-    head = join([
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy",
-            content="default-src 'none'; style-src 'unsafe-inline'; img-src data:"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", title),
-        Markup('<link rel="icon" href="data:,">'),
-        Markup(f"<style>{STYLE}</style>"),
-    ])  # fmt: skip
+    head = join(
+        [
+            tag("meta", charset="utf-8"),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag(
+                "meta",
+                http_equiv="Content-Security-Policy",
+                content="default-src 'none'; style-src 'unsafe-inline'; img-src data:",
+            ),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("title", title),
+            Markup('<link rel="icon" href="data:,">'),
+            Markup(f"<style>{STYLE}</style>"),
+        ]
+    )
     header = tag("header", tag("h1", title), tag("p", lead, class_="lead"))
     body = tag("body", header, top, contents, tag("main", *parts))
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n'

@@ -24,11 +24,14 @@ BIBTEX = """@inproceedings{phan2017adaptive,
 def rerun(certificate: Certificate, folder: str, signature: Signature | None = None) -> Section:
     """Give the commands, the versions, the digest and who signed it."""
     totals = certificate.totals
-    commands = "\n".join([
-        f"adlm verify {_quoted(folder)}",
-        f"adlm release {_records(certificate)} --kind {certificate.kind} {_asked(certificate)} "
-        f"--neighbours {totals.neighbours}{_size(certificate)} --out again",
-    ])  # fmt: skip
+    command = "release-records" if certificate.kind == "records" else "release"
+    commands = "\n".join(
+        [
+            f"adlm verify {_quoted(folder)}",
+            f"adlm {command} {_records(certificate)} {_asked(certificate)} "
+            f"--neighbours {totals.neighbours}{_size(certificate)} --out again",
+        ]
+    )
     facts = [
         ("certificate digest", tag("code", certificate.digest)),
         *_signed(signature),
@@ -36,17 +39,23 @@ def rerun(certificate: Certificate, folder: str, signature: Signature | None = N
         *((f"{name} version", version) for name, version in sorted(certificate.software.items())),
         *((name, _value(value)) for name, value in sorted(certificate.settings.items()) if value is not None),
     ]
-    body = join([
-        paragraph("Check this release, or make another one with the same settings. A new release draws new "
-                  "noise and spends again: its tensors will differ, its certificate only in their hashes."),
-        tag("pre", commands),
-        paragraph("Quote the digest when you cite this release; it covers the charges and every tensor. "
-                  "Digests show that nothing was altered since they were made, a signature shows who made "
-                  "them, and neither shows that noise was drawn."),
-        table(("fact", "value"), facts),
-        tag("h3", "Paper"),
-        tag("pre", BIBTEX),
-    ])  # fmt: skip
+    body = join(
+        [
+            paragraph(
+                "Check this release, or make another one with the same settings. A new release draws new "
+                "noise and spends again: its tensors will differ, its certificate only in their hashes."
+            ),
+            tag("pre", commands),
+            paragraph(
+                "Quote the digest when you cite this release; it covers the charges and every tensor. "
+                "Digests show that nothing was altered since they were made, a signature shows who made "
+                "them, and neither shows that noise was drawn."
+            ),
+            table(("fact", "value"), facts),
+            tag("h3", "Paper"),
+            tag("pre", BIBTEX),
+        ]
+    )
     return Section("cite", "Cite, check and rerun", body)
 
 
@@ -73,7 +82,9 @@ def _asked(certificate: Certificate) -> str:
     """The options that the release was made with, or its budget where they were not kept."""
     totals, settings = certificate.totals, certificate.settings
     spent = totals.epsilon_proved if certificate.kind == "moments" else totals.epsilon_claimed
-    options = {"epsilon": show(spent), "delta": f"{float(totals.delta):g}"}
+    options = {"epsilon": show(spent)}
+    if certificate.kind != "records":
+        options["delta"] = f"{float(totals.delta):g}"
     asked = settings.get("asked")
     if isinstance(asked, Mapping):
         options |= {name: str(value) for name, value in asked.items() if value is not None}

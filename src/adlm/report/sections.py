@@ -83,8 +83,12 @@ def plain_words(certificate: Certificate) -> Section:
     elif not certificate.private:
         relation = join([relation, tag("p", "Nobody would call this private.", class_="bad")])
     if math.isinf(totals.epsilon_proved):
-        verdict = tag("p", f"No epsilon is proved for this release: {'; '.join(totals.unproved)}. Nothing ",
-                      "below should be read as protection.", class_="bad")  # fmt: skip
+        verdict = tag(
+            "p",
+            f"No epsilon is proved for this release: {'; '.join(totals.unproved)}. Nothing ",
+            "below should be read as protection.",
+            class_="bad",
+        )
     else:
         verdict = attacker.explanation(float(totals.epsilon_proved), float(totals.delta), totals.neighbours)
     return Section("plain-words", "What this certificate promises", join([intro, relation, verdict]))
@@ -104,8 +108,16 @@ def claimed_and_proved(certificate: Certificate) -> Section:
         for c in certificate.charges
     ]
     totals = certificate.totals
-    rows.append(("together", "", show(totals.epsilon_claimed), show(totals.epsilon_proved),
-                 f"{float(totals.delta):g}", "composition of the above"))  # fmt: skip
+    rows.append(
+        (
+            "together",
+            "",
+            show(totals.epsilon_claimed),
+            show(totals.epsilon_proved),
+            f"{float(totals.delta):g}",
+            "composition of the above",
+        )
+    )
     heading = (
         "what was released",
         "noise",
@@ -130,8 +142,11 @@ def claimed_and_proved(certificate: Certificate) -> Section:
         " computes it again.",
     )
     caption = "Smaller is more private. Where proved is larger than claimed, believe proved."
-    return Section("claimed-and-proved", "Claimed against proved", join([words, table(heading, rows),
-                   figure(picture, caption)]))  # fmt: skip
+    return Section(
+        "claimed-and-proved",
+        "Claimed against proved",
+        join([words, table(heading, rows), figure(picture, caption)]),
+    )
 
 
 def _proof(charge: Charge) -> str:

@@ -25,12 +25,6 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def sha256_file(path: Path) -> str:
-    """Return the SHA-256 of a file in hexadecimal, reading it once."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def sync(path: Path) -> None:
     """Make a file or folder durable."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -108,7 +102,15 @@ def _alive(pid: int) -> bool:
 
 
 def write_file(target: Path, data: bytes, *, what: str, private: bool = False) -> None:
-    """Write one file whole, replacing an earlier one, or leave the earlier one as it was."""
+    """Write one file whole, replacing an earlier one, or leave the earlier one as it was.
+
+    Parameters
+    ----------
+    target : the file.
+    data : its bytes.
+    what : the artefact, for the sentence if it fails.
+    private : whether only its owner may read it.
+    """
     target = Path(target)
     temporary: Path | None = None
     try:

@@ -149,9 +149,13 @@ def _texts(graph: _Graph, column: Column, x: str, missing: tuple[str, ...]) -> t
     (exact, ranges), rest = _lookup(column)
     codes: Mapping[str, int] = {"": MISSING} | exact | dict.fromkeys(missing, MISSING)
     code = graph.op(
-        "LabelEncoder", x, domain="ai.onnx.ml", keys_strings=list(codes),
-        values_int64s=list(codes.values()), default_int64=UNKNOWN,
-    )  # fmt: skip
+        "LabelEncoder",
+        x,
+        domain="ai.onnx.ml",
+        keys_strings=list(codes),
+        values_int64s=list(codes.values()),
+        default_int64=UNKNOWN,
+    )
     if ranges:
         code = graph.op("Where", _is(graph, code, UNKNOWN), _in_ranges(graph, x, ranges), code)
     if rest is not None:

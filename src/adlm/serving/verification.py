@@ -104,9 +104,13 @@ def verify(path: Path | str, trusted: Sequence[Ed25519PublicKey] = ()) -> Verifi
     require(found.release_signature, trusted, released, "adlm release --sign KEY signs one when it is made")
     if found.kind != "release":
         command = "train" if found.kind == "model" else "export"
-        require(found.signature, trusted, str(path),
-                "its release is, but nothing binds the two together until they are signed as one; adlm "
-                f"{command} --sign KEY does")  # fmt: skip
+        require(
+            found.signature,
+            trusted,
+            str(path),
+            "its release is, but nothing binds the two together until they are signed as one; adlm "
+            f"{command} --sign KEY does",
+        )
     return replace(found, trusted=True)
 
 

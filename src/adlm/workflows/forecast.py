@@ -23,9 +23,10 @@ from adlm.estimation.discriminant import fit
 from adlm.estimation.moments import Moments
 from adlm.estimation.shrinkage import class_means
 from adlm.privacy.accounting import parse_delta, parse_epsilon
+from adlm.privacy.budget import Budget
 from adlm.public.features import Features, Narrowed
 from adlm.public.planning.moments import MomentPlan, plan_moments
-from adlm.workflows.privatise import design
+from adlm.workflows.privatise import moment_config
 
 BANK = (120, 50)  # synthetic classes, and records of each
 TIMES = 8  # groups of alike classes that a release is rehearsed on
@@ -54,10 +55,13 @@ class Rehearsal:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
         return {
-            "epsilon": self.epsilon, "delta": self.delta, "accuracy": self.accuracy, "spread": self.spread,
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "accuracy": self.accuracy,
+            "spread": self.spread,
             "signal_to_noise": self.signal_to_noise,
             "signal_to_noise_second": self.signal_to_noise_second,
-        } | self.plan.to_dict()  # fmt: skip
+        } | self.plan.to_dict()
 
 
 def forecast(
@@ -68,14 +72,23 @@ def forecast(
     delta: object = 0,
     neighbours: str = "replace-one",
     *,
-    plan: MomentPlan | None = None,
     times: int = TIMES,
     seed: int = 0,
 ) -> Rehearsal:
-    """Rehearse a release of n records of some classes; public quantities alone."""
+    """Rehearse a release of n records of some classes; public quantities alone.
+
+    Parameters
+    ----------
+    features : the frozen public map.
+    n, classes : number of records, public or guessed, and of classes.
+    epsilon, delta : the budget; delta 0 gives pure epsilon.
+    neighbours : `replace-one` or `add-remove`.
+    times : groups of alike synthetic classes that the release is rehearsed on.
+    seed : of the synthetic classes and the noise.
+    """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
-    plan = plan or plan_moments(n, classes, float(budget), float(slack), neighbours, features)
-    followed = design(plan, budget, slack)
+    plan = plan_moments(n, classes, float(budget), float(slack), neighbours, features)
+    followed = moment_config(plan, Budget(budget, slack))
     bank = _narrowed(_bank(features, seed), plan.k)
     half = bank.shape[1] // 2
     centres, pooled = bank[:, :half].mean(1), _pooled(bank)
@@ -97,9 +110,14 @@ def forecast(
             seconds.append(spread * n / (float(moments.sd_second[0, -1]) * math.sqrt(len(moments.sd_second))))
     result = torch.tensor(scores)
     return Rehearsal(
-        float(budget), float(slack), plan, float(result.mean()), float(result.std(correction=0)),
-        sum(ratios) / len(ratios), sum(seconds) / len(seconds) if seconds else None,
-    )  # fmt: skip
+        float(budget),
+        float(slack),
+        plan,
+        float(result.mean()),
+        float(result.std(correction=0)),
+        sum(ratios) / len(ratios),
+        sum(seconds) / len(seconds) if seconds else None,
+    )
 
 
 @lru_cache(maxsize=4)

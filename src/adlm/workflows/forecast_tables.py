@@ -21,7 +21,9 @@ from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.tables import TablePlan
-from adlm.workflows.privatise_table import Fourier, plan_release, privatise_encoded
+from adlm.workflows.options import Fourier
+from adlm.workflows.privatise import privatise
+from adlm.workflows.privatise_table import plan_release
 
 SPREAD = 2.0  # standard deviation of the made logits
 TESTS = 5000
@@ -47,14 +49,26 @@ class TableRehearsal:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
         return {
-            "epsilon": self.epsilon, "delta": self.delta, "accuracy": self.accuracy, "ceiling": self.ceiling,
-        } | self.plan.to_dict()  # fmt: skip
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "accuracy": self.accuracy,
+            "ceiling": self.ceiling,
+        } | self.plan.to_dict()
 
 
 def forecast_table(
     table: TableDomain, n: int, epsilon: object, delta: object = 0, seed: int = 0, fourier: Fourier = 0
 ) -> TableRehearsal:
-    """Rehearse a release of n records of a declared table."""
+    """Rehearse a release of n records of a declared table.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
+    seed : of the records and the noise.
+    fourier : random Fourier features: a number, or `auto`.
+    """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     plan = plan_release(table, n, budget, slack, fourier)
     rng = np.random.default_rng(seed)
@@ -64,10 +78,15 @@ def forecast_table(
     chance = np.exp(logits - logits.max(1, keepdims=True))
     chance /= chance.sum(1, keepdims=True)
     y = (chance.cumsum(1) < rng.random((len(x), 1))).sum(1).astype(np.int64)
-    release = privatise_encoded(
-        lambda: [(x[:made], y[:made])], table, epsilon=budget, delta=slack,
-        source=Source.seeded_with(seed), size=n, plan=plan,
-    )  # fmt: skip
+    release = privatise(
+        lambda: [(x[:made], y[:made])],
+        domain=table,
+        epsilon=budget,
+        delta=slack,
+        source=Source.seeded_with(seed),
+        size=n,
+        plan=plan,
+    )
     guess = fit(release).predict(x[made:])
     best = logits[made:].argmax(1)
     return TableRehearsal(

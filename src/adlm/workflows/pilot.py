@@ -17,13 +17,16 @@ from torch import Tensor, nn
 
 from adlm.curator.allocation import noise_scales
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import Batches, MomentConfig, release_moments, root_down
+from adlm.curator.mechanisms.calibration import Upstream
+from adlm.curator.mechanisms.moments import Batches, MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.class_model import fit_class_model
 from adlm.estimation.discriminant import fit
 from adlm.estimation.lrp import relevance as propagate
-from adlm.privacy.accounting import Charge, gaussian_epsilon, gaussian_mu, show
+from adlm.privacy.accounting import Charge, gaussian_epsilon, gaussian_mu, root_down, show
+from adlm.privacy.budget import Budget
 from adlm.public.domain import Domain
 from adlm.public.features import Features
 from adlm.public.planning.moments import MomentPlan
@@ -51,17 +54,18 @@ class PilotRelease:
 NO_PILOT = PilotRelease(torch.empty(0), torch.empty(0))
 
 
-def shares(epsilon: Fraction, delta: Fraction) -> tuple[Fraction, Fraction]:
+def shares(budget: Budget) -> tuple[Budget, Budget]:
     """Split a budget between a first release, which gets a tenth, and the rest.
 
     Formal guarantees
     -----------------
-    Releases of the two epsilons at this delta compose to at most `epsilon`. Pure epsilons add. Those of
+    Releases of the two budgets, both at this delta, compose to at most the whole. Pure epsilons add. Those of
     Gaussian noise do not: there it is mu^2 that is split, and epsilons are a hair below those of their
     parts, so that what is calibrated to them has at most the mu of its part.
     """
+    epsilon, delta = budget.epsilon, budget.delta
     if not delta:
-        return epsilon * SHARE, epsilon * (1 - SHARE)
+        return Budget(epsilon * SHARE), Budget(epsilon * (1 - SHARE))
     hair, whole = Fraction(1, 10**6), gaussian_mu(epsilon, delta)
     first = max(gaussian_epsilon(whole * root_down(SHARE), delta) - hair, hair)
     unspent = whole**2 - gaussian_mu(first, delta) ** 2
@@ -71,50 +75,60 @@ def shares(epsilon: Fraction, delta: Fraction) -> tuple[Fraction, Fraction]:
             f"a tenth of epsilon {show(epsilon)} at delta {float(delta):g} is too little for private "
             "relevances; raise epsilon, or take the prior's relevance, which is free"
         )
-    return first, rest
+    return Budget(first, delta), Budget(rest, delta)
 
 
 def pilot_release(
     batches: Batches,
     domain: Domain,
     features: Features,
+    *,
     plan: MomentPlan,
-    epsilon: Fraction,
-    delta: Fraction,
+    budget: Budget,
     ledger: Ledger,
     source: Source,
     unproved: str = "",
 ) -> PilotRelease:
-    """Spend epsilon on class sums with identical noise, and explain a model of them.
+    """Spend a budget on class sums with identical noise, and explain a model of them.
+
+    Parameters
+    ----------
+    batches : gives ((n, width) features, (n,) class codes) batches.
+    domain, features : of the records, and the public map that made the features.
+    plan : the public settings; of its second stage nothing is used.
+    budget : of this release alone.
+    ledger, source : where charges are written, and where noise comes from.
+    unproved : why nothing is proved, if so.
 
     Formal guarantees
     -----------------
-    Relation, sensitivity, guarantee: those of `release_moments` at this epsilon. All else here reads that
+    Relation, sensitivity, guarantee: those of `moments.release` at this budget. All else here reads that
     release alone.
     """
     release = release_moments(
-        batches, domain=domain, features=features, design=first_design(plan, epsilon, delta), ledger=ledger,
-        source=source, unproved=unproved,
-    )  # fmt: skip
+        batches,
+        domain=domain,
+        features=features,
+        config=first_config(plan, budget),
+        ledger=ledger,
+        source=source,
+        upstream=Upstream(unproved=unproved),
+    )
     charges = tuple(replace(c, what=f"{c.what}, for private relevances") for c in release.certificate.charges)
     moments = release.moments()
     if moments.n <= 0:  # under add-remove, noisy counts can say that nobody is there: all coordinates alike
         isotropic = torch.ones(plan.k, dtype=torch.float64)
         return PilotRelease(isotropic, isotropic, charges, {"relevance": isotropic})
     head = fit(moments, features.prior)
-    linear = nn.Linear(plan.k, len(domain.classes))
-    with torch.no_grad():
-        linear.weight.copy_(head.weight)
-        linear.bias.copy_(head.bias)
     z, codes = fit_class_model(moments, features.prior).sample(DRAWS, torch.Generator().manual_seed(0))
-    explained = propagate(nn.Sequential(linear), z, target=codes).features.abs().mean(0).double()
+    explained = propagate(nn.Sequential(head.module()), z, target=codes).features.abs().mean(0).double()
     return PilotRelease(explained, z.abs().mean(0).double(), charges, {"relevance": explained})
 
 
-def first_design(plan: MomentPlan, epsilon: Fraction, delta: Fraction) -> MomentConfig:
+def first_config(plan: MomentPlan, budget: Budget) -> MomentConfig:
     """Class sums alone, with identical noise."""
     pure: Literal["laplace", "radial"] = "laplace" if plan.noise == "laplace" else "radial"
-    return MomentConfig(epsilon, delta, plan.k, plan.clip_norm, None, plan.constant, pure=pure)
+    return MomentConfig(budget.epsilon, budget.delta, plan.k, plan.clip_norm, None, plan.constant, pure=pure)
 
 
 def scales(relevance: Tensor, typical: Tensor, allocation: str) -> tuple[float, ...] | None:

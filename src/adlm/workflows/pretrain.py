@@ -22,6 +22,12 @@ def synthetic(
 
     Grey squares get stroke classes, colour squares scenes; anything else gets classes that are random
     points of the unit box with noise around them.
+
+    Parameters
+    ----------
+    shape : of a record.
+    classes, per_class : numbers of classes, and of records of each.
+    seed : of the draw.
     """
     generator = torch.Generator().manual_seed(seed)
     square = len(shape) >= 2 and shape[-1] == shape[-2] and shape[-1] >= 16

@@ -1,33 +1,31 @@
-"""Privatise once: from private records to a moment release, by the public rule."""
+"""Privatise once: from private records of any kind to a release, by the public rule."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from adlm.curator.featurise import featurise
-from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import (
-    Batch,
-    CrossMoments,
-    MomentConfig,
-    Second,
-    calibrate,
-    release_moments,
-)
-from adlm.curator.noise import Source
+from adlm.curator.mechanisms.calibration import Upstream
+from adlm.curator.mechanisms.moments import Batch, CrossMoments, MomentConfig, Second, calibrate, release
 from adlm.errors import UserError
-from adlm.privacy.accounting import parse_delta, parse_epsilon
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import NOT_PUBLIC, Release
 from adlm.public.domain import Domain
+from adlm.public.domain.table import TableDomain
 from adlm.public.features import Features, for_domain, narrowed, provenance_of
 from adlm.public.features.narrowed import narrow
 from adlm.public.planning.moments import MomentPlan, plan_moments
+from adlm.readers.frames import frame_reader
+from adlm.readers.tables import file_reader
 from adlm.workflows import pilot
+from adlm.workflows.options import Reader, ReleaseOptions, check_options, opened, public_size
+from adlm.workflows.privatise_table import privatise_table
 
 PRIVATE_FEATURES = "private records had a part in the features"
 RELEVANCES = ("prior", "private")
@@ -35,122 +33,194 @@ BATCH = 4096  # records whose features are added up at once
 
 
 def privatise(
-    x: npt.ArrayLike,
-    y: npt.ArrayLike,
+    x: Any,
+    y: npt.ArrayLike | None = None,
+    domain: Domain | TableDomain | Path | str | None = None,
     *,
-    domain: Domain,
     epsilon: object,
     delta: object = 0,
-    features: Features | None = None,
-    plan: MomentPlan | None = None,
-    k: int | None = None,
-    second: int | None = None,
-    share_sums: float | None = None,
-    allocation: str | None = None,
-    relevance: str = "prior",
-    ledger: Ledger | None = None,
-    source: Source | None = None,
-    seed: int | None = None,
-    size: int | None = None,
-    cache: bool = False,
-    device: str = "cpu",
+    **options: Unpack[ReleaseOptions],
 ) -> Release:
-    """Read private records once and release noisy sums of their public features.
+    """Read private records once and make a release: noisy numbers to train on, and a certificate.
+
+    The domain decides what the records are. An array with a `Domain` becomes noisy sums of public features.
+    A file or a data frame with a `TableDomain` becomes what a model of a table needs.
 
     Parameters
     ----------
-    x, y : (n, *shape) records in the units of the domain, and n labels.
-    epsilon, delta : the budget; delta 0 gives pure epsilon.
-    features : the frozen public map; the one that suits the domain's family when not given. A map of your
-        own has a `provenance`, and is tried on noise: alone, in a batch, shuffled, and twice.
-    plan : settings; the public rule's when not given. `k`, `second`, `share_sums` and `allocation` change
-        single settings of it.
-    relevance : what an adaptive allocation follows: `prior` (public, free), or `private`: LRP on a model of
-        a first small release, which takes a tenth of the budget and is charged.
+    x : (n, *shape) records in the units of a `Domain`; or, for a table, a CSV or Parquet file, a data frame,
+        or a reader: a function without parameters that gives batches of encoded records (n, width) in [0, 1]
+        with their (n,) class codes, the same ones each time it is called.
+    y : n labels; None for a file or a reader, and for a data frame that has the label's column.
+    domain : what is public of the records: a `Domain`, a `TableDomain`, or the domain file of a table.
+    epsilon, delta : the budget, a number or an exact one such as "1/3"; delta 0 gives pure epsilon.
+    neighbours : the relation, instead of the domain's: `replace-one` or `add-remove`.
     ledger : where the cost is written before noise is drawn; in memory when not given.
-    seed : makes the release repeatable and stamps it `NOT PRIVATE: seeded`.
-    size : under add-remove, a public guess of the number of records for the rule to work with.
-    cache : keep the features of the records on disk, readable by their owner alone.
+    seed : makes the release repeatable and stamps it `NOT PRIVATE: seeded`. `source` gives the noise source.
+    size : a public guess of the number of records for the rule to work with, where the number is private:
+        under add-remove, or when a person may have several records.
+    plan : settings; the public rule's when not given.
+    allocation : noise over coordinates: `identical`, `linear` or `optimal`. A table has `identical`, or noise
+        by relevance where that pays.
+    relevance : what an adaptive allocation follows: `prior` (public, free), or `private`: LRP on a model of
+        a first small release, which takes a tenth of the budget and is charged. Of a table, `private`
+        releases the class tables twice, the second time with noise by relevance.
+    features : arrays: the frozen public map; the one that suits the domain's family when not given. A map of
+        your own has a `provenance`, and is tried on noise: alone, in a batch, shuffled, and twice.
+    k, second, share_sums : arrays: coordinates, those with second moments, and the share of the budget for
+        class sums, instead of the plan's.
+    cache, device : arrays: keep the features of the records on disk, readable by their owner alone; and
+        where features are computed.
+    fourier : tables: random Fourier features of the numeric columns together: a number, or `auto`.
 
     Formal guarantees
     -----------------
-    Relation: the domain's. Guarantee: the certificate's, at most the budget. Proved in docs/proof-moments.md.
+    Relation: the domain's. Guarantee: the certificate's, at most the budget. Proved in docs/proof-moments.md,
+    docs/proof-tables.md and docs/proof-gradients.md.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from adlm import Domain, privatise
+    >>> domain = Domain((2,), 0, 1, ("no", "yes"))
+    >>> made = privatise(np.eye(2).repeat(50, 0), np.arange(100) // 50, domain, epsilon=1)
+    >>> made.certificate.totals.epsilon_proved <= 1
+    True
     """
-    budget, slack = parse_epsilon(epsilon), parse_delta(delta)
+    if domain is None:
+        raise UserError("the domain is not given; declare what is public of the records, domain=...")
+    declared = TableDomain.load(domain) if isinstance(domain, Path | str) else domain
+    neighbours = options.get("neighbours")
+    if neighbours is not None:
+        declared = replace(declared, neighbours=neighbours)
+    check_options(options, isinstance(declared, TableDomain))
+    budget = Budget.of(epsilon, delta)
+    if isinstance(declared, TableDomain):
+        return privatise_table(_reader(x, y, declared), declared, budget, options)
+    if y is None:
+        raise UserError("labels are not given; an array needs one label for each record, y=...")
+    asked = {"epsilon": str(epsilon), "delta": str(delta)}
+    return _privatise_arrays(np.asarray(x), y, declared, budget, options, asked)
+
+
+def _reader(x: Any, y: npt.ArrayLike | None, table: TableDomain) -> Reader:
+    """Return what reads a table's records in batches, once a pass."""
+    if hasattr(x, "columns"):
+        return frame_reader(x, y, table)
+    if y is not None:
+        raise UserError("labels of a table stand in its file or come from its reader; leave y out")
+    if isinstance(x, Path | str):
+        return file_reader(x, table)
+    if callable(x):
+        reader: Reader = x
+        return reader
+    raise UserError(
+        f"a table's records are a file, a data frame or a reader of encoded batches, got {type(x).__name__}"
+    )
+
+
+def _privatise_arrays(
+    records: npt.NDArray[Any],
+    y: npt.ArrayLike,
+    domain: Domain,
+    budget: Budget,
+    options: ReleaseOptions,
+    asked: dict[str, Any],
+) -> Release:
+    allocation, relevance = options.get("allocation"), options.get("relevance", "prior")
     if relevance not in RELEVANCES:
         raise UserError(f"relevance must be one of {', '.join(RELEVANCES)}, got {relevance!r}")
     if relevance == "private" and allocation == "identical":
         raise UserError("identical noise follows no relevance: leave out the private relevance, which costs")
-    records, codes = np.asarray(x), domain.encode_labels(y)
+    codes = domain.encode_labels(y)
     if len(records) != len(codes):
         raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
     if len(codes) == 0:
         raise UserError("there are no records to release; give at least one")
-    features = features or for_domain(domain)
+    features = options.get("features") or for_domain(domain)
     public = provenance_of(features, domain.shape) == "public"
     stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
-    if plan is None:
-        plan = plan_moments(
-            public_size(domain, len(codes), size), len(domain.classes), float(budget), float(slack),
-            domain.neighbours, features,
-            rounds=second is None and allocation is None and relevance == "prior",
-        )  # fmt: skip
-    plan = adjusted(
-        plan,
-        features,
-        k=k,
-        second=second,
-        share_sums=share_sums,
-        allocation=None if relevance == "private" else allocation,
-    )
+    plan = _planned(features, domain, len(codes), budget, options)
     features = narrowed(features, plan.k)
-    z = featurise(records, domain, features, device=device, cache=cache)
+    z = featurise(
+        records, domain, features, device=options.get("device", "cpu"), cache=options.get("cache", False)
+    )
 
     def batches() -> list[Batch]:
         return [(z[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(z), BATCH)]
 
-    asked = {"epsilon": str(epsilon), "delta": str(delta), "k": k, "second": second, "share": share_sums,
-             "allocation": allocation}  # fmt: skip
-    book = ledger or Ledger()
-    draw = source or (Source.system() if seed is None else Source.seeded_with(seed))
+    asked = asked | {
+        "k": options.get("k"),
+        "second": options.get("second"),
+        "share": options.get("share_sums"),
+        "allocation": allocation,
+    }
+    ledger, source = opened(options)
+    first = pilot.NO_PILOT
     if relevance == "private":
-        early, budget = pilot.shares(budget, slack)
-        book.check(  # both, before the first is charged: a second that does not fit would waste it
-            *calibrate(pilot.first_design(plan, early, slack), domain.neighbours)[1],
-            *calibrate(design(replace(plan, scales=None), budget, slack), domain.neighbours)[1],
+        early, budget = pilot.shares(budget)
+        config = moment_config(replace(plan, scales=None), budget)
+        ledger.check(  # both, before the first is charged: a second that does not fit would waste it
+            *calibrate(pilot.first_config(plan, early), domain.neighbours).charges,
+            *calibrate(config, domain.neighbours).charges,
         )
-        first = pilot.pilot_release(batches, domain, features, plan, early, slack, book, draw, unproved)
+        first = pilot.pilot_release(
+            batches,
+            domain,
+            features,
+            plan=plan,
+            budget=early,
+            ledger=ledger,
+            source=source,
+            unproved=unproved,
+        )
         plan = replace(plan, scales=pilot.scales(first.relevance, first.typical, allocation or "optimal"))
-    else:
-        first = pilot.NO_PILOT
-    return release_moments(
+    return release(
         batches,
         domain=domain,
         features=features,
-        design=design(plan, budget, slack),
-        ledger=book,
-        source=draw,
-        settings={"plan": plan.to_dict(), "relevance": relevance, "asked": asked},
-        stamps=stamps,
-        unproved=unproved,
-        earlier=first.charges,
-        extra=first.tensors,
+        config=moment_config(plan, budget),
+        ledger=ledger,
+        source=source,
+        upstream=Upstream(
+            settings={"plan": plan.to_dict(), "relevance": relevance, "asked": asked},
+            stamps=stamps,
+            unproved=unproved,
+            charges=first.charges,
+            tensors=first.tensors,
+        ),
     )
 
 
-def public_size(domain: Domain, n: int, size: int | None) -> int:
-    """Return the number of records that the rule may use: n is public only under replace-one."""
-    if domain.neighbours == "replace-one":
-        return n
-    if size is None:
-        raise UserError(
-            "under add-remove the number of records is private; give a public guess of it (size=..., "
-            "--public-size)"
+def _planned(
+    features: Features, domain: Domain, n: int, budget: Budget, options: ReleaseOptions
+) -> MomentPlan:
+    """Return the plan that was given, or the public rule's, with the single settings that were asked for."""
+    plan, allocation = options.get("plan"), options.get("allocation")
+    private = options.get("relevance") == "private"
+    if plan is None:
+        plan = plan_moments(
+            public_size(domain.neighbours, 1, options.get("size"), lambda: n),
+            len(domain.classes),
+            float(budget.epsilon),
+            float(budget.delta),
+            domain.neighbours,
+            features,
+            rounds=options.get("second") is None and allocation is None and not private,
         )
-    return size
+    if not isinstance(plan, MomentPlan):
+        raise UserError(f"a release of arrays follows a MomentPlan, got {type(plan).__name__}")
+    return adjusted(
+        plan,
+        features,
+        k=options.get("k"),
+        second=options.get("second"),
+        share_sums=options.get("share_sums"),
+        allocation=None if private else allocation,
+    )
 
 
-def design(plan: MomentPlan, epsilon: Fraction, delta: Fraction, contributions: int = 1) -> MomentConfig:
+def moment_config(plan: MomentPlan, budget: Budget, contributions: int = 1) -> MomentConfig:
     """Turn a plan and a budget into what the curator follows."""
     pure: Literal["laplace", "radial"] = "laplace" if plan.noise == "laplace" else "radial"
     cross = (
@@ -162,8 +232,8 @@ def design(plan: MomentPlan, epsilon: Fraction, delta: Fraction, contributions: 
         Second(plan.q, plan.basis, plan.second_clip_norm, around=plan.around, cross=cross) if plan.q else None
     )
     return MomentConfig(
-        epsilon,
-        delta,
+        budget.epsilon,
+        budget.delta,
         plan.k,
         plan.clip_norm,
         plan.scales,
@@ -185,7 +255,16 @@ def adjusted(
     share_sums: float | None = None,
     allocation: str | None = None,
 ) -> MomentPlan:
-    """Change single settings of a plan, as a person asked."""
+    """Change single settings of a plan, as a person asked.
+
+    Parameters
+    ----------
+    plan : the settings.
+    features : the public map.
+    k, second : coordinates, and those with second moments.
+    share_sums : share of the budget for class sums.
+    allocation : `identical`, `linear` or `optimal`.
+    """
     changes: dict[str, Any] = {}
     if k is not None:
         if not 1 <= k <= features.width:

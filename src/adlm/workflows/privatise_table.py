@@ -1,149 +1,62 @@
-"""Privatise a table once: from a private CSV or Parquet file, or a DataFrame, to a release."""
+"""Privatise a table once: from batches of encoded records to a release."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
 from fractions import Fraction
-from pathlib import Path
-from typing import Literal
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.additive import release_additive
-from adlm.curator.mechanisms.table_rounds import TableRoundsPlan, plan_table, release_table, suits_rounds
-from adlm.curator.noise import Source
+from adlm.curator.mechanisms import additive, table_rounds
+from adlm.curator.mechanisms.table_rounds import TableRoundsPlan, plan_table, suits_rounds
 from adlm.errors import UserError
-from adlm.privacy.accounting import parse_delta, parse_epsilon
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import PEEKED, Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.scaled_table import is_ordered
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.tables import ASKED_WAVES, TablePlan
-from adlm.public.planning.tables import plan_table as choose
-from adlm.readers.tables import read_batches
-
-Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
-Fourier = int | Literal["auto"]
+from adlm.public.planning.tables import plan_table as plan_additive
+from adlm.workflows.options import Encoded, Fourier, Reader, ReleaseOptions, opened, public_size
 
 
-def privatise_table(
-    file: Path | str,
-    domain: TableDomain | Path | str,
-    *,
-    epsilon: object,
-    delta: object = 0,
-    neighbours: str | None = None,
-    ledger: Ledger | None = None,
-    source: Source | None = None,
-    seed: int | None = None,
-    size: int | None = None,
-    plan: TablePlan | TableRoundsPlan | None = None,
-    allocation: str | None = None,
-    relevance: str = "prior",
-    fourier: Fourier = 0,
-    device: str = "cpu",
-    k: int | None = None,
-    second: int | None = None,
-    share_sums: float | None = None,
-) -> Release:
-    """Read a private table and release what an additive model needs.
+def privatise_table(reader: Reader, table: TableDomain, budget: Budget, options: ReleaseOptions) -> Release:
+    """Release a table from its encoded records; see `privatise`.
 
     Parameters
     ----------
-    file : CSV (compressed or not) or Parquet. It is read in batches, once for each stage and once to count.
-    domain : the declared table, or its domain file.
-    size : a public guess of the number of records for the rule to work with, where the number is private:
-        under add-remove, or when a person may have several records.
-    allocation : `identical` gives every column the same noise; by default noise follows relevance where
-        that pays.
-    relevance : `private` looks at the tables twice whatever the noise, the second time with noise by
-        the relevance that the first look gave; `prior` leaves it to the rule.
-    fourier : random Fourier features of the numeric columns together: a number, or `auto` for the rule's.
-    device : not used; encoding a table is light work.
-    k, second, share_sums : settings of other moment releases; a table's release has none of them.
+    reader : gives batches of (n, width) records in [0, 1] with their (n,) class codes, once a pass.
+    table : the declared table.
+    budget : epsilon and delta.
+    options : those of `privatise` that are for tables.
     """
-    given = [
-        name for name, value in (("k", k), ("second", second), ("share", share_sums)) if value is not None
-    ]
-    if given:
-        raise UserError(f"a table's release has no setting {given[0]}; leave it to the rule")
+    allocation, relevance = options.get("allocation"), options.get("relevance", "prior")
     if allocation not in (None, "identical") or relevance not in ("prior", "private"):
         raise UserError("a table's allocation is identical or left out, its relevance prior or private")
     rounds = "once" if allocation == "identical" else "twice" if relevance == "private" else None
-    table = domain if isinstance(domain, TableDomain) else TableDomain.load(domain)
-    if neighbours is not None:
-        table = replace(table, neighbours=neighbours)
-
-    def passes() -> Iterable[Encoded]:
-        return ((batch.x, batch.y) for batch in read_batches(file, table))
-
-    return privatise_encoded(
-        passes,
-        table,
-        epsilon=epsilon,
-        delta=delta,
-        ledger=ledger,
-        source=source,
-        seed=seed,
-        size=size,
-        plan=plan,
-        rounds=rounds,
-        fourier=fourier,
-    )
-
-
-def privatise_encoded(
-    passes: Callable[[], Iterable[Encoded]],
-    table: TableDomain,
-    *,
-    epsilon: object,
-    delta: object = 0,
-    ledger: Ledger | None = None,
-    source: Source | None = None,
-    seed: int | None = None,
-    size: int | None = None,
-    plan: TablePlan | TableRoundsPlan | None = None,
-    rounds: str | None = None,
-    fourier: Fourier = 0,
-) -> Release:
-    """Release from batches of encoded records, (n, width) in [0, 1], with their class codes.
-
-    `rounds` at the class tables `once` or `twice`; None leaves it to the rule.
-    """
-    budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     stamps = (PEEKED,) if table.bounds_learnt_from_data else ()
-    book = ledger or Ledger()
-    draw = source or (Source.system() if seed is None else Source.seeded_with(seed))
+    ledger, source = opened(options)
+    plan = options.get("plan")
     if plan is None:
-        plan = plan_release(table, _public_size(passes, table, size), budget, slack, fourier, rounds)
+        n = public_size(table.neighbours, table.contributions, options.get("size"), lambda: _count(reader))
+        plan = plan_release(table, n, budget.epsilon, budget.delta, options.get("fourier", 0), rounds)
     if isinstance(plan, TableRoundsPlan):
-        return release_table(
-            passes, table, plan, epsilon=budget, delta=slack, ledger=book, source=draw, stamps=stamps
+        return table_rounds.release(
+            reader, table, plan=plan, budget=budget, ledger=ledger, source=source, stamps=stamps
         )
+    if not isinstance(plan, TablePlan):
+        raise UserError(f"a table's release follows a plan of tables, got {type(plan).__name__}")
     if rounds is not None:
         plan = plan.with_rounds(two_rounds=rounds == "twice")
     features = TabularFeatures(table, detail=plan.detail, fourier=plan.fourier)
 
-    def batches() -> Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+    def batches() -> Iterable[Encoded]:
         with torch.inference_mode():
-            for x, y in passes():
+            for x, y in reader():
                 yield features(torch.from_numpy(x)).numpy(), y
 
-    return release_additive(
-        batches,
-        domain=table.domain,
-        features=features,
-        plan=plan,
-        epsilon=budget,
-        delta=slack,
-        ledger=book,
-        source=draw,
-        contributions=table.contributions,
-        stamps=stamps,
+    return additive.release(
+        batches, features=features, plan=plan, budget=budget, ledger=ledger, source=source, stamps=stamps
     )
 
 
@@ -166,11 +79,11 @@ def plan_release(
     rounds : `once` or `twice` asks for class tables, with the same noise or with noise by relevance.
     """
     if rounds is None and suits_rounds(table, n, epsilon, delta):
-        return plan_table(table, n, epsilon, delta, waves_asked(table, fourier))
-    return choose(table, n, epsilon, delta, fourier)
+        return plan_table(table, n, epsilon, delta, asked_fourier(table, fourier))
+    return plan_additive(table, n, epsilon, delta, fourier)
 
 
-def waves_asked(table: TableDomain, fourier: Fourier) -> int:
+def asked_fourier(table: TableDomain, fourier: Fourier) -> int:
     """Check a number of random Fourier features; 0 leaves it to the rule."""
     if fourier == "auto":
         return 0
@@ -181,16 +94,8 @@ def waves_asked(table: TableDomain, fourier: Fourier) -> int:
     return int(fourier)
 
 
-def _public_size(passes: Callable[[], Iterable[Encoded]], table: TableDomain, size: int | None) -> int:
-    """Return the number of records that the rule may use: public under replace-one, one record a person."""
-    if size is not None:
-        return size
-    if table.neighbours == "replace-one" and table.contributions == 1:
-        n = sum(len(y) for _, y in passes())
-        if n == 0:
-            raise UserError("there are no records to release; give at least one")
-        return n
-    why = "under add-remove" if table.neighbours == "add-remove" else "when a person may have several records"
-    raise UserError(
-        f"{why} the number of records is private; give a public guess of it (size=..., --public-size)"
-    )
+def _count(reader: Reader) -> int:
+    n = sum(len(y) for _, y in reader())
+    if n == 0:
+        raise UserError("there are no records to release; give at least one")
+    return n

@@ -7,15 +7,14 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
 from adlm.analyst.layer_sizes import layer_sizes
 from adlm.analyst.networks import name_of
 from adlm.curator.allocation import ALLOCATIONS
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.records import Settings, prepare
-from adlm.curator.relevance import Provenance, relevance_charge
+from adlm.curator.mechanisms.records import PrivateRecords, Settings, calibrate
+from adlm.curator.relevance import RelevanceSource, relevance_charge
 from adlm.errors import UserError
 from adlm.estimation.polynomial import by_name
 from adlm.privacy.accounting import Charge, compose, parse_epsilon, show
@@ -56,14 +55,6 @@ class Budgets:
         return cls(first or None, second, third)
 
 
-@dataclass(frozen=True)
-class RelevanceSource:
-    """The network that relevances are taken from; its provenance is `public`, `private` or a certificate."""
-
-    network: nn.Module
-    provenance: Provenance
-
-
 def settings_for(
     domain: Domain,
     network: nn.Module,
@@ -74,7 +65,18 @@ def settings_for(
     loss: str,
     mode: str,
 ) -> Settings:
-    """Line 9: Delta_h0 = 2 sum over h0 of d, and |h_(k)| for line 17, from the network's own sizes."""
+    """Line 9: Delta_h0 = 2 sum over h0 of d, and |h_(k)| for line 17, from the network's own sizes.
+
+    Parameters
+    ----------
+    domain : of the records.
+    network : to be trained; only its sizes are read.
+    budgets : eps1, eps2 and eps3.
+    L : batch size.
+    delta_h0 : `counted`, `per-patch` or a number.
+    allocation : `linear` or `optimal`; `identical` without eps1.
+    loss, mode : `cross-entropy` or `square`, and `economical` or `literal`.
+    """
     sizes, classes = layer_sizes(network, domain.shape), len(domain.classes)
     if budgets.epsilon3 is not None and sizes.outputs != classes:
         raise UserError(
@@ -101,17 +103,26 @@ def settings_for(
 
 
 def check_first(
-    D: npt.ArrayLike,
-    y: npt.ArrayLike | None,
-    domain: Domain,
+    records: PrivateRecords,
     settings: Settings,
     budgets: Budgets,
+    *,
     explained: RelevanceSource | None,
     rows: int | None,
     ledger: Ledger,
     folder: Path | None,
 ) -> None:
-    """Find every mistake, and a budget that is too small, before the relevances are charged."""
+    """Find every mistake, and a budget that is too small, before the relevances are charged.
+
+    Parameters
+    ----------
+    records : what is private.
+    settings, budgets : of the release.
+    explained : the relevance network; None without eps1.
+    rows : records to average relevances over; None for all.
+    ledger : what is to be charged.
+    folder : where the release is to be written, or None.
+    """
     if budgets.epsilon1 is not None and explained is None:
         raise UserError("AdLM needs a relevance network and its provenance; ILM needs neither.")
     if settings.allocation not in ALLOCATIONS:
@@ -119,13 +130,14 @@ def check_first(
     if folder is not None and Path(folder).exists():
         raise UserError(f"{folder} exists already; choose another place for the release or remove it first")
     # Reads every record, in blocks, and refuses a wrong shape or a value that is not finite.
-    domain.outside(D)
-    n = len(np.asarray(D))
+    domain, y = records.domain, records.labels
+    domain.outside(records.x)
+    n = len(np.asarray(records.x))
     if (y is None) == settings.labelled:
         raise UserError("labels are given when, and only when, they have a budget: epsilon3.")
     if n == 0 or (y is not None and n != len(domain.encode_labels(y))):
         raise UserError(f"there must be records, and one label for each (got {n} records).")
-    planned: tuple[Charge, ...] = prepare(replace(settings, allocation="identical"), domain, None).charges
+    planned: tuple[Charge, ...] = calibrate(replace(settings, allocation="identical"), domain, None).charges
     if budgets.epsilon1 is not None:
         planned = (relevance_charge(domain, n if rows is None else rows, budgets.epsilon1), *planned)
     if ledger.budget is not None:

@@ -77,10 +77,13 @@ class RelevanceNetwork:
         about = read_json(folder / _ABOUT, what="relevance network")
         if provenance is None:
             signature = Signature.read(folder / FILE, _statement(about), f"the relevance network {folder}")
-            require(signature, trusted, f"the relevance network {folder}",
-                    "anybody can write 'public' into a file, so declare its provenance yourself "
-                    "(provenance=..., --relevance-provenance), or trust the key of whoever signed it"
-            )  # fmt: skip
+            require(
+                signature,
+                trusted,
+                f"the relevance network {folder}",
+                "anybody can write 'public' into a file, so declare its provenance yourself "
+                "(provenance=..., --relevance-provenance), or trust the key of whoever signed it",
+            )
         try:
             raw = (folder / _TENSORS).read_bytes()
             if about["kind"] != "relevance network" or sha256(raw) != about["sha256"]:
@@ -107,7 +110,16 @@ def make_public(
     epochs: int = 12,
     seed: int = 0,
 ) -> RelevanceNetwork:
-    """Pre-train the named network on random public classes of records of ``shape``."""
+    """Pre-train the named network on random public classes of records of ``shape``.
+
+    Parameters
+    ----------
+    shape : of a record.
+    name : of the network.
+    classes, per_class : random classes, and records of each.
+    epochs : of training.
+    seed : of classes and weights.
+    """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build(name, shape, classes)

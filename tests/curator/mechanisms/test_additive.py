@@ -18,17 +18,18 @@ from adlm.analyst import tables
 from adlm.analyst.fit import fit
 from adlm.analyst.metrics import measure
 from adlm.curator.clipping import Clip
-from adlm.curator.ledger import Budget, Ledger
+from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import additive as curator
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation import additive
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import PEEKED, SEEDED
 from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.tables import TablePlan, plan_table
-from adlm.workflows.privatise_table import privatise_encoded
+from adlm.workflows.privatise import privatise
 
 NORMS = ("l1", "l2")
 SHARES = (Fraction(1, 5),) * 5
@@ -62,8 +63,8 @@ def passes(x: NDArray[np.float32], y: NDArray[np.int64]) -> Callable[[], Iterabl
 
 
 @lru_cache
-def calibrated(delta: Fraction) -> curator.Calibration:
-    return curator.calibrate(PLAN, Fraction(1), delta, "replace-one", 1)
+def calibrated(delta: Fraction) -> curator.TableScales:
+    return curator.calibrate(PLAN, Budget(Fraction(1), delta), "replace-one").scales
 
 
 def stages(x: Any, y: Any, table: TableDomain, delta: Fraction) -> Any:
@@ -145,13 +146,13 @@ def test_derivatives_of_neighbours_are_within_the_stated_sensitivity(
 def test_charges_keep_to_the_budget(delta: Fraction, neighbours: str, people: int) -> None:
     from adlm.privacy.accounting import compose
 
-    budget = curator.calibrate(PLAN, Fraction(1, 2), delta, neighbours, people)
+    budget = curator.calibrate(PLAN, Budget(Fraction(1, 2), delta), neighbours, people)
     total = compose(budget.charges)
     assert Fraction(49, 100) < total.epsilon_proved <= Fraction(1, 2)
     assert total.delta == delta
     assert len(budget.charges) == 5
-    one = curator.calibrate(PLAN, Fraction(1, 2), delta, neighbours, 1)
-    assert budget.tables == pytest.approx(people * one.tables, rel=1e-5)
+    one = curator.calibrate(PLAN, Budget(Fraction(1, 2), delta), neighbours, 1)
+    assert budget.scales.tables == pytest.approx(people * one.scales.tables, rel=1e-5)
 
 
 def test_the_charge_is_written_before_noise_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,12 +165,12 @@ def test_the_charge_is_written_before_noise_is_drawn(monkeypatch: pytest.MonkeyP
         return np.zeros(shape, np.int64)
 
     monkeypatch.setattr(curator._Stages, "_noise", draw)
-    privatise_encoded(passes(x, y), made_table(), epsilon=1, ledger=ledger, seed=0)
+    privatise(passes(x, y), domain=made_table(), epsilon=1, ledger=ledger, seed=0)
     assert drawn
     assert min(drawn) > 0
     drawn.clear()
     with pytest.raises(UserError, match="overspent"):
-        privatise_encoded(passes(x, y), made_table(), epsilon=1, ledger=ledger, seed=0)
+        privatise(passes(x, y), domain=made_table(), epsilon=1, ledger=ledger, seed=0)
     assert not drawn
 
 
@@ -180,7 +181,7 @@ def test_the_model_learns_and_survives_the_disk(classes: int, delta: str, tmp_pa
     from adlm.privacy.release import Release
 
     x, y = made_records(6000, classes, 5)
-    release = privatise_encoded(passes(x, y), made_table(classes), epsilon=3, delta=delta, seed=1)
+    release = privatise(passes(x, y), domain=made_table(classes), epsilon=3, delta=delta, seed=1)
     release.save(tmp_path / "r")
     model = fit(Release.load(tmp_path / "r"))
     test, codes = made_records(3000, classes, 6)
@@ -198,7 +199,7 @@ def test_without_noise_the_stages_reach_a_logistic_regression(monkeypatch: pytes
 
     x, y = made_records(8000, 2, 7)
     test, codes = made_records(4000, 2, 8)
-    release = privatise_encoded(passes(x, y), made_table(), epsilon=1000, delta="1e-5", seed=1)
+    release = privatise(passes(x, y), domain=made_table(), epsilon=1000, delta="1e-5", seed=1)
     features = TabularFeatures(made_table(), detail=16)
     z, t = (features(torch.from_numpy(v)).numpy() / features.unit for v in (x, test))
     best = LogisticRegression(max_iter=1000).fit(z, y).predict_proba(t)
@@ -212,7 +213,7 @@ def test_relevance_by_column_finds_the_column_that_matters() -> None:
     x, y = made_records(4000, 2, 9)
     x[:, 1:5] = np.eye(4, dtype=np.float32)[generator.integers(0, 4, 4000)]
     x[:, 5] = generator.random(4000) < 0.5
-    release = privatise_encoded(passes(x, y), made_table(), epsilon=2, seed=1)
+    release = privatise(passes(x, y), domain=made_table(), epsilon=2, seed=1)
     relevance = tables.relevance(release)
     assert sum(relevance.values()) == pytest.approx(1)
     assert max(relevance, key=lambda name: relevance[name]) == "age"
@@ -243,12 +244,12 @@ def test_relevance_of_a_record_release_is_added_up_over_what_encodes_a_column() 
 
 def test_the_number_of_records_is_kept_only_where_it_is_public() -> None:
     x, y = made_records(800, 2, 10)
-    shown = privatise_encoded(passes(x, y), made_table(), epsilon=1, seed=0).certificate.settings["n"]
+    shown = privatise(passes(x, y), domain=made_table(), epsilon=1, seed=0).certificate.settings["n"]
     assert shown == 800
     private = made_table(neighbours="add-remove")
     with pytest.raises(UserError, match="the number of records is private"):
-        privatise_encoded(passes(x, y), private, epsilon=1, seed=0)
-    certificate = privatise_encoded(passes(x, y), private, epsilon=1, seed=0, size=1000).certificate
+        privatise(passes(x, y), domain=private, epsilon=1, seed=0)
+    certificate = privatise(passes(x, y), domain=private, epsilon=1, seed=0, size=1000).certificate
     assert certificate.settings["n"] is None
     assert certificate.settings["told_n"] != 800
 
@@ -256,7 +257,7 @@ def test_the_number_of_records_is_kept_only_where_it_is_public() -> None:
 def test_learnt_bounds_stamp_the_certificate() -> None:
     x, y = made_records(300, 2, 11)
     peeked = made_table(bounds_learnt_from_data=True)
-    assert PEEKED in privatise_encoded(passes(x, y), peeked, epsilon=1, seed=0).certificate.stamps
+    assert PEEKED in privatise(passes(x, y), domain=peeked, epsilon=1, seed=0).certificate.stamps
 
 
 def test_the_rule_spends_on_more_stages_as_the_budget_grows() -> None:
@@ -283,7 +284,7 @@ def test_random_fourier_features_learn_what_columns_tell_together() -> None:
     test, codes = chessboard(2000, 14)
     found = {}
     for fourier in (0, 16):
-        release = privatise_encoded(passes(x, y), table, epsilon=3, delta="1e-5", seed=1, fourier=fourier)
+        release = privatise(passes(x, y), domain=table, epsilon=3, delta="1e-5", seed=1, fourier=fourier)
         assert float(release.certificate.totals.epsilon_proved) <= 3
         found[fourier] = measure(fit(release).probabilities(test), codes).accuracy
     assert min(found.values()) > 0.8  # 0 leaves their number to the rule
@@ -305,7 +306,7 @@ def test_the_rule_takes_as_many_random_fourier_features_as_the_noise_allows() ->
     words = TableDomain((Column("a", "categorical", values=("x", "y")), table.label))
     assert plan_table(words, 10**6, Fraction(3), Fraction(0), "auto").fourier == 0
     x, y = made_records(5000, 2, 15)
-    release = privatise_encoded(passes(x, y), table, epsilon="1.5", seed=0, fourier="auto")
+    release = privatise(passes(x, y), domain=table, epsilon="1.5", seed=0, fourier="auto")
     assert release.certificate.settings["plan"]["fourier"] == waves(5000, "1.5")
     with pytest.raises(UserError, match="fourier must be auto or a whole number"):
         plan_table(table, 5000, Fraction(3), Fraction(0), 1001)

@@ -16,7 +16,7 @@ from adlm.analyst.fit import fit
 from adlm.analyst.rounds import drowned, estimated_accuracy, rounds_head
 from adlm.audit.rounds_controls import ROUNDS
 from adlm.curator.feature_store import FeatureStore
-from adlm.curator.ledger import Budget, Ledger
+from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.gradient_rounds import (
     GradientClip,
     GradientPass,
@@ -39,6 +39,7 @@ from adlm.estimation.gradient_head import (
     final_head,
 )
 from adlm.privacy.accounting import compose
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import Release
 from adlm.public.domain import NEIGHBOURS
 from adlm.workflows.privatise import privatise

@@ -20,21 +20,24 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from adlm.curator.clipping import Clip
-from adlm.curator.ledger import Budget, Ledger
+from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import moments
+from adlm.curator.mechanisms.calibration import off_diagonal
 from adlm.curator.mechanisms.moments import (
     Batches,
     CrossMoments,
     MomentConfig,
     Second,
     calibrate,
-    off_diagonal,
-    release_moments,
+)
+from adlm.curator.mechanisms.moments import (
+    release as release_moments,
 )
 from adlm.curator.mechanisms.second_moments import frame, triangle_sensitivity
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.privacy.accounting import compose
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
@@ -77,7 +80,7 @@ def release(
         batched(*(data or records()), size),
         domain=domain(neighbours),
         features=Identity((K,)),
-        design=design,
+        config=design,
         ledger=ledger or Ledger(),
         source=source or Source.system(),
     )

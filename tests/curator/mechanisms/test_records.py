@@ -11,14 +11,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adlm.curator.ledger import Budget, Ledger
-from adlm.curator.mechanisms.record_release import release_records, write_records
-from adlm.curator.mechanisms.records import SCALE, Settings, prepare
+from adlm.curator.ledger import Ledger
+from adlm.curator.mechanisms.record_release import release as release_records
+from adlm.curator.mechanisms.record_release import write as write_records
+from adlm.curator.mechanisms.records import SCALE, PrivateRecords, Settings, calibrate, mechanism_for
 from adlm.curator.noise import Source
 from adlm.curator.relevance import PrivateRelevance
 from adlm.errors import UserError
 from adlm.estimation.polynomial import SQUARE
 from adlm.privacy.accounting import compose
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain import Domain
 
@@ -42,7 +44,7 @@ def relevance(values: list[float]) -> PrivateRelevance:
 
 def made(x, y, settings: Settings = SETTINGS, seed: int = 1, **more):  # type: ignore[no-untyped-def]
     given = {"relevance": None, "ledger": Ledger(), "source": Source.seeded_with(seed)} | more
-    return release_records(x, y, DOMAIN, settings, **given)
+    return release_records(PrivateRecords(x, y, DOMAIN), settings, **given)
 
 
 @pytest.mark.parametrize("epsilon", [Fraction(1, 10), Fraction(2)])
@@ -51,7 +53,7 @@ def test_the_proved_epsilon_of_features_and_labels_is_that_of_the_design(
     epsilon: Fraction, delta_h0: int, factor: float
 ) -> None:
     settings = replace(PAPER, epsilon2=epsilon, epsilon3=epsilon, delta_h0=Fraction(delta_h0))
-    features, labels = prepare(settings, MNIST, None).charges
+    features, labels = calibrate(settings, MNIST, None).charges
     assert float(features.epsilon_proved) == pytest.approx(factor * float(epsilon), rel=1e-3)
     assert float(features.epsilon_proved) <= 1800 * 784 * float(epsilon) / delta_h0
     assert float(labels.epsilon_proved) == pytest.approx(1.98621 * float(epsilon), rel=1e-4)
@@ -60,15 +62,15 @@ def test_the_proved_epsilon_of_features_and_labels_is_that_of_the_design(
 
 @pytest.mark.parametrize("allocation", ["linear", "optimal"])
 def test_the_proved_epsilon_of_features_does_not_depend_on_the_relevances(allocation: str) -> None:
-    even = prepare(SETTINGS, DOMAIN, None).charges[0].epsilon_proved
+    even = calibrate(SETTINGS, DOMAIN, None).charges[0].epsilon_proved
     for values in ([0.1, 0.2, 0.3, 0.4], [5.0, -1e-3, 1.0, 0.0]):
-        skewed = prepare(replace(SETTINGS, allocation=allocation), DOMAIN, relevance(values))
+        skewed = mechanism_for(replace(SETTINGS, allocation=allocation), DOMAIN, relevance(values))
         assert float(skewed.charges[0].epsilon_proved) == pytest.approx(float(even), rel=1e-5)
 
 
 def test_worst_neighbours_move_exactly_the_stated_number_of_grid_steps() -> None:
     """Truncation and scaling together, on the records as the mechanism itself puts them on the grid."""
-    p = prepare(replace(SETTINGS, allocation="linear"), DOMAIN, relevance([0.5, 0.2, 0.9, 0.1]))
+    p = mechanism_for(replace(SETTINGS, allocation="linear"), DOMAIN, relevance([0.5, 0.2, 0.9, 0.1]))
     ends = DOMAIN.scale(np.array([[-5.0] * 4, [9.0] * 4])).astype(np.float64)
     steps = np.floor(ends / p.units)
     assert np.abs(steps[1] - steps[0]).sum() == p.charges[0].sensitivity
@@ -80,7 +82,7 @@ def test_worst_neighbours_move_exactly_the_stated_number_of_grid_steps() -> None
 def test_a_changed_label_moves_the_coefficients_by_what_the_label_charge_says(mode, loss) -> None:  # type: ignore[no-untyped-def]
     settings = replace(SETTINGS, mode=mode, loss=loss)
     a, b = (made([[0.0] * 4], [label], settings).tensors["phi"].double() for label in ("a", "c"))
-    p = prepare(settings, DOMAIN, None)
+    p = mechanism_for(settings, DOMAIN, None)
     moved = float((a - b).abs().sum()) / p.label_unit
     assert moved == pytest.approx(float(p.charges[1].sensitivity), rel=1e-5)
 
@@ -138,7 +140,14 @@ def test_a_streamed_release_is_byte_for_byte_the_one_made_in_memory(tmp_path: Pa
     r = relevance([0.5, 0.1, 0.0, 0.2])
     made(x, labels, settings, relevance=r).save(tmp_path / "memory")
     source = Source.seeded_with(1)
-    write_records(tmp_path / "disk", x, labels, DOMAIN, settings, relevance=r, ledger=Ledger(), source=source)
+    write_records(
+        tmp_path / "disk",
+        PrivateRecords(x, labels, DOMAIN),
+        settings,
+        relevance=r,
+        ledger=Ledger(),
+        source=source,
+    )
     for name in ("release.safetensors", "certificate.json"):
         assert (tmp_path / "disk" / name).read_bytes() == (tmp_path / "memory" / name).read_bytes()
     assert SEEDED in Release.load(tmp_path / "disk").certificate.stamps
@@ -151,9 +160,7 @@ def test_memory_of_a_streamed_release_does_not_grow_with_the_records(tmp_path: P
         tracemalloc.start()
         write_records(
             tmp_path / str(n),
-            x,
-            y,
-            MNIST,
+            PrivateRecords(x, y, MNIST),
             PAPER,
             relevance=None,
             ledger=Ledger(),
@@ -196,7 +203,7 @@ def test_the_certificate_adds_claims_to_the_paper_total_and_proofs_to_the_design
     release = made(np.ones((3, 4)), ["a"] * 3)
     totals = release.certificate.totals
     assert totals.epsilon_claimed == Fraction(3, 4)
-    assert totals == compose(prepare(SETTINGS, DOMAIN, None).charges)
+    assert totals == compose(calibrate(SETTINGS, DOMAIN, None).charges)
     assert float(totals.epsilon_proved) == pytest.approx(10 * 4 * 0.5 / 8 + 2 * 10 * 0.25 / 33.75, rel=1e-6)
 
 
@@ -205,9 +212,7 @@ def test_nothing_is_written_over_and_nothing_is_charged_for_it(tmp_path: Path) -
     with pytest.raises(UserError, match="exists already"):
         write_records(
             tmp_path,
-            [[0.0] * 4],
-            ["a"],
-            DOMAIN,
+            PrivateRecords([[0.0] * 4], ["a"], DOMAIN),
             SETTINGS,
             relevance=None,
             ledger=ledger,
@@ -219,15 +224,15 @@ def test_nothing_is_written_over_and_nothing_is_charged_for_it(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: prepare(SETTINGS, replace(DOMAIN, neighbours="add-remove"), None), "replace-one"),
-        (lambda: prepare(SETTINGS, DOMAIN, relevance([1.0])), "1 relevances for 4 features"),
+        (lambda: mechanism_for(SETTINGS, replace(DOMAIN, neighbours="add-remove"), None), "replace-one"),
+        (lambda: mechanism_for(SETTINGS, DOMAIN, relevance([1.0])), "1 relevances for 4 features"),
         (lambda: replace(SETTINGS, mode="both"), "mode must be one of economical, literal"),
         (lambda: replace(SETTINGS, batch_size=0), "must be positive"),
         (lambda: replace(SETTINGS, epsilon2=Fraction(0)), "must be positive"),
         (lambda: replace(SETTINGS, delta_h0_rule="guess"), "counted, per-patch, given"),
         (lambda: made(np.ones((2, 4)), ["a"]), "one label for each record"),
         (
-            lambda: prepare(replace(SETTINGS, delta_h0=Fraction(10**12)), DOMAIN, None).charges,
+            lambda: calibrate(replace(SETTINGS, delta_h0=Fraction(10**12)), DOMAIN, None),
             "nothing of a record",
         ),
     ],

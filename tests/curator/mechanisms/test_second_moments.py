@@ -19,12 +19,13 @@ from scipy import stats
 from adlm.curator.clipping import Clip
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import (
-    ACROSS,
     CrossMoments,
     MomentConfig,
     Second,
     calibrate,
-    release_moments,
+)
+from adlm.curator.mechanisms.moments import (
+    release as release_moments,
 )
 from adlm.curator.mechanisms.second_moments import (
     DIAGONAL,
@@ -70,7 +71,7 @@ def released(
         lambda: [data],
         domain=Domain((K,), -1.0, 1.0, tuple(map(str, range(M)))),
         features=Identity((K,)),
-        design=design,
+        config=design,
         ledger=Ledger(),
         source=source or Source.system(),
     )
@@ -132,7 +133,11 @@ def test_products_across_are_within_the_stated_sensitivity_and_attain_it(
 def test_three_parts_keep_to_the_budget(delta: Fraction, relation: str) -> None:
     design = MomentConfig(Fraction(1), delta, K, 1.0, second=STAGED, pure="radial", contributions=2)
     scales, charges = calibrate(design, relation)
-    assert [c.what for c in charges] == ["class sums and counts", "second moments", ACROSS]
+    assert [c.what for c in charges] == [
+        "class sums and counts",
+        "second moments",
+        "products across the basis",
+    ]
     total = compose(charges)
     assert float(total.epsilon_proved) == pytest.approx(1, rel=1e-5)
     assert total.epsilon_proved <= 1

@@ -17,7 +17,7 @@ from adlm.public.domain.column import Column
 from adlm.public.domain.encoding import encode_column, encode_frame, encode_labels
 from adlm.public.domain.table import TableDomain
 from adlm.public.domain.values import person_texts
-from adlm.workflows.sklearn.inputs import bounded
+from adlm.readers.frames import kept_records
 
 AGE = Column("a", "numeric", 0, 2.0**60, scale="log", missing="category")
 TOWN = Column("t", "categorical", values=("1", "2", "true"), other="rest", missing="category")
@@ -126,12 +126,12 @@ def test_persons_with_large_ids_are_not_merged_beside_a_missing_cell() -> None:
         (Column("id", "person"), AGE, Column("y", "label", classes=("no", "yes"))), missing=("", "?")
     )
     ids = [2**53, 2**53 + 1, 2**53 + 2]
-    assert bounded(table, pd.DataFrame({"id": ids})).all()
+    assert kept_records(table, pd.DataFrame({"id": ids})).all()
     with pytest.raises(UserError, match=r"column 'id': the number .* read the column as text"):
-        bounded(table, pd.DataFrame({"id": [*ids, None]}))
+        kept_records(table, pd.DataFrame({"id": [*ids, None]}))
     for nobody in ("?", " ", None):
         with pytest.raises(UserError, match="row 4, column 'id': the person is not named"):
-            bounded(table, pd.DataFrame({"id": [*map(str, ids), nobody]}))
+            kept_records(table, pd.DataFrame({"id": [*map(str, ids), nobody]}))
 
 
 @pytest.mark.parametrize("kind", [AGE, TOWN, YES, SEEN], ids=lambda c: c.kind)

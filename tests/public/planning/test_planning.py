@@ -11,7 +11,7 @@ from torch import Tensor
 from adlm.errors import UserError
 from adlm.privacy.accounting import gaussian_mu as proved_mu
 from adlm.privacy.accounting import parse_delta, parse_epsilon
-from adlm.public.features import Features
+from adlm.public.features import Features, Narrowed
 from adlm.public.features.prior import PriorProjection
 from adlm.public.planning.moments import (
     BROAD,
@@ -150,3 +150,12 @@ def test_nonsense_is_told() -> None:
         plan_moments(100, 1, 1.0, 0, "replace-one", Plain(10))
     with pytest.raises(UserError, match="epsilon > 0"):
         plan_moments(100, 2, 0.0, 0, "replace-one", Plain(10))
+
+
+def test_rounds_of_a_weak_signal_keep_fewer_coordinates() -> None:
+    features = PriorProjection("drawn")
+    kept = [plan_moments(60_000, 10, epsilon, 1e-5, "replace-one", features).k for epsilon in (0.02, 0.5, 8)]
+    assert kept == [60, 152, 300]
+    garments = PriorProjection("garments")
+    assert garments.rounds_width(100.0) == 400
+    assert Narrowed(garments, 100).rounds_width(100.0) == 100

@@ -7,7 +7,7 @@ before it released. All vectors pass through a `Clip`, in integers. Proofs: docs
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -17,13 +17,16 @@ import torch
 
 from adlm.curator.clipping import EXACT_ROWS, Clip, Norm, Reals
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import Batches, off_diagonal, root_down
+from adlm.curator.mechanisms.calibration import Calibration, Spending, off_diagonal
+from adlm.curator.mechanisms.second_moments import Batches
 from adlm.curator.noise import Source
+from adlm.curator.sums import add_class_sums
 from adlm.errors import UserError
 from adlm.estimation import additive
-from adlm.privacy.accounting import Charge, gaussian_mu, root_up
+from adlm.privacy.accounting import Mechanism, gaussian_mu, root_up
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
-from adlm.public.domain import Domain
+from adlm.public.features import described
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.tables import TablePlan
 
@@ -32,17 +35,21 @@ Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Calibration:
-    """Noise for each stage: integer scales, in grid steps, and what they cost."""
+class TableScales:
+    """Integer noise scales of each stage, in grid steps."""
 
     norm: Norm
     tables: int
-    second_round: int  # 0: no second look
-    gradient: int  # 0: stage two is left out
-    curvature: int  # off the diagonal
-    diagonal: int
-    residuals: int  # 0: not released
-    charges: tuple[Charge, ...]
+    second_round: int = 0  # 0: the tables are released once
+    gradient: int = 0  # 0: stage two is left out
+    curvature: int = 0  # off the diagonal
+    diagonal: int = 0
+    residuals: int = 0  # 0: not released
+
+    @property
+    def mechanism(self) -> Mechanism:
+        """The noise of every stage."""
+        return "laplace" if self.norm == "l1" else "gaussian"
 
     @property
     def spread(self) -> float:
@@ -51,9 +58,16 @@ class Calibration:
 
 
 def calibrate(
-    plan: TablePlan, epsilon: Fraction, delta: Fraction, neighbours: str, contributions: int
-) -> Calibration:
+    plan: TablePlan, budget: Budget, neighbours: str, contributions: int = 1
+) -> Calibration[TableScales]:
     """Share a budget between the stages.
+
+    Parameters
+    ----------
+    plan : the public settings, with the share of each stage.
+    budget : epsilon, and delta; delta 0 gives Laplace noise.
+    neighbours : the relation of the charges.
+    contributions : records that one person may have.
 
     Formal guarantees
     -----------------
@@ -61,40 +75,28 @@ def calibrate(
     steps, the same whatever the earlier stages released, so the charges can be made before the first noise is
     drawn. Guarantee: they compose to at most epsilon and delta. Proved in docs/proof-tables.md.
     """
+    epsilon, delta = budget.epsilon, budget.delta
     norm: Norm = "l2" if delta else "l1"
-    mu = gaussian_mu(epsilon, delta) if delta else Fraction(0)
+    loss = (gaussian_mu(epsilon, delta) if delta else epsilon) / contributions
+    mechanism: Mechanism = "gaussian" if delta else "laplace"
+    spending = Spending(mechanism, neighbours, loss, contributions, delta)
     unit = Clip(norm, (1.0,), 1.0)
-    charges: list[Charge] = []
-
-    def scale(what: str, sensitivity: Fraction, share: Fraction, theorem: str) -> int:
-        moved = contributions * sensitivity
-        steps = math.ceil(moved / (mu * root_down(share)) if delta else moved / (share * epsilon))
-        charges.append(
-            Charge(what, "gaussian" if delta else "laplace", neighbours, moved, Fraction(steps),
-                   f"{PROOF} {theorem}", delta)
-        )  # fmt: skip
-        return steps
-
-    tables = scale(
-        "class tables and counts", _table_sensitivity(unit, neighbours), plan.shares[0], "Theorem 1"
-    )
-    second_round = gradient = off = diagonal = residuals = 0
+    tables, sums = _table_sensitivity(unit, neighbours), unit.sums_sensitivity(neighbours)
+    one, two = f"{PROOF} Theorem 1", f"{PROOF} Theorem 2"
+    scales = TableScales(norm, spending.scale("class tables and counts", tables, plan.shares[0], one))
     if plan.shares[1]:
-        second_round = scale(
-            "class tables again, noise by relevance", _table_sensitivity(unit, neighbours), plan.shares[1],
-            "Theorem 1",
-        )  # fmt: skip
+        again = spending.scale("class tables again, noise by relevance", tables, plan.shares[1], one)
+        scales = replace(scales, second_round=again)
     if plan.weights == "columns":
-        gradient = scale(
-            "gradient in column weights", unit.sums_sensitivity(neighbours), plan.shares[2], "Theorem 2"
-        )
-        curvature = scale(
-            "curvature in column weights", unit.second_sensitivity(neighbours), plan.shares[3], "Theorem 2"
+        gradient = spending.scale("gradient in column weights", sums, plan.shares[2], two)
+        curvature = spending.scale(
+            "curvature in column weights", unit.second_sensitivity(neighbours), plan.shares[3], two
         )
         off, diagonal = (off_diagonal(curvature), curvature) if delta else (curvature, 2 * curvature)
+        scales = replace(scales, gradient=gradient, curvature=off, diagonal=diagonal)
     if plan.residuals:
-        residuals = scale("residual tables", unit.sums_sensitivity(neighbours), plan.shares[4], "Theorem 2")
-    return Calibration(norm, tables, second_round, gradient, off, diagonal, residuals, tuple(charges))
+        scales = replace(scales, residuals=spending.scale("residual tables", sums, plan.shares[4], two))
+    return Calibration(scales, tuple(spending.charges))
 
 
 def _table_sensitivity(unit: Clip, neighbours: str) -> Fraction:
@@ -108,17 +110,14 @@ def _table_sensitivity(unit: Clip, neighbours: str) -> Fraction:
     )
 
 
-def release_additive(
+def release(
     batches: Batches,
     *,
-    domain: Domain,
     features: TabularFeatures,
     plan: TablePlan,
-    epsilon: Fraction,
-    delta: Fraction,
+    budget: Budget,
     ledger: Ledger,
     source: Source,
-    contributions: int = 1,
     stamps: tuple[str, ...] = (),
 ) -> Release:
     """Make the release of a table: two or three passes over the records.
@@ -126,36 +125,44 @@ def release_additive(
     Parameters
     ----------
     batches : gives ((n, width) features, (n,) codes) batches, the same ones each time it is called.
+    features : the public map that made them; its table declares the relation and a person's records.
+    plan : the public settings.
+    budget : epsilon and delta; delta 0 gives Laplace noise.
+    ledger : the charges are written there before noise is drawn.
+    source : of the noise.
+    stamps : warnings that travel with the release.
 
     Formal guarantees
     -----------------
-    Relation: the domain's, of persons with at most `contributions` records. Guarantee: `calibrate`. Every
+    Relation: the table's, of persons with at most `contributions` records. Guarantee: `calibrate`. Every
     charge is in the ledger before noise is drawn. n is kept only where it is public: under replace-one with
     one record a person.
     """
-    budget = calibrate(plan, epsilon, delta, domain.neighbours, contributions)
-    stage = _Stages(batches, features, len(domain.classes), budget, source)
+    domain, contributions = features.table.domain, features.table.contributions
+    calibration = calibrate(plan, budget, domain.neighbours, contributions)
+    scales = calibration.scales
+    stage = _Stages(batches, features, len(domain.classes), scales, source)
     table, n = stage.class_tables(stage.clip)
     if n == 0:
         raise UserError("there are no records to release; give at least one")
-    ledger.charge(*budget.charges)
+    ledger.charge(*calibration.charges)
     known = n if domain.neighbours == "replace-one" and contributions == 1 else None
     tensors, facts = stage.finish(table, known, plan)
     settings = {
         "n": known,
-        "mechanism": "gaussian" if delta else "laplace",
+        "mechanism": scales.mechanism,
         "model": "additive",
         "plan": plan.to_dict(),
         "contributions": contributions,
-        "sd_sums": budget.spread * budget.tables,
+        "sd_sums": scales.spread * scales.tables,
     }
     return Release.make(
         tensors,
         kind="moments",
         domain=domain,
-        features={"spec": features.spec(), "fingerprint": features.fingerprint()},
+        features=described(features),
         settings=settings | facts,
-        charges=budget.charges,
+        charges=calibration.charges,
         stamps=stamps + ((SEEDED,) if source.seeded else ()),
     )
 
@@ -168,18 +175,18 @@ class _Stages:
         batches: Batches,
         features: TabularFeatures,
         classes: int,
-        budget: Calibration,
+        scales: TableScales,
         source: Source,
     ) -> None:
         self.size: float
         self.batches, self.features, self.classes = batches, features, classes
-        self.budget, self.source = budget, source
+        self.noise, self.source = scales, source
         blocks = len(features.blocks)
         # the count is a column of one cell; a record's cells have L1 norm `blocks`, L2 norm at most its root
         self.size, whole = float(blocks), float(blocks + 1)
-        if budget.norm == "l2":
+        if scales.norm == "l2":
             self.size, whole = math.sqrt(self.size), math.sqrt(whole)
-        self.clip = Clip(budget.norm, (1.0,) * features.indicators, self.size, 1 / whole)
+        self.clip = Clip(scales.norm, (1.0,) * features.indicators, self.size, 1 / whole)
 
     def indicators(self, z: npt.ArrayLike) -> Reals:
         """Undo the features' unit: cells that are on are 1."""
@@ -194,30 +201,25 @@ class _Stages:
         for z, codes in self.batches():
             rows = clip.integers(self.indicators(z))
             n += len(rows)
-            for start in range(0, len(rows), EXACT_ROWS):
-                block, labels = rows[start : start + EXACT_ROWS], codes[start : start + EXACT_ROWS]
-                member = np.zeros((len(block), self.classes))
-                member[np.arange(len(block)), labels] = 1.0
-                table[:, 1:] += (member.T @ block).astype(np.int64)
-                table[:, 0] += clip.count * member.sum(0).astype(np.int64)
+            add_class_sums(table, rows, codes, clip.count)
         return table, n
 
     def finish(
         self, table: Integers, n: int | None, plan: TablePlan
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Draw the noise of stage one, and make the stages that look at what it gave."""
-        budget, unit = self.budget, self.features.unit
-        table = table + self._noise(table.shape, budget.tables)
+        noise, unit = self.noise, self.features.unit
+        table = table + self._noise(table.shape, noise.tables)
         step = np.concatenate([[1 / self.clip.count], self.clip.steps])
-        sums, sd = table * step, budget.spread * budget.tables * step
+        sums, sd = table * step, noise.spread * noise.tables * step
         summary = self._summary(sums, sd, n)
         second: dict[str, Integers | Reals] = {}
-        if budget.second_round:
-            scales = additive.noise_by_relevance(summary, self.features.blocks, budget.norm)
-            clip = Clip(budget.norm, tuple(map(float, scales)), self.size)
+        if noise.second_round:
+            scales = additive.noise_by_relevance(summary, self.features.blocks, noise.norm)
+            clip = Clip(noise.norm, tuple(map(float, scales)), self.size)
             second_round = self.class_tables(clip)[0][:, 1:]
-            second_round = second_round + self._noise(second_round.shape, budget.second_round)
-            fine = budget.spread * budget.second_round * clip.steps
+            second_round = second_round + self._noise(second_round.shape, noise.second_round)
+            fine = noise.spread * noise.second_round * clip.steps
             best = sd[1:] ** -2 / (sd[1:] ** -2 + fine**-2)  # weight of the first look
             sums[:, 1:] = best * sums[:, 1:] + (1 - best) * second_round * clip.steps
             sd[1:] = (sd[1:] ** -2 + fine**-2) ** -0.5
@@ -233,9 +235,9 @@ class _Stages:
         } | second
         facts: dict[str, Any] = {"told_n": summary.n}
         weighing = additive.Weighing.of(summary.scores, summary.prior, self.features.blocks)
-        if budget.gradient:
+        if noise.gradient:
             gradient, curvature, small, coarse = self._derivatives(
-                weighing, weighing.length(summary, budget.norm)
+                weighing, weighing.length(summary, noise.norm)
             )
             tensors |= {
                 "gradient": gradient,
@@ -244,14 +246,16 @@ class _Stages:
                 "step_curvature": np.array([small]),
             }
             facts |= {
-                "sd_gradient": budget.spread * budget.gradient * coarse,
-                "sd_curvature": budget.spread * budget.curvature * small**2,
+                "sd_gradient": noise.spread * noise.gradient * coarse,
+                "sd_curvature": noise.spread * noise.curvature * small**2,
             }
-        if budget.residuals:
-            point = weighing.linear(additive.newton(*_real(tensors, facts)))
+        if noise.residuals:
+            point = weighing.linear(
+                additive.newton(*additive.derivatives(tensors), facts["sd_gradient"], facts["sd_curvature"])
+            )
             residual, size = self._residuals(point)
             tensors |= {"residuals": residual, "step_residuals": np.array([size])}
-            facts["sd_residuals"] = budget.spread * budget.residuals * size
+            facts["sd_residuals"] = noise.spread * noise.residuals * size
         return {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in tensors.items()}, facts
 
     def _summary(self, sums: Reals, sd: Reals, n: int | None) -> additive.Scores:
@@ -263,8 +267,8 @@ class _Stages:
     ) -> tuple[Integers, Integers, float, float]:
         size = weighing.size
         rows_each = 1 if self.classes == 2 else self.classes
-        first = Clip(self.budget.norm, (1.0,) * size, length)
-        second = Clip(self.budget.norm, (1.0,) * (size * rows_each), length / 2)
+        first = Clip(self.noise.norm, (1.0,) * size, length)
+        second = Clip(self.noise.norm, (1.0,) * (size * rows_each), length / 2)
         gradient = np.zeros(size, dtype=np.int64)
         curvature = np.zeros((size, size), dtype=np.int64)
         for z, codes in self.batches():
@@ -275,11 +279,11 @@ class _Stages:
                 block = whole[start : start + EXACT_ROWS]
                 for row in range(rows_each):
                     curvature += (block[:, row].T @ block[:, row]).astype(np.int64)
-        gradient += self._noise(gradient.shape, self.budget.gradient)
+        gradient += self._noise(gradient.shape, self.noise.gradient)
         noisy = np.zeros_like(curvature)
         above, corner = np.triu_indices(size, 1), np.diag_indices(size)
-        noisy[above] = curvature[above] + self._noise(above[0].shape, self.budget.curvature)
-        noisy[corner] = curvature[corner] + self._noise((size,), self.budget.diagonal)
+        noisy[above] = curvature[above] + self._noise(above[0].shape, self.noise.curvature)
+        noisy[corner] = curvature[corner] + self._noise((size,), self.noise.diagonal)
         return gradient, noisy, float(second.steps[0]), float(first.steps[0])
 
     def _residuals(self, point: additive.Linear) -> tuple[Integers, float]:
@@ -287,9 +291,9 @@ class _Stages:
         width = self.features.indicators
         # |y - p| is at most 1 for two classes; for more its L1 norm is at most 2 and its L2 norm sqrt(2)
         clip_norm = self.clip.clip_norm * (
-            1.0 if rows == 1 else 2.0 if self.budget.norm == "l1" else math.sqrt(2.0)
+            1.0 if rows == 1 else 2.0 if self.noise.norm == "l1" else math.sqrt(2.0)
         )
-        clip = Clip(self.budget.norm, (1.0,) * (rows * width), clip_norm)
+        clip = Clip(self.noise.norm, (1.0,) * (rows * width), clip_norm)
         total = np.zeros(rows * width, dtype=np.int64)
         for z, codes in self.batches():
             indicators = self.indicators(z)
@@ -298,16 +302,8 @@ class _Stages:
             wrong = wrong[:, 1:] if rows == 1 else wrong
             outer = (wrong[:, :, None] * indicators[:, None, :]).reshape(len(indicators), -1)
             total += clip.integers(outer).sum(0).astype(np.int64)
-        total += self._noise(total.shape, self.budget.residuals)
+        total += self._noise(total.shape, self.noise.residuals)
         return total.reshape(rows, width), float(clip.steps[0])
 
     def _noise(self, shape: tuple[int, ...], scale: int) -> Integers:
-        return self.source.draw("laplace" if self.budget.norm == "l1" else "gaussian", shape, scale)
-
-
-def _real(tensors: dict[str, Any], facts: dict[str, Any]) -> tuple[Reals, Reals, float, float]:
-    """Return gradient and curvature in real numbers, with their noise."""
-    upper = tensors["curvature"] * float(tensors["step_curvature"][0]) ** 2
-    full = upper + np.triu(upper, 1).T
-    gradient = tensors["gradient"] * float(tensors["step_gradient"][0])
-    return gradient, full, facts["sd_gradient"], facts["sd_curvature"]
+        return self.source.draw(self.noise.mechanism, shape, scale)

@@ -139,7 +139,13 @@ class GradientClip:
         return np.asarray(rows)
 
     def gradient(self, z: Small, codes: Integers, head: Head, allowed: Integers | None = None) -> Integers:
-        """Sum the bounded gradients of up to ROWS records: (M, 1 + k) in steps of 1 / GRADIENT_UNIT."""
+        """Sum the bounded gradients of up to ROWS records: (M, 1 + k) in steps of 1 / GRADIENT_UNIT.
+
+        Parameters
+        ----------
+        z, codes, head : (n, k) features in grid steps, (n,) classes, and the head of this round.
+        allowed : what `allowed` gives for z, if it is known already.
+        """
         values = z.astype(np.float64)
         rows = self.residuals(values, codes, head, allowed)
         total = np.empty((rows.shape[1], 1 + values.shape[1]), dtype=np.int64)

@@ -10,87 +10,82 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.records import RecordMechanism, Settings, prepare
+from adlm.curator.mechanisms.records import PrivateRecords, RecordMechanism, Settings, calibrate
 from adlm.curator.noise import Source
 from adlm.curator.relevance import PrivateRelevance
 from adlm.errors import UserError
 from adlm.privacy.accounting import Charge
 from adlm.privacy.release import CERTIFICATE, SEEDED, TENSORS, Release
-from adlm.public.domain import Domain
 from adlm.runtime.artefact import canonical, new_folder
 
 
-def release_records(
-    x: npt.ArrayLike,
-    labels: npt.ArrayLike | None,
-    domain: Domain,
+def release(
+    records: PrivateRecords,
     settings: Settings,
     *,
     relevance: PrivateRelevance | None,
     ledger: Ledger,
     source: Source,
-    stamps: tuple[str, ...] = (),
-    features: Mapping[str, Any] | None = None,
 ) -> Release:
-    """The release of all records, in memory: the tensors ``x``, ``phi``, ``bias``, ``budget_ratios``.
+    """Release all records, in memory: the tensors ``x``, ``phi``, ``bias``, ``budget_ratios``.
 
-    There is no ``phi`` where settings give labels no budget; ``labels`` is None then.
+    There is no ``phi`` where settings give labels no budget; the records have no labels then.
 
     Parameters
     ----------
-    x, labels : (n, *shape) private records in the units of the domain, and their n labels.
+    records : what is private, with its domain.
+    settings : the public settings.
     relevance : the private relevances; None for ILM, whose allocation is `identical`.
     ledger : all charges but those of the relevances, which it has already, are written there first.
-    features : what the certificate shall say of how the records were encoded; a table's columns.
-    stamps : warnings that shall travel with the release.
+    source : of the noise.
 
     Formal guarantees
     -----------------
-    See `Perturbation.charges`. The certificate carries the relevances' charges too.
+    See `RecordMechanism.charges`. The certificate carries the relevances' charges too.
     """
-    perturbation, small = _begin(x, labels, domain, settings, relevance, ledger, source)
-    n = len(np.asarray(x))
-    shapes = _streamed_shapes(perturbation, n)
+    mechanism, small = _begin(records, settings, relevance, ledger, source)
+    n = len(np.asarray(records.x))
+    shapes = _streamed_shapes(mechanism, n)
     whole = {name: np.empty(shape, dtype=np.float32) for name, shape in shapes.items()}
     start = 0
-    for parts in perturbation.chunks(x, labels, source):
+    for parts in mechanism.chunks(records.x, records.labels, source):
         for values, part in zip(whole.values(), parts, strict=True):
             values[start : start + len(part)] = part
         start += len(parts[0])
     tensors = small | {name: torch.from_numpy(values) for name, values in whole.items()}
-    return _release(tensors, perturbation, relevance, n, source, stamps, features)
+    return _release(tensors, records, mechanism, relevance, source)
 
 
-def write_records(
+def write(
     folder: Path,
-    x: npt.ArrayLike,
-    labels: npt.ArrayLike | None,
-    domain: Domain,
+    records: PrivateRecords,
     settings: Settings,
     *,
     relevance: PrivateRelevance | None,
     ledger: Ledger,
     source: Source,
-    stamps: tuple[str, ...] = (),
-    features: Mapping[str, Any] | None = None,
 ) -> None:
-    """The same release written to ``folder`` chunk by chunk: memory does not grow with the records."""
-    n = len(np.asarray(x))
-    if Path(folder).exists():  # before anything is charged
+    """Write the same release to a new folder, chunk by chunk: memory does not grow with the records.
+
+    Parameters
+    ----------
+    folder : must not exist; nothing is charged if it does.
+    records, settings, relevance, ledger, source : as for `release`.
+    """
+    if folder.exists():
         raise UserError(f"{folder} exists already; choose another place for the release or remove it first")
-    perturbation, small = _begin(x, labels, domain, settings, relevance, ledger, source)
-    certificate = _release(small, perturbation, relevance, n, source, stamps, features).certificate
-    shapes = _streamed_shapes(perturbation, n)
-    with new_folder(Path(folder), what="release") as temporary:
+    mechanism, small = _begin(records, settings, relevance, ledger, source)
+    certificate = _release(small, records, mechanism, relevance, source).certificate
+    shapes = _streamed_shapes(mechanism, len(np.asarray(records.x)))
+    with new_folder(folder, what="release") as temporary:
         with (temporary / TENSORS).open("wb") as file:
             offsets = _write_header(file, small, shapes)
             digests = {name: hashlib.sha256() for name in shapes}
-            for part in perturbation.chunks(x, labels, source):
+            for part in mechanism.chunks(records.x, records.labels, source):
                 for name, values in zip(shapes, part, strict=True):
                     raw = np.ascontiguousarray(values).tobytes()
                     file.seek(offsets[name])
@@ -106,49 +101,46 @@ def write_records(
 
 
 def _begin(
-    x: npt.ArrayLike,
-    labels: npt.ArrayLike | None,
-    domain: Domain,
+    records: PrivateRecords,
     settings: Settings,
     relevance: PrivateRelevance | None,
     ledger: Ledger,
     source: Source,
 ) -> tuple[RecordMechanism, dict[str, Tensor]]:
     """Check, charge, and only then draw: the bias is the first noise of the release."""
+    labels = records.labels
     if (labels is None) == settings.labelled:
         raise UserError("labels are given when, and only when, they have a budget: epsilon3 > 0.")
-    n = len(np.asarray(x))
+    n = len(np.asarray(records.x))
     m = n if labels is None else len(np.asarray(labels))
     if n != m or n == 0:
         raise UserError(f"there must be one label for each record, and a record (got {n} and {m} labels).")
-    perturbation = prepare(settings, domain, relevance)
-    ledger.charge(*perturbation.charges)
+    calibration = calibrate(settings, records.domain, relevance)
+    mechanism = calibration.scales
+    ledger.charge(*calibration.charges)
     small = {
-        "bias": torch.tensor([perturbation.bias(source)], dtype=torch.float64),
-        "budget_ratios": torch.from_numpy(perturbation.ratios),
+        "bias": torch.tensor([mechanism.bias(source)], dtype=torch.float64),
+        "budget_ratios": torch.from_numpy(mechanism.ratios),
     }
     if relevance is not None:
         small["relevance"] = torch.from_numpy(relevance.values)
-    return perturbation, small
+    return mechanism, small
 
 
 def _release(
     tensors: Mapping[str, Tensor],
-    perturbation: RecordMechanism,
+    records: PrivateRecords,
+    mechanism: RecordMechanism,
     relevance: PrivateRelevance | None,
-    n: int,
     source: Source,
-    stamps: tuple[str, ...],
-    features: Mapping[str, Any] | None,
 ) -> Release:
-    s = perturbation.settings
-    delta_f = s.loss.delta_f(len(perturbation.domain.classes), s.hidden)
+    s = mechanism.settings
     settings: dict[str, Any] = {
         "method": "ilm" if relevance is None else "adlm",
-        "n": n,
+        "n": len(np.asarray(records.x)),
         "allocation": s.allocation,
         "batch_size": s.batch_size,
-        "delta_f": str(delta_f),
+        "delta_f": str(s.loss.delta_f(len(records.domain.classes), s.hidden)),
         "delta_h0": str(s.delta_h0),
         "delta_h0_rule": s.delta_h0_rule,
         "epsilon2": str(s.epsilon2),
@@ -156,31 +148,31 @@ def _release(
         "hidden": s.hidden,
         "loss": s.loss.name,
         "mode": s.mode,
-        "withheld": int((perturbation.ratios == 0).sum()),
+        "withheld": int((mechanism.ratios == 0).sum()),
     }
     if s.network:
         settings["network"] = s.network
     carried: tuple[Charge, ...] = ()
+    stamps = records.stamps
     if relevance is not None:
         carried, settings = relevance.charges, settings | relevance.settings
+        stamps += relevance.stamps
     return Release.make(
         tensors,
         kind="records",
-        domain=perturbation.domain,
-        features=features or {},
+        domain=records.domain,
+        features=records.features,
         settings=settings,
-        charges=(*carried, *perturbation.charges),
-        stamps=stamps
-        + (() if relevance is None else relevance.stamps)
-        + ((SEEDED,) if source.seeded else ()),
+        charges=(*carried, *mechanism.charges),
+        stamps=stamps + ((SEEDED,) if source.seeded else ()),
     )
 
 
-def _streamed_shapes(perturbation: RecordMechanism, n: int) -> dict[str, tuple[int, ...]]:
-    classes = len(perturbation.domain.classes)
-    phi = (n, 3, classes) if perturbation.settings.mode == "literal" else (n, classes)
-    x = {"x": (n, *perturbation.domain.shape)}
-    return x | {"phi": phi} if perturbation.settings.labelled else x
+def _streamed_shapes(mechanism: RecordMechanism, n: int) -> dict[str, tuple[int, ...]]:
+    classes = len(mechanism.domain.classes)
+    phi = (n, 3, classes) if mechanism.settings.mode == "literal" else (n, classes)
+    x = {"x": (n, *mechanism.domain.shape)}
+    return x | {"phi": phi} if mechanism.settings.labelled else x
 
 
 def _write_header(

@@ -8,14 +8,16 @@ noise; the product with the unit comes afterwards. Records pass in chunks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from adlm.curator.allocation import budget_ratios
+from adlm.curator.mechanisms.calibration import Calibration
 from adlm.curator.noise import Source
 from adlm.curator.relevance import PrivateRelevance
 from adlm.errors import UserError
@@ -30,6 +32,26 @@ MODES = ("economical", "literal")
 DELTA_H0_RULES = ("counted", "per-patch", "given")
 
 Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateRecords:
+    """Private records in memory, and how they were encoded.
+
+    Attributes
+    ----------
+    x : (n, *shape) records in the units of the domain.
+    labels : n labels; None where labels are given no budget.
+    domain : of the records.
+    features : what the certificate says of how they were encoded; a table's columns.
+    stamps : warnings that travel with whatever is made of them.
+    """
+
+    x: npt.ArrayLike
+    labels: npt.ArrayLike | None
+    domain: Domain
+    features: Mapping[str, Any] = field(default_factory=dict)
+    stamps: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -200,12 +222,12 @@ class RecordMechanism:
         return phi if self.settings.mode == "literal" else phi[:, 0]
 
 
-def prepare(settings: Settings, domain: Domain, relevance: PrivateRelevance | None) -> RecordMechanism:
+def mechanism_for(settings: Settings, domain: Domain, relevance: PrivateRelevance | None) -> RecordMechanism:
     """Budget ratios, grids and charges of a release (lines 9-11 and 17); nothing private is read."""
     if domain.neighbours != "replace-one":
         raise UserError(
             "a record release shows how many records there are, so nothing holds under add-remove; declare "
-            "neighbours = replace-one, or make a release of kind moments."
+            "neighbours = replace-one, or make a moment release."
         )
     if relevance is not None and len(relevance.values) != domain.size:
         raise UserError(f"there are {len(relevance.values)} relevances for {domain.size} features.")
@@ -231,3 +253,11 @@ def prepare(settings: Settings, domain: Domain, relevance: PrivateRelevance | No
         math.floor(1.0 / (label / SCALE)),
         whole / SCALE,
     )
+
+
+def calibrate(
+    settings: Settings, domain: Domain, relevance: PrivateRelevance | None
+) -> Calibration[RecordMechanism]:
+    """Return the grids of a release, on which all noise has the scale SCALE, and what they cost."""
+    mechanism = mechanism_for(settings, domain, relevance)
+    return Calibration(mechanism, mechanism.charges)

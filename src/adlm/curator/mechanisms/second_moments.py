@@ -76,8 +76,10 @@ class Second:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
         cross = self.cross and {
-            "inside": self.cross.inside, "outside": self.cross.outside, "share": str(self.cross.share),
-        }  # fmt: skip
+            "inside": self.cross.inside,
+            "outside": self.cross.outside,
+            "share": str(self.cross.share),
+        }
         return {
             "q": self.q,
             "basis": self.basis,
@@ -91,10 +93,13 @@ class Second:
         """Read what `to_dict` wrote."""
         cross = raw["cross"]
         return cls(
-            int(raw["q"]), raw["basis"], float(raw["level"]), around=raw["around"],
+            int(raw["q"]),
+            raw["basis"],
+            float(raw["level"]),
+            around=raw["around"],
             cross=cross
             and CrossMoments(float(cross["inside"]), float(cross["outside"]), Fraction(cross["share"])),
-        )  # fmt: skip
+        )
 
     @property
     def later(self) -> bool:
@@ -212,7 +217,15 @@ def add_products(total: Integers, left: Reals, right: Reals) -> None:
 def noisy_triangle(
     second: Integers, mechanism: Mechanism, off_diagonal: int, diagonal: int, source: Source
 ) -> Integers:
-    """Return the upper triangle with noise: larger on the diagonal, zero below it."""
+    """Return the upper triangle with noise: larger on the diagonal, zero below it.
+
+    Parameters
+    ----------
+    second : (q, q) sums of products, in grid steps.
+    mechanism : of the noise.
+    off_diagonal, diagonal : noise scales, in grid steps.
+    source : of the noise.
+    """
     q = len(second)
     above, corner = np.triu_indices(q, 1), np.diag_indices(q)
     noisy = np.zeros_like(second)

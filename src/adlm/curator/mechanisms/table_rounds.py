@@ -13,18 +13,15 @@ import torch
 from numpy.typing import NDArray
 
 from adlm.curator.ledger import Ledger
+from adlm.curator.mechanisms import moments
 from adlm.curator.mechanisms import second_moments as stage
-from adlm.curator.mechanisms.moments import (
-    Indicators,
-    MomentConfig,
-    calibrate,
-    off_diagonal,
-    release_moments,
-)
+from adlm.curator.mechanisms.calibration import Calibration, Upstream, off_diagonal
+from adlm.curator.mechanisms.moment_config import Indicators, MomentConfig, Scales
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import gaussian_mu
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.decorrelation import MOST_COLUMNS, decorrelation, noise_norm, unit_rows
@@ -82,7 +79,15 @@ class TableRoundsPlan:
 def plan_table(
     table: TableDomain, n: int, epsilon: Fraction, delta: Fraction, fourier: int = 0
 ) -> TableRoundsPlan:
-    """Choose settings for n records of a declared table; `fourier` 0 leaves that number to the rule."""
+    """Choose settings for n records of a declared table; `fourier` 0 leaves that number to the rule.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
+    fourier : number of random Fourier features; 0 leaves it to the rule.
+    """
     if n < 1:
         raise UserError(f"a plan needs at least one record, got {n}")
     strength = table_signal(table, n, epsilon, delta)
@@ -121,7 +126,14 @@ def fourier_count(table: TableDomain, delta: Fraction) -> int:
 
 
 def values_share(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> Fraction:
-    """Return the share of the budget for second moments of values; 0 where noise would drown them."""
+    """Return the share of the budget for second moments of values; 0 where noise would drown them.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
+    """
     columns = sum(column.kind != "categorical" for column in table.features)
     if not delta or not 2 <= columns <= MOST_COLUMNS:
         return Fraction(0)
@@ -135,6 +147,12 @@ def table_signal(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
 
     For radial noise on all M (1 + k) numbers of a round, mu is what Gaussian noise of the same standard
     deviation would cost.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
     """
     if delta:
         share = (1 - INDICATORS_SHARE - values_share(table, n, epsilon, delta)) * (1 - SUMS_SHARE)
@@ -151,6 +169,12 @@ def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
 
     Additive models do better under pure epsilon, unless epsilon n is large, and with delta on two classes and
     columns that are mostly categories, unless the signal is strong.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
     """
     strength = table_signal(table, n, epsilon, delta)
     if not delta:
@@ -160,13 +184,37 @@ def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
     return not mostly or strength >= CATEGORICAL_FROM
 
 
-def release_table(
+def configured(plan: TableRoundsPlan, table: TableDomain, budget: Budget) -> MomentConfig:
+    """The moment release that follows a plan."""
+    counted = TableIndicators(table)
+    values = sum(column.kind != "categorical" for column in table.features) if plan.values_share else 0
+    return MomentConfig(
+        budget.epsilon,
+        budget.delta,
+        ScaledTable.width_of(table, plan.fourier),
+        1.0,
+        constant=COUNT if budget.delta else PURE_COUNT,
+        share_sums=plan.sums_share,
+        contributions=table.contributions,
+        pure="radial",
+        rounds=plan.rounds,
+        indicators=Indicators(
+            counted.width, len(counted.blocks), plan.indicators_share, values, plan.values_share
+        ),
+    )
+
+
+def calibrate(plan: TableRoundsPlan, table: TableDomain, budget: Budget) -> Calibration[Scales]:
+    """Share a budget between counts of indicators, class sums and gradient rounds; see `moments`."""
+    return moments.calibrate(configured(plan, table, budget), table.neighbours)
+
+
+def release(
     passes: Callable[[], Iterable[Encoded]],
     table: TableDomain,
-    plan: TableRoundsPlan,
     *,
-    epsilon: Fraction,
-    delta: Fraction,
+    plan: TableRoundsPlan,
+    budget: Budget,
     ledger: Ledger,
     source: Source,
     stamps: tuple[str, ...] = (),
@@ -175,11 +223,12 @@ def release_table(
 
     Parameters
     ----------
-    passes : gives (encoded records, class codes) batches, the same ones each time it is called.
+    passes : gives ((n, width) encoded records, (n,) class codes) batches, the same ones each time.
     table : the declared table.
     plan : the public settings.
-    epsilon, delta : the budget; delta 0 gives radial noise.
-    ledger, source : where charges are written, and where noise comes from.
+    budget : epsilon and delta; delta 0 gives radial noise.
+    ledger : the charges are written there before noise is drawn.
+    source : of the noise.
     stamps : warnings that travel with the release.
 
     Formal guarantees
@@ -187,23 +236,10 @@ def release_table(
     Relation: the table's, of persons with at most `table.contributions` records. Guarantee: the charges of
     `calibrate`, all of them in the ledger before the first noise is drawn. Proved in docs/proof-gradients.md.
     """
+    config, calibration = configured(plan, table, budget), calibrate(plan, table, budget)
     counted = TableIndicators(table)
-    values = sum(column.kind != "categorical" for column in table.features) if plan.values_share else 0
-    first = Indicators(counted.width, len(counted.blocks), plan.indicators_share, values, plan.values_share)
-    design = MomentConfig(
-        epsilon,
-        delta,
-        ScaledTable.width_of(table, plan.fourier),
-        1.0,
-        constant=COUNT if delta else PURE_COUNT,
-        share_sums=plan.sums_share,
-        contributions=table.contributions,
-        pure="radial",
-        rounds=plan.rounds,
-        indicators=first,
-    )
-    scales, charges = calibrate(design, table.neighbours)
-    clip = first.clip()
+    assert config.indicators is not None
+    clip = config.indicators.clip()
     total, n = np.zeros(counted.width, dtype=np.int64), 0
     for x, _ in _blocks(passes):
         rows = clip.integers(counted(torch.from_numpy(x)).numpy())
@@ -211,33 +247,29 @@ def release_table(
         n += len(rows)
     if n == 0:
         raise UserError("there are no records to release; give at least one")
-    ledger.charge(*charges)
-    total = source.add(total, design.mechanism, scales.indicators)
+    ledger.charge(*calibration.charges)
+    total = source.add(total, config.mechanism, calibration.scales.indicators)
     shares = frequencies(total * clip.steps, counted.blocks)
-    features, extra = (
-        ScaledTable(table, shares, fourier=plan.fourier),
-        {"indicators": torch.from_numpy(total)},
-    )
-    if values:
-        triangle = _second_moments(passes, features, first, scales.values, source)
-        extra["values"] = torch.from_numpy(triangle)
-        mixing = decorrelation(triangle, scales.values)
+    features = ScaledTable(table, shares, fourier=plan.fourier)
+    tensors = {"indicators": torch.from_numpy(total)}
+    if config.indicators.values:
+        scale = calibration.scales.values
+        triangle = _second_moments(passes, features, config.indicators, scale, source)
+        tensors["values"] = torch.from_numpy(triangle)
+        mixing = decorrelation(triangle, scale)
         features = ScaledTable(table, shares, fourier=plan.fourier, mixing=mixing)
 
     def batches() -> Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]:
         return ((features(torch.from_numpy(x)).numpy(), y) for x, y in _blocks(passes))
 
-    return release_moments(
+    return moments.release(
         batches,
         domain=table.domain,
         features=features,
-        design=design,
+        config=config,
         ledger=ledger,
         source=source,
-        settings={"plan": plan.to_dict()},
-        stamps=stamps,
-        extra=extra,
-        charged=True,
+        upstream=Upstream({"plan": plan.to_dict()}, stamps, tensors=tensors, charged=True),
     )
 
 

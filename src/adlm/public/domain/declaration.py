@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 import numbers
-from typing import Any
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
 from adlm.errors import UserError
+
+Declared = TypeVar("Declared")
 
 
 def shape(given: Any) -> tuple[int, ...]:
@@ -100,3 +105,21 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).replace("\n", " ") or type(error).__name__
+
+
+def toml(text: str) -> dict[str, Any]:
+    """Read the text of a domain file."""
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"a domain must be valid TOML ({reason(error)})") from None
+
+
+def load(path: str | Path, parse: Callable[[str], Declared]) -> Declared:
+    """Read a domain file; mistakes in it are told with the file's name."""
+    try:
+        return parse(Path(path).read_text(encoding="utf-8"))
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except (OSError, ValueError) as error:  # a missing file, or bytes that are not UTF-8
+        raise UserError(f"cannot read the domain file {path} ({reason(error)})") from None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import numbers
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -162,21 +161,12 @@ class Domain:
     @classmethod
     def from_toml(cls, text: str) -> Self:
         """The domain that a domain file's text declares."""
-        try:
-            values = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"a domain must be valid TOML ({declaration.reason(error)})") from None
-        return cls.from_dict(values)
+        return cls.from_dict(declaration.toml(text))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
         """Read a domain file; mistakes in it are told with the file's name."""
-        try:
-            return cls.from_toml(Path(path).read_text(encoding="utf-8"))
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-        except (OSError, ValueError) as error:  # a missing file, or bytes that are not UTF-8
-            raise UserError(f"cannot read the domain file {path} ({declaration.reason(error)})") from None
+        return declaration.load(path, cls.from_toml)
 
     def _feature(self, index: int) -> str:
         return str(index) if self.features is None else repr(self.features[index])

@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +23,24 @@ from typing import Any
 import tomli_w
 
 from adlm.errors import UserError
+from adlm.public.domain import declaration
 from adlm.public.domain.column import FEATURE_KINDS, Column
 from adlm.public.domain.domain import NEIGHBOURS, Domain
 
 _SETTINGS = (
-    "neighbours", "header", "delimiter", "quote", "newlines_in_values", "bad_rows", "comment", "decimal",
-    "missing", "crosses", "bounds_learnt_from_data", "columns",
-)  # fmt: skip
+    "neighbours",
+    "header",
+    "delimiter",
+    "quote",
+    "newlines_in_values",
+    "bad_rows",
+    "comment",
+    "decimal",
+    "missing",
+    "crosses",
+    "bounds_learnt_from_data",
+    "columns",
+)
 
 
 @dataclass(frozen=True)
@@ -209,22 +219,12 @@ class TableDomain:
     @classmethod
     def from_toml(cls, text: str) -> TableDomain:
         """The domain that a file's text declares."""
-        try:
-            raw = tomllib.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"a domain file must be valid TOML ({str(error).splitlines()[0]})") from None
-        return cls.from_dict(raw)
+        return cls.from_dict(declaration.toml(text))
 
     @classmethod
     def load(cls, path: str | Path) -> TableDomain:
         """Read a domain file; mistakes in it are told with the file's name."""
-        try:
-            return cls.from_toml(Path(path).read_text(encoding="utf-8"))
-        except UserError as error:
-            raise UserError(f"{path}: {error}") from None
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-            raise UserError(f"cannot read the domain file {path} ({reason})") from None
+        return declaration.load(path, cls.from_toml)
 
 
 def _mark(text: str) -> bool:
@@ -244,6 +244,6 @@ def _named_columns(raw: Any) -> list[tuple[str, Any]] | None:
 def is_table_domain(path: str | Path) -> bool:
     """Whether a domain file declares a table's columns, rather than an array's bounds."""
     try:
-        return "columns" in tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return "columns" in declaration.load(path, declaration.toml)
+    except UserError:
         return False

@@ -54,7 +54,6 @@ class Features(nn.Module, ABC):
     provenance: str = ""  # of features of your own: `public`, or `private` if records had a part in them
     rounds_from: float = 350.0  # signal from which gradient rounds do better than moments; fixed likewise
     path: float = 0.1  # of gradient rounds, over the signal; fixed on held-out training images
-    by_variance: bool = False  # whether coordinates are principal directions, the strongest first
     batch: int = 512  # records that are best mapped together, for their time and their memory
 
     @abstractmethod
@@ -64,6 +63,11 @@ class Features(nn.Module, ABC):
     def leading(self, x: Tensor, width: int) -> Tensor:
         """Map (n, *shape) to the first `width` coordinates alone, scaled to unit norm: (n, width)."""
         return exact_unit_norm(self(x)[:, :width])
+
+    def rounds_width(self, signal: float) -> int:
+        """Return how many leading coordinates suit gradient rounds of that signal; fixed likewise."""
+        del signal
+        return self.width
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:

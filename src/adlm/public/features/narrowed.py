@@ -27,12 +27,16 @@ class Narrowed(Features):
             raise UserError(f"features of width {inner.width} can be narrowed to 1 to that many, got {width}")
         self.inner, self.width = inner, width
         self.class_separation, self.batch, self.path = inner.class_separation, inner.batch, inner.path
-        self.rounds_from, self.by_variance = inner.rounds_from, inner.by_variance
+        self.rounds_from = inner.rounds_from
         self.prior = None if inner.prior is None else narrow(inner.prior, width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, *shape) to (n, width)."""
         return self.inner.leading(x, self.width)
+
+    def rounds_width(self, signal: float) -> int:
+        """Return how many coordinates of the inner map suit gradient rounds, at most all that are kept."""
+        return min(self.width, self.inner.rounds_width(signal))
 
     def of(self, z: Tensor) -> Tensor:
         """Narrow (n, inner width) features that were taken already."""

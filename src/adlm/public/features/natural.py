@@ -7,6 +7,7 @@ partial whitening, and scaled to unit norm. Nothing in the map was learnt from a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from adlm.public.features.threads import map_blocks_threaded
 
 SIZE = 32
 ROWS = 32  # images worked on together
+# Coordinates for gradient rounds, for a unit of signal and at least; fixed on held-out training images.
+ROUNDS_COORDINATES, ROUNDS_FEWEST = 0.22, 150
 LONGEST = 2.0**12  # scaled entry of a block: far above any that an image can have
 SHIPPED = "natural-32"
 TEMPERATURE = (
@@ -133,8 +136,6 @@ class NaturalImages(Features):
         0.42  # photographs are far less plain than procedural scenes; fixed on the same images as HEAT
     )
 
-    by_variance = True
-
     def __init__(self, width: int | None = None, weights: str = SHIPPED) -> None:
         super().__init__()
         stored = read_weights(weights)
@@ -154,6 +155,10 @@ class NaturalImages(Features):
         # Not in the fingerprint: a product's last bits depend on the machine, what it is made of does not.
         self.register_buffer("offset", self.mean.double() @ self.projection.double(), persistent=False)
         self.prior = narrow(restore_prior(stored), self.width)
+
+    def rounds_width(self, signal: float) -> int:
+        """Return how many leading coordinates suit gradient rounds of that signal."""
+        return min(self.width, max(ROUNDS_FEWEST, math.floor(ROUNDS_COORDINATES * signal)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images to unit vectors: (n, 3, 32, 32) -> (n, width)."""

@@ -26,7 +26,11 @@ CLASS_SEPARATION = {
     "drawn": 1.06,
     "garments": 0.77,
 }  # fixed on the last 10,000 training images of (Fashion-)MNIST
-ROUNDS_FROM = {"drawn": 1000.0, "garments": 350.0}  # likewise: class means of strokes say more
+ROUNDS_FROM = {"drawn": 200.0, "garments": 350.0}  # likewise
+ROUNDS_PATH = {"drawn": 0.1, "garments": 0.13}  # likewise
+# Coordinates for gradient rounds: at least, and for a unit of the root of the signal; likewise. The weaker
+# the signal, the more it helps that what is left out takes no part in the norm.
+ROUNDS_WIDTH = {"drawn": (60, 2.4), "garments": (400, 15.0)}
 LEANING = ("drawn",)  # families whose pictures are stood up first
 FLOOR = 1e-3  # of the mean coefficient: what is less is next to rounding, which a root would enlarge
 LONGEST = 2.0  # entry of a normed coefficient less its centre, both of length at most 1
@@ -85,7 +89,7 @@ class PriorProjection(Features):
             raise UserError(f"family must be one of {', '.join(FAMILIES)} (got {family!r})")
         self.family, self.shape = family, tuple(int(s) for s in shape)
         self.image, self.class_separation = _image_shape(self.shape), CLASS_SEPARATION[family]
-        self.rounds_from = ROUNDS_FROM[family]
+        self.rounds_from, self.path = ROUNDS_FROM[family], ROUNDS_PATH[family]
         self.transform = NormedScattering((SIZE, SIZE), deskewed=family in LEANING)
         stored = load_file(WEIGHTS / f"{family}.safetensors")
         most = stored["projection"].shape[1]
@@ -102,6 +106,11 @@ class PriorProjection(Features):
             mean=stored["mean"].float(),
         )
         self.prior = prior if self.width == most else narrow(prior, self.width)
+
+    def rounds_width(self, signal: float) -> int:
+        """Return how many leading coordinates suit gradient rounds of that signal."""
+        least, growth = ROUNDS_WIDTH[self.family]
+        return min(self.width, max(least, math.floor(growth * math.sqrt(signal))))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, *shape) in [0, 1] to (n, width), rows of unit L2 norm."""

@@ -31,7 +31,6 @@ ACROSS = 500  # pure: epsilon n for each coordinate, from which products across 
 BROAD = 0.6  # least energy of a record around its class mean: real classes are broader than synthetic ones
 LOOSE = 1.1  # clip level of an energy, relative to what is expected
 ROUNDS_SUMS = Fraction(1, 10)  # share of class sums beside gradient rounds
-ROUNDS_COORDINATES, ROUNDS_FEWEST = 0.22, 150  # coordinates by variance for a unit of signal, and at least
 APART = 0.8  # energy around class means, up to which second moments are best taken around them
 
 
@@ -83,14 +82,21 @@ class MomentPlan:
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values; the scales, which can be many, are left to the release's tensors."""
         return {
-            "k": self.k, "noise": self.noise, "level": self.clip_norm, "constant": self.constant, "q": self.q,
-            "basis": self.basis, "around": self.around, "second_level": self.second_clip_norm,
+            "k": self.k,
+            "noise": self.noise,
+            "level": self.clip_norm,
+            "constant": self.constant,
+            "q": self.q,
+            "basis": self.basis,
+            "around": self.around,
+            "second_level": self.second_clip_norm,
             "across": self.cross_clip_norms and list(self.cross_clip_norms),
             "share_sums": str(self.share_sums if self.q or self.rounds else Fraction(1)),
             "rounds": self.rounds and self.rounds.to_dict(),
             "share_across": str(self.cross_share),
-            "allocation": "identical" if self.scales is None else "adaptive", "reasons": list(self.reasons),
-        }  # fmt: skip
+            "allocation": "identical" if self.scales is None else "adaptive",
+            "reasons": list(self.reasons),
+        }
 
 
 def plan_moments(
@@ -166,10 +172,19 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan
             levels = (math.sqrt(LOOSE * between), math.sqrt(LOOSE * max(energy - inside, 0.1 * energy)))
             reasons += (f"products across the basis: epsilon n is at least {ACROSS} for each coordinate",)
         return MomentPlan(
-            k, "radial", 1.0, 0.1, q=q, basis="means", around="means",
-            second_clip_norm=math.sqrt(LOOSE * inside), cross_clip_norms=levels, share_sums=share,
-            cross_share=Fraction(3, 4) if across else Fraction(0), reasons=reasons,
-        )  # fmt: skip
+            k,
+            "radial",
+            1.0,
+            0.1,
+            q=q,
+            basis="means",
+            around="means",
+            second_clip_norm=math.sqrt(LOOSE * inside),
+            cross_clip_norms=levels,
+            share_sums=share,
+            cross_share=Fraction(3, 4) if across else Fraction(0),
+            reasons=reasons,
+        )
     k = max(min(wide, math.floor(known / (PER_COORDINATE * classes))), min(width, FEWEST))
     why = f"k = {k}: one coordinate for each {PER_COORDINATE} M / epsilon n, within {FEWEST} and {wide}"
     return MomentPlan(
@@ -179,13 +194,11 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan
 
 def _rounds(n: int, strength: float, features: Features) -> MomentPlan:
     """Gradient rounds: noise on a score depends on the path, not on k, unless coordinates fall off."""
-    k, why = features.width, f"k = {features.width}: all coordinates"
-    if features.by_variance:
-        k = min(k, max(ROUNDS_FEWEST, math.floor(ROUNDS_COORDINATES * strength)))
-        why = f"k = {k}: coordinates are ordered by variance, one for {1 / ROUNDS_COORDINATES:.1f} of signal"
+    k = features.rounds_width(strength)
+    kept = "all coordinates" if k == features.width else "the leading coordinates that suit the signal"
     rounds = plan_rounds(n, strength, path=features.path, longest_step=IMAGE_STEP)
     reasons = (
-        why,
+        f"k = {k}: {kept}",
         f"{rounds.rounds} gradient rounds: the signal n mu / sensitivity is {strength:.0f}, at least "
         f"{features.rounds_from:g}",
         f"step {rounds.step:g}: the path is {features.path:g} of the signal",
@@ -209,9 +222,16 @@ def _gaussian(n: int, classes: int, mu: float, features: Features) -> MomentPlan
         apart = f"around released means, where {energy:.2f} of a record's energy is to be expected"
         share = Fraction(3, 5) if tellable < 3 * least else Fraction(2, 5)
         return MomentPlan(
-            k, "gaussian", 1.0, 0.2, q=k, around="means", second_clip_norm=math.sqrt(LOOSE * energy),
-            share_sums=share, reasons=(why, apart),
-        )  # fmt: skip
+            k,
+            "gaussian",
+            1.0,
+            0.2,
+            q=k,
+            around="means",
+            second_clip_norm=math.sqrt(LOOSE * energy),
+            share_sums=share,
+            reasons=(why, apart),
+        )
     k = max(min(least, math.floor(LOUD * (n * mu / (2 * classes)) ** 2)), min(width, FEWEST))
     why = f"k = {k}: at least {FEWEST}, else noise on a class mean has at most {LOUD:g} of a record's energy"
     return MomentPlan(
@@ -227,7 +247,14 @@ def energy_within(prior: PriorStatistics | None, k: int) -> float:
 
 
 def energy_inside(energy: float, k: int, q: int, classes: int) -> float:
-    """How much of that lies in q directions in the span of the means: records vary most along those."""
+    """How much of that lies in q directions in the span of the means: records vary most along those.
+
+    Parameters
+    ----------
+    energy : of a record less its class mean.
+    k, q : coordinates, and directions of the second stage.
+    classes : number of classes.
+    """
     return energy * min(1.0, (q + classes) / k)
 
 

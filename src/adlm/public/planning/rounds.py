@@ -22,7 +22,15 @@ MOMENTUM = (0.9, 0.97)  # usual and most
 
 
 def signal(n: int, mu: float, neighbours: str, contributions: int = 1) -> float:
-    """Return n mu over the sensitivity, in clip norms."""
+    """Return n mu over the sensitivity, in clip norms.
+
+    Parameters
+    ----------
+    n : number of records.
+    mu : of the gradients' share of the budget.
+    neighbours : the relation.
+    contributions : records that one person may have.
+    """
     return n * mu / ((1.0 if neighbours == "add-remove" else 2.0) * contributions)
 
 

@@ -85,7 +85,15 @@ THREE_STAGES = {"laplace": _shares(40, 0, 15, 15, 30), "gaussian": _shares(20, 2
 def plan_table(
     table: TableDomain, n: int, epsilon: Fraction, delta: Fraction, fourier: int | Literal["auto"] = 0
 ) -> TablePlan:
-    """Choose settings for n records under a budget; `auto` chooses the number of random Fourier features."""
+    """Choose settings for n records under a budget; `auto` chooses the number of random Fourier features.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
+    fourier : random Fourier features: a number, or `auto` for the rule's.
+    """
     if n < 1:
         raise UserError(f"a plan needs at least one record, got {n}")
     kind = "gaussian" if delta else "laplace"

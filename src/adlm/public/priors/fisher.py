@@ -73,6 +73,12 @@ def directions(
     after whitening. `ridge`, relative to the mean diagonal, keeps directions in which the process happens to
     vary little from being blown up. `temper` in [0, 1] scales direction j by spectrum_j^(-temper / 2): real
     classes are broader than synthetic ones, most so along what best tells synthetic classes apart.
+
+    Parameters
+    ----------
+    families : statistics of each family of classes.
+    width : directions to keep.
+    ridge, temper : see above.
     """
     p = len(families[0].mean)
     most = min(p, sum(len(f.centres) - 1 for f in families))

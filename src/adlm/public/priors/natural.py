@@ -37,7 +37,16 @@ _ROWS = 500
 def principal_directions(
     rows: Tensor, count: int, generator: torch.Generator, rounds: int = 3, spare: int = 60
 ) -> tuple[Tensor, Tensor]:
-    """Leading variances (count,) and directions (d, count) of centred rows (n, d), by subspace iteration."""
+    """Leading variances (count,) and directions (d, count) of centred rows (n, d), by subspace iteration.
+
+    Parameters
+    ----------
+    rows : (n, d) centred rows.
+    count : directions to keep.
+    generator : of the first subspace.
+    rounds : of iteration.
+    spare : directions beyond `count` that are carried along.
+    """
     count = min(count, *rows.shape)
     guess = torch.randn((rows.shape[1], min(count + spare, *rows.shape)), generator=generator)
     for _ in range(rounds):

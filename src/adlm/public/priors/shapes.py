@@ -82,28 +82,50 @@ def _templates(count: int, generator: torch.Generator) -> dict[str, Tensor]:
         "aspect": torch.exp(0.45 * normal(generator, count)),
         "profile": _smooth_profile(generator, count, 0.10, 0.46),
         "top": _smooth_profile(generator, count, 0.12, 0.9),
-        "limbs": happens(0.6), "limb_root": within(0.02, 0.35), "limb_angle": within(0.15, 1.5),
-        "limb_length": within(0.12, 0.85), "limb_half": within(0.05, 0.13), "limb_taper": within(0.0, 0.6),
-        "cleft": happens(0.3), "cleft_top": within(0.1, 0.8), "cleft_half": within(0.01, 0.09),
-        "notch": happens(0.6), "notch_half": within(0.05, 0.22), "notch_depth": within(0.03, 0.3),
+        "limbs": happens(0.6),
+        "limb_root": within(0.02, 0.35),
+        "limb_angle": within(0.15, 1.5),
+        "limb_length": within(0.12, 0.85),
+        "limb_half": within(0.05, 0.13),
+        "limb_taper": within(0.0, 0.6),
+        "cleft": happens(0.3),
+        "cleft_top": within(0.1, 0.8),
+        "cleft_half": within(0.01, 0.09),
+        "notch": happens(0.6),
+        "notch_half": within(0.05, 0.22),
+        "notch_depth": within(0.03, 0.3),
         "open_front": happens(0.15),
-        "opening": happens(0.45), "opening_x": within(0.1, 0.9), "opening_y": within(0.3, 0.9),
-        "opening_a": within(0.08, 0.3), "opening_b": within(0.05, 0.3),
-        "arch": happens(0.4), "arch_x": within(0.25, 0.8), "arch_half": within(0.06, 0.3),
+        "opening": happens(0.45),
+        "opening_x": within(0.1, 0.9),
+        "opening_y": within(0.3, 0.9),
+        "opening_a": within(0.08, 0.3),
+        "opening_b": within(0.05, 0.3),
+        "arch": happens(0.4),
+        "arch_x": within(0.25, 0.8),
+        "arch_half": within(0.06, 0.3),
         "arch_height": within(0.04, 0.4),
-        "box_width": within(0.25, 0.48), "box_height": within(0.25, 0.5), "box_power": within(2.5, 9.0),
-        "box_slope": within(-0.25, 0.25), "loop_a": within(0.1, 0.4), "loop_b": within(0.1, 0.5),
-        "loop_half": within(0.012, 0.05), "has_loop": happens(0.75),
-        "part_xy": within(-0.32, 0.32, PARTS, 2), "part_ab": within(0.06, 0.34, PARTS, 2),
-        "part_turn": within(0.0, math.pi, PARTS), "part_on": torch.arange(PARTS) < within(1.5, 4.0)[:, None],
+        "box_width": within(0.25, 0.48),
+        "box_height": within(0.25, 0.5),
+        "box_power": within(2.5, 9.0),
+        "box_slope": within(-0.25, 0.25),
+        "loop_a": within(0.1, 0.4),
+        "loop_b": within(0.1, 0.5),
+        "loop_half": within(0.012, 0.05),
+        "has_loop": happens(0.75),
+        "part_xy": within(-0.32, 0.32, PARTS, 2),
+        "part_ab": within(0.06, 0.34, PARTS, 2),
+        "part_turn": within(0.0, math.pi, PARTS),
+        "part_on": torch.arange(PARTS) < within(1.5, 4.0)[:, None],
         "mirrored_parts": happens(0.5),
-        "line_on": happens(0.35, LINES), "line_xy": within(-0.4, 0.4, LINES, 2),
+        "line_on": happens(0.35, LINES),
+        "line_xy": within(-0.4, 0.4, LINES, 2),
         "line_turn": math.pi / 4 * (within(0, 4, LINES).floor() + tilted * within(-0.4, 0.4, LINES)),
-        "line_length": within(0.1, 0.9, LINES), "line_tone": within(-0.6, 0.5, LINES),
+        "line_length": within(0.1, 0.9, LINES),
+        "line_tone": within(-0.6, 0.5, LINES),
         "line_mirrored": happens(0.5, LINES),
         "flip": torch.where(happens(0.5), 1.0, -1.0),
         "tone": within(0.35, 0.95),
-    }  # fmt: skip
+    }
 
 
 def _vary(t: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
@@ -306,6 +328,12 @@ def _paint(v: dict[str, Tensor], generator: torch.Generator, size: int) -> Tenso
 
 def draw(classes: int, per_class: int, generator: torch.Generator, size: int = 28) -> tuple[Tensor, Tensor]:
     """Draw random shape classes.
+
+    Parameters
+    ----------
+    classes, per_class : numbers of classes, and of records of each.
+    generator : of the draw.
+    size : side of an image, in pixels.
 
     Returns
     -------

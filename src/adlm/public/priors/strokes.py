@@ -87,9 +87,13 @@ def _templates(count: int, generator: torch.Generator) -> dict[str, Tensor]:
     where = torch.where(uniform(generator, count, STROKES) < 0.4, torch.tensor(POINTS - 1), where)
     present = torch.arange(STROKES) < strokes[:, None]
     return {
-        "basis": basis, "coefficients": coefficients, "present": present,
-        "attached": attached, "earlier": earlier, "where": where,
-    }  # fmt: skip
+        "basis": basis,
+        "coefficients": coefficients,
+        "present": present,
+        "attached": attached,
+        "earlier": earlier,
+        "where": where,
+    }
 
 
 def _write(templates: dict[str, Tensor], per_class: int, generator: torch.Generator) -> Tensor:
@@ -166,6 +170,12 @@ def centre_by_mass(lines: Tensor, images: Tensor) -> Tensor:
 
 def draw(classes: int, per_class: int, generator: torch.Generator, size: int = 28) -> tuple[Tensor, Tensor]:
     """Draw random stroke classes.
+
+    Parameters
+    ----------
+    classes, per_class : numbers of classes, and of records of each.
+    generator : of the draw.
+    size : side of an image, in pixels.
 
     Returns
     -------

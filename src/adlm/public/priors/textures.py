@@ -9,7 +9,14 @@ from torch import Tensor
 
 
 def uniform(shape: tuple[int, ...], low: float, high: float, generator: torch.Generator) -> Tensor:
-    """Draw numbers between two bounds."""
+    """Draw numbers between two bounds.
+
+    Parameters
+    ----------
+    shape : of the result.
+    low, high : the bounds.
+    generator : of the draw.
+    """
     return low + (high - low) * torch.rand(shape, generator=generator)
 
 
@@ -70,6 +77,12 @@ def band_pass(
     """Fur-, grass- or brick-like fields around one frequency and angle; all (n,) -> (n, size, size).
 
     A wide spread (in cycles per pixel) gives blobs, a narrow one gives stripes.
+
+    Parameters
+    ----------
+    frequency, angle, spread : (n,) cycles per pixel, radians, and cycles per pixel.
+    size : side of an image, in pixels.
+    generator : of the draw.
     """
     rows, columns = _frequencies(size)
     spectrum = torch.zeros((len(frequency), *rows.shape))
@@ -98,6 +111,13 @@ def superellipse(
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cover pixels by |u|^power + |v|^power <= 1; all arguments (n,), lengths in half image sides.
+
+    Parameters
+    ----------
+    row, column : (n,) centres.
+    half_height, half_width : (n,) half axes.
+    angle, power : (n,) radians, and the exponent.
+    size : side of an image, in pixels.
 
     Returns
     -------

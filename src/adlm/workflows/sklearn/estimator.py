@@ -29,20 +29,20 @@ from adlm.analyst.model import Model
 from adlm.analyst.search import Search as Search
 from adlm.analyst.search import search_on_release as search_on_release
 from adlm.analyst.search import train_on_release
-from adlm.curator.ledger import Budget, Ledger
+from adlm.curator.ledger import Ledger
 from adlm.errors import UserError
-from adlm.privacy.accounting import parse_delta, parse_epsilon
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import Certificate, Release
 from adlm.public.domain import Domain
 from adlm.public.domain.encoding import column_names, encode_frame
 from adlm.public.domain.table import TableDomain
+from adlm.readers.frames import kept_records
 from adlm.runtime.artefact import canonical, new_folder, read_json
+from adlm.workflows.options import Fourier
 from adlm.workflows.privatise import privatise
-from adlm.workflows.privatise_table import Fourier, privatise_encoded
 from adlm.workflows.sklearn.inputs import PrivacyWarning as PrivacyWarning
 from adlm.workflows.sklearn.inputs import (
     array_table,
-    bounded,
     check_lengths,
     check_no_weights,
     coded,
@@ -202,23 +202,19 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         ledger = self._ledger()  # after the records were read: a mistake in them decides no budget
         if learnt and table is not None:
             table = replace(table, bounds_learnt_from_data=True)
-        seed = _seed(self.random_state)
-        if table is not None:
-            passes = [(x[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(codes), BATCH)]
-            self.release_ = privatise_encoded(
-                lambda: passes, table, epsilon=self.epsilon, delta=self.delta, ledger=ledger, seed=seed,
-                size=self.size, fourier=self.fourier,
-            )  # fmt: skip
-            self.model_ = train_on_release(self.release_, self.training or {})
-        else:
-            assert domain is not None
-            if self.fourier:
-                raise UserError("fourier is for tables; leave it at 0 for images")
-            self.release_ = privatise(
-                x, codes, domain=domain, epsilon=self.epsilon, delta=self.delta, ledger=ledger, seed=seed,
-                size=self.size,
-            )  # fmt: skip
-            self.model_ = train_on_release(self.release_, self.training or {})
+        batches = [(x[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(codes), BATCH)]
+        self.release_ = privatise(
+            x if table is None else lambda: batches,
+            codes if table is None else None,
+            table or domain,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            ledger=ledger,
+            seed=_seed(self.random_state),
+            size=self.size,
+            fourier=self.fourier,
+        )
+        self.model_ = train_on_release(self.release_, self.training or {})
         return self
 
     def _fit_release(self, release: Release, y: Any) -> Self:
@@ -315,8 +311,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             return None
         if self.budget is None:
             return Ledger(Path(self.ledger))
-        epsilon, _, delta = str(self.budget).partition(",")
-        return Ledger(Path(self.ledger), Budget(parse_epsilon(epsilon, "budget"), parse_delta(delta or "0")))
+        return Ledger(Path(self.ledger), Budget.parse(str(self.budget)))
 
     def _relatives(self) -> _Family:
         if not hasattr(self, "_family"):
@@ -347,7 +342,7 @@ class AdLMClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             self.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
             check_lengths(X, y)
             self.classes_, codes = labels_of(y, given)
-            keep = bounded(given, X)
+            keep = kept_records(given, X)
             return given, None, encode_frame(given, X)[keep], codes[keep]
         if isinstance(given, Domain) and given.family in IMAGES:
             x = np.asarray(X)

@@ -16,25 +16,13 @@ from adlm.errors import UserError
 from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.public.domain.column import Column
-from adlm.public.domain.encoding import column_names, encode_frame, encode_labels
+from adlm.public.domain.encoding import encode_frame, encode_labels
 from adlm.public.domain.table import TableDomain
 from adlm.public.domain.values import cells_of
-from adlm.readers.contributions import Contributions
 
 
 class PrivacyWarning(UserWarning):
     """Something that is allowed, and that costs privacy."""
-
-
-def bounded(table: TableDomain, frame: Any) -> npt.NDArray[np.bool_]:
-    """Which records to keep: the first few of each person, as the domain allows; all without a person."""
-    if table.person is None:
-        return np.ones(len(frame), dtype=np.bool_)
-    name = table.person.name
-    if name not in column_names(frame):
-        raise UserError(f"the domain bounds records by person, but there is no column {name!r}; add it")
-    with Contributions(table.person, table.missing) as persons:
-        return persons.keep(frame[name])
 
 
 def steps_before() -> list[str]:

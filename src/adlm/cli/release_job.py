@@ -1,0 +1,237 @@
+"""What `adlm release` and `adlm release-records` share: the ledger, warnings, signing, the last words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from adlm.cli.console import Output, given, key_of, stamped
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    from adlm.curator.ledger import Ledger
+    from adlm.curator.mechanisms.records import PrivateRecords
+    from adlm.curator.noise import Source
+    from adlm.privacy.release import Release
+
+METHODS = ("adlm", "ilm")
+LARGE_EPSILON = 10  # from here on a person is warned
+
+File = Annotated[Path | None, typer.Argument(help="A CSV or Parquet file; needs --domain.")]
+Data = Annotated[str | None, typer.Option(help="A data set by name (see adlm data list).")]
+DomainFile = Annotated[Path | None, typer.Option("--domain", help="The TOML file that declares the columns.")]
+Epsilon = Annotated[str, typer.Option(help="The privacy budget of this release.")]
+Out = Annotated[Path, typer.Option(help="Folder to make.")]
+Neighbours = Annotated[str | None, typer.Option(help="replace-one or add-remove.")]
+LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="The data set's ledger; made if need be.")]
+Total = Annotated[
+    str | None,
+    typer.Option("--budget", help="Epsilon (or EPSILON,DELTA) that the ledger may spend in all."),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option(
+        help="Read only LIMIT records (public): the first ones; under add-remove about so many, "
+        "chosen by a hash of each.",
+        min=1,
+    ),
+]
+Seed = Annotated[int | None, typer.Option(help="Repeatable noise. The release is stamped NOT PRIVATE.")]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What both commands are asked.
+
+    Attributes
+    ----------
+    file, data, domain : where the records are: a table's file with its domain, or a data set's name.
+    epsilon, delta : the budget, as it was written.
+    out : the folder to make.
+    neighbours, limit : the relation instead of the declared one, and how many records to read.
+    ledger, budget : the ledger's file, and what it may spend in all.
+    seed, sign : repeatable noise, and the key to sign with.
+    """
+
+    file: Path | None
+    data: str | None
+    domain: Path | None
+    epsilon: str
+    delta: str
+    out: Path
+    neighbours: str | None
+    limit: int | None
+    ledger: Path | None
+    budget: str | None
+    seed: int | None
+    sign: Path | None
+
+    def check(self, context: typer.Context, method: str, only_for_files: tuple[str, ...] = ()) -> None:
+        """Refuse what contradicts itself or would have no effect, before anything is read."""
+        from adlm.errors import UserError
+
+        if method not in METHODS:
+            raise UserError(f"--method must be one of {', '.join(METHODS)}, got {method!r}")
+        if (self.file is None) == (self.data is None):
+            raise UserError(
+                "give either a file with --domain, or --data NAME; adlm data list shows the names"
+            )
+        needed, names = (
+            ("tables from a file", ("domain", *only_for_files))
+            if self.file is None
+            else ("--data", ("limit", "cache"))
+        )
+        for name in names:
+            if given(context, name):
+                raise UserError(f"--{name} is for {needed}; leave it out")
+
+    def open(self, public_size: int | None = None) -> Job:
+        """Warn of a weak budget, and get ready: key, room for the release, noise source, ledger."""
+        from adlm.curator.ledger import Ledger, default_path
+        from adlm.curator.noise import Source
+        from adlm.privacy.budget import Budget
+        from adlm.runtime.artefact import require_room
+
+        _warn(self.epsilon, self.delta, public_size)
+        key = key_of(self.sign)
+        require_room(self.out, what="release")
+        place = self.ledger or default_path(self.data or str(self.file and self.file.resolve()))
+        ledger = Ledger(place, None if self.budget is None else Budget.parse(self.budget))
+        source = Source.system() if self.seed is None else Source.seeded_with(self.seed)
+        return Job(self.out, ledger, place, source, key)
+
+    def records(self) -> PrivateRecords:
+        """Read a data set by its name, or about `limit` records of it."""
+        from adlm.curator.mechanisms.records import PrivateRecords
+        from adlm.curator.window import window
+        from adlm.public import datasets
+
+        assert self.data is not None
+        records = datasets.load(self.data, "train")
+        domain = records.domain
+        if self.neighbours is not None:
+            domain = replace(domain, neighbours=self.neighbours)
+        if self.limit is None:
+            return PrivateRecords(records.x, records.y, domain)
+        size = datasets.size(self.data, "train")
+        kept = window(records.x, records.y, self.limit, neighbours=domain.neighbours, size=size)
+        return PrivateRecords(records.x[kept], records.y[kept], domain)
+
+    def domain_file(self) -> Path:
+        """The domain of a file, which must be given."""
+        from adlm.errors import UserError
+
+        if self.domain is None:
+            raise UserError("a file needs --domain FILE.toml; adlm domain init drafts one")
+        return self.domain
+
+
+@dataclass(frozen=True)
+class Job:
+    """A release that is about to be made: where it goes, who is charged, whose noise, and who signs."""
+
+    out: Path
+    ledger: Ledger
+    place: Path
+    source: Source
+    key: Ed25519PrivateKey | None
+
+    def run(self, make: Callable[[], Release], kind: str, output: Output) -> None:
+        """Make the release, sign and write it, and say what it cost.
+
+        Parameters
+        ----------
+        make : makes the release; records it writes itself, chunk by chunk.
+        kind : `moments` or `records`.
+        output : where the words go.
+        """
+        from adlm.analyst.class_sizes import sentences, small_classes
+        from adlm.errors import StoppedError, UserError
+
+        try:
+            made = self._written(make(), kind)
+        except UserError as error:
+            if self.ledger.made:
+                raise UserError(
+                    f"{error}; the charge stays in {self.place}, for noise may have been drawn"
+                ) from error
+            raise
+        except KeyboardInterrupt:
+            raise StoppedError(self._stopped()) from None
+        certificate = made.certificate
+        for words in sentences(small_classes(made)):
+            caution(words)
+        figures = {
+            "out": str(self.out),
+            "kind": kind,
+            "n": certificate.settings.get("n"),
+            "stamps": list(certificate.stamps),
+            "ledger": str(self.place),
+            "charges": len(self.ledger.charges),
+            "signed_by": made.signature and made.signature.signer,
+        }
+        output.result(
+            figures | certificate.totals.to_dict(),
+            f"{self.out}: {certificate.totals.sentence()}; charged to {self.place}"
+            f"{stamped(certificate.stamps)}",
+        )
+
+    def _written(self, made: Release, kind: str) -> Release:
+        """Sign the release and write it; of records, which were written chunk by chunk, the signature."""
+        from adlm.privacy.signature import FILE
+        from adlm.runtime.artefact import canonical, write_file
+
+        made = made if self.key is None else made.signed(self.key)
+        if kind != "records":
+            made.save(self.out)
+        elif made.signature is not None:
+            write_file(self.out / FILE, canonical(made.signature.to_dict()), what="signature")
+        return made
+
+    def _stopped(self) -> str:
+        """Say what a release that its user stopped has cost, and whether it was made."""
+        from adlm.privacy.accounting import compose
+
+        made = (
+            f"{self.out} was written"
+            if self.out.exists()
+            else f"{self.out} was not made; nothing half-written is left behind"
+        )
+        if not self.ledger.made:
+            return f"stopped; nothing was charged, and {made}"
+        return (
+            f"stopped after the charge: {compose(self.ledger.made).sentence()} stays in {self.place}, for "
+            f"noise may have been drawn, and {made}"
+        )
+
+
+def caution(words: str) -> None:
+    """Print a warning on standard error."""
+    typer.echo(f"adlm: warning: {words}", err=True)
+
+
+def _warn(epsilon: str, delta: str, size: int | None) -> None:
+    """Say so before anything is read, when a budget is one that protects hardly anybody."""
+    from adlm.privacy.budget import Budget
+    from adlm.privacy.release import MOST_DELTA, MOST_EPSILON
+
+    asked = Budget.of(epsilon, delta)
+    if asked.epsilon > LARGE_EPSILON:
+        stamp = (
+            f", and above {MOST_EPSILON} the release is stamped NOT PRIVATE"
+            if asked.epsilon > MOST_EPSILON
+            else ""
+        )
+        caution(f"epsilon {epsilon} is large: the odds about a record can change e^{epsilon} times{stamp}")
+    most = min(MOST_DELTA, Fraction(1, size)) if size else MOST_DELTA
+    if asked.delta >= most:
+        caution(
+            f"delta {delta} is at least {float(most):g}: so much is met by publishing a random record as it "
+            "is; the release is stamped NOT PRIVATE"
+        )

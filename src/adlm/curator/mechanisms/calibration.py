@@ -1,0 +1,100 @@
+"""From a plan and a budget to noise: what all mechanisms share.
+
+Every kind of release goes `plan -> calibrate() -> Calibration(scales, charges) -> release()`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from adlm.privacy.accounting import Charge, Mechanism, root_down
+
+Scales = TypeVar("Scales")
+
+
+class Calibration(NamedTuple, Generic[Scales]):
+    """Noise for every stage of a release.
+
+    Attributes
+    ----------
+    scales : integer noise scales, in grid steps.
+    charges : what they cost, in the order in which the stages are made.
+    """
+
+    scales: Scales
+    charges: tuple[Charge, ...]
+
+
+@dataclass
+class Spending:
+    """A budget that is spent share by share.
+
+    Parameters
+    ----------
+    mechanism : the noise of every stage.
+    neighbours : the relation of the charges.
+    loss : what the budget allows one record: mu, whose square adds up, for Gaussian noise, and epsilon, which
+        adds up, for pure noise.
+    contributions : records that one person may have.
+    delta : of the charges; 0 for pure noise.
+    """
+
+    mechanism: Mechanism
+    neighbours: str
+    loss: Fraction
+    contributions: int = 1
+    delta: Fraction = Fraction(0)
+    charges: list[Charge] = field(default_factory=list)
+
+    def scale(self, what: str, sensitivity: Fraction, share: Fraction, proof: str) -> int:
+        """Return the smallest whole noise scale for a share of the budget, and keep its charge.
+
+        Parameters
+        ----------
+        what : what is released.
+        sensitivity : to one record, in grid steps.
+        share : of the budget.
+        proof : page and theorem.
+        """
+        part = root_down(share) if self.mechanism == "gaussian" else share
+        steps = math.ceil(sensitivity / (self.loss * part))
+        moved = sensitivity * self.contributions
+        self.charges.append(
+            Charge(what, self.mechanism, self.neighbours, moved, Fraction(steps), proof, self.delta)
+        )
+        return steps
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """What a release inherits from the steps before it.
+
+    Attributes
+    ----------
+    settings : public facts for the certificate, such as the plan and its reasons.
+    stamps, unproved : what the inputs bring along: warnings, and why no epsilon is proved.
+    charges : of what the settings were chosen by, such as private relevances; in the ledger already.
+    tensors : go into the release beside its own; private already, or public.
+    charged : the release's own charges are in the ledger already, because a first stage has been made.
+    """
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    stamps: tuple[str, ...] = ()
+    unproved: str = ""
+    charges: tuple[Charge, ...] = ()
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    charged: bool = False
+
+
+NOTHING_BEFORE = Upstream()
+
+
+def off_diagonal(diagonal: int) -> int:
+    """Return the smallest whole scale that is at least the diagonal's over sqrt(2)."""
+    return math.isqrt((diagonal * diagonal - 1) // 2) + 1

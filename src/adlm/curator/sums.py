@@ -1,0 +1,28 @@
+"""Sums of clipped records by class, in exact integers."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from adlm.curator.clipping import EXACT_ROWS, Reals
+
+Integers = npt.NDArray[np.int64]
+
+
+def add_class_sums(table: Integers, rows: Reals, codes: Integers, count: int) -> None:
+    """Add records to a table of class sums, in blocks for which doubles are exact.
+
+    Parameters
+    ----------
+    table : (M, 1 + k), changed in place: `count` for each record of a class, then sums of its rows.
+    rows : (n, k) clipped records, whole numbers of grid steps as doubles.
+    codes : (n,) classes.
+    count : what one record adds to its class's count, in grid steps.
+    """
+    for start in range(0, len(rows), EXACT_ROWS):
+        block, labels = rows[start : start + EXACT_ROWS], codes[start : start + EXACT_ROWS]
+        member = np.zeros((len(block), len(table)))
+        member[np.arange(len(block)), labels] = 1.0
+        table[:, 1:] += (member.T @ block).astype(np.int64)
+        table[:, 0] += count * member.sum(0).astype(np.int64)

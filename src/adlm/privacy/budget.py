@@ -1,0 +1,33 @@
+"""A privacy budget: epsilon and delta, exact."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from adlm.privacy.accounting import parse_delta, parse_epsilon
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be spent on a data set or on one release: proved epsilon, and delta.
+
+    Parameters
+    ----------
+    epsilon : positive.
+    delta : 0 for pure epsilon.
+    """
+
+    epsilon: Fraction
+    delta: Fraction = Fraction(0)
+
+    @classmethod
+    def of(cls, epsilon: object, delta: object = 0) -> Budget:
+        """Read a number, or an exact one such as "1/3"; refuse what is no budget."""
+        return cls(parse_epsilon(epsilon), parse_delta(delta))
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Read "EPSILON" or "EPSILON,DELTA"."""
+        epsilon, _, delta = text.partition(",")
+        return cls(parse_epsilon(epsilon, "budget"), parse_delta(delta or "0"))

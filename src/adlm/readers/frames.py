@@ -1,0 +1,47 @@
+"""Data frames with private records: encoded by what is declared of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from adlm.errors import UserError
+from adlm.public.domain.encoding import column_names, encode_frame, encode_labels
+from adlm.public.domain.table import TableDomain
+from adlm.readers.contributions import Contributions
+
+ROWS = 8192
+Encoded = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
+
+
+def kept_records(table: TableDomain, frame: Any) -> npt.NDArray[np.bool_]:
+    """Say which records to keep: the first few of each person, as declared; all without a person."""
+    if table.person is None:
+        return np.ones(len(frame), dtype=np.bool_)
+    name = table.person.name
+    if name not in column_names(frame):
+        raise UserError(f"the domain bounds records by person, but there is no column {name!r}; add it")
+    with Contributions(table.person, table.missing) as persons:
+        return persons.keep(frame[name])
+
+
+def frame_reader(frame: Any, labels: Any, table: TableDomain) -> Callable[[], Iterable[Encoded]]:
+    """Encode a frame's records; its own label column serves where no labels are given.
+
+    Formal guarantees
+    -----------------
+    An encoded record depends on its own row and on the declaration. Which of a person's records are kept
+    depends on that person's records alone.
+    """
+    if labels is None:
+        if table.label.name not in column_names(frame):
+            raise UserError(f"the frame has no column {table.label.name!r}; add it, or give the labels as y")
+        labels = frame[table.label.name]
+    if len(labels) != len(frame):
+        raise UserError(f"there must be one label for each record, got {len(frame)} and {len(labels)}")
+    keep = kept_records(table, frame)
+    x, y = encode_frame(table, frame)[keep], encode_labels(table.label, labels, table.missing)[keep]
+    return lambda: ((x[i : i + ROWS], y[i : i + ROWS]) for i in range(0, len(y), ROWS))

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
     from adlm.public.domain import Domain
     from adlm.workflows.privatise import privatise
     from adlm.workflows.sklearn.estimator import AdLMClassifier
+    from adlm.workflows.sklearn.regressor import AdLMRegressor
 
 _PLACES = {
     "AdLMClassifier": "adlm.workflows.sklearn.estimator",
+    "AdLMRegressor": "adlm.workflows.sklearn.regressor",
     "Budget": "adlm.privacy.budget",
     "Certificate": "adlm.privacy.release",
     "Domain": "adlm.public.domain",
@@ -38,6 +40,7 @@ _PLACES = {
 
 __all__ = [
     "AdLMClassifier",
+    "AdLMRegressor",
     "Budget",
     "Certificate",
     "Domain",

@@ -40,8 +40,8 @@ def test_adult_reaches_its_aim_at_one_release(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not (DATA / "diabetes130").is_dir(), reason="Diabetes-130 is not in ADLM_DATA")
-def test_no_patient_is_on_both_sides_of_the_split() -> None:
-    with table_split._sides("diabetes130", DATA) as (train, test):
+def test_no_patient_is_on_bothsides_of_of_the_split() -> None:
+    with table_split.sides_of("diabetes130", DATA) as (train, test):
         sides = [{line.split(",")[1] for line in path.read_text().splitlines()[1:]} for path in (train, test)]
     assert not sides[0] & sides[1]
     assert len(sides[0] | sides[1]) == 71518

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from adlm.analyst import networks, tables
+from adlm.analyst import networks, regression, tables
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
@@ -82,6 +82,10 @@ def _made(
     checkpoints: Path | None,
     resume: bool,
 ) -> Model:
+    if release.kind == "regression":
+        if network is not None:
+            raise UserError("a release for a numeric target makes a linear model; leave the network out")
+        return regression.train(release)
     if release.kind == "table":
         if network is not None:
             raise UserError("a table's release makes an additive model; leave the network out")

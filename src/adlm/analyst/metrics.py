@@ -47,6 +47,45 @@ class Measures:
         }
 
 
+@dataclass(frozen=True)
+class NumericMeasures:
+    """Measures of predictions of a numeric target on n records.
+
+    Attributes
+    ----------
+    rmse : root of the mean squared error, in the units of the target.
+    mae : mean absolute error, in the units of the target.
+    r2 : share of the variance of the target that is explained; None where the target does not vary.
+    bias : mean of prediction less truth.
+    """
+
+    n: int
+    rmse: float
+    mae: float
+    r2: float | None
+    bias: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self)
+
+
+def measure_values(predicted: npt.ArrayLike, truth: npt.ArrayLike) -> NumericMeasures:
+    """Measure (n,) predictions against (n,) true values of a numeric target."""
+    p, y = np.asarray(predicted, dtype=np.float64), np.asarray(truth, dtype=np.float64)
+    if p.ndim != 1 or p.shape != y.shape or not len(y):
+        raise UserError(f"measuring needs n predictions and n values, got {p.shape} and {y.shape}")
+    error, around = p - y, y - y.mean()
+    variance = float((around**2).mean())
+    return NumericMeasures(
+        n=len(y),
+        rmse=float(np.sqrt((error**2).mean())),
+        mae=float(np.abs(error).mean()),
+        r2=1 - float((error**2).mean()) / variance if variance > 0 else None,
+        bias=float(error.mean()),
+    )
+
+
 def measure(probabilities: npt.ArrayLike, codes: npt.ArrayLike) -> Measures:
     """Measure (n, M) class probabilities against (n,) class codes."""
     p, y = np.asarray(probabilities, dtype=np.float64), np.asarray(codes, dtype=np.int64)

@@ -42,12 +42,13 @@ AVERAGES, TOGETHER_STATISTICS = "averages of training", "of the records asked ab
 
 @dataclass(frozen=True)
 class Model:
-    """A classifier of raw records.
+    """A classifier of raw records, or a linear model of a numeric target.
 
     Attributes
     ----------
     certificate : of the release; training does not change it.
-    head : module from features (or from scaled records, when `features` is None) to logits.
+    head : module from features (or from scaled records, when `features` is None) to logits, or to one number
+        in the units of the target.
     architecture : how to build the head again: {"kind": "linear"}, or {"kind": "network", "name": ...,
         "shape": ...}; one of kind "custom" must be given to `load`.
     features : the public feature map, or None for a network that takes scaled records themselves.
@@ -73,17 +74,18 @@ class Model:
         """Names of the classes, in the order of the logits."""
         return self.certificate.domain.classes
 
+    @property
+    def target(self) -> tuple[float, float] | None:
+        """Bounds of the number that is predicted; None for a classifier."""
+        return self.certificate.domain.target
+
     def _repr_html_(self) -> str:
-        facts = [
-            ("network", self.training.get("network", self.architecture.get("kind", "?"))),
-            ("classes", len(self.classes)),
-            *guarantee(self.certificate.totals),
-        ]
-        parts = [
-            Part("training", ("setting", "value"), self.training.items()),
-            Part("classes", ("code", "name"), enumerate(self.classes)),
-            charges_part(self.certificate.charges),
-        ]
+        what = ("classes", len(self.classes)) if self.target is None else ("target", self.target)
+        network = self.training.get("network", self.architecture.get("kind", "?"))
+        facts = [("network", network), what, *guarantee(self.certificate.totals)]
+        parts = [Part("training", ("setting", "value"), self.training.items())]
+        parts += [Part("classes", ("code", "name"), enumerate(self.classes))] if self.classes else []
+        parts += [charges_part(self.certificate.charges)]
         return box("Model", facts, parts, self.stamps)
 
     def logits(self, x: npt.ArrayLike, *, device: str = "cpu") -> Tensor:
@@ -93,27 +95,43 @@ class Model:
         the min-max and batch statistics of those records; `training["statistics"]` says so. Asked about
         fewer it has the averages over noisy records, which fit clean ones badly.
         """
+        return self._outputs(x, device).float()
+
+    def _outputs(self, x: npt.ArrayLike, device: str) -> Tensor:
+        """Return what the head gives for raw records, in the precision of its weights."""
         domain = self.certificate.domain
         records = np.asarray(x)
         head = self.head.to(device).eval()
         features = None if self.features is None else self.features.to(device).eval()
         parts, step = [], BATCH if features is None else features.batch
+        kind = next((p.dtype for p in head.parameters()), torch.float32)
         together = self.training.get("statistics") == TOGETHER_STATISTICS
         with torch.inference_mode():
             for part in even_parts(len(records), step):
                 z = torch.from_numpy(domain.scale(records[part])).to(device)
                 z = z if features is None else features(z)
                 with by_batch(head, together and len(z) >= TOGETHER):
-                    parts.append(head(z).float().cpu())
+                    parts.append(head(z.to(kind)).cpu())
         return torch.cat(parts)
 
     def probabilities(self, x: npt.ArrayLike, *, device: str = "cpu") -> npt.NDArray[np.float64]:
         """Return (n, M) class probabilities of raw records."""
+        if self.target is not None:
+            raise UserError("this model predicts a number, which has no class probabilities; use values()")
         return self.logits(x, device=device).double().softmax(1).numpy()
 
     def predict(self, x: npt.ArrayLike, *, device: str = "cpu") -> npt.NDArray[np.int64]:
         """Return (n,) class codes of raw records."""
+        if self.target is not None:
+            raise UserError("this model predicts a number, not a class; use values()")
         return self.logits(x, device=device).argmax(1).numpy()
+
+    def values(self, x: npt.ArrayLike, *, device: str = "cpu") -> npt.NDArray[np.float64]:
+        """Return (n,) predictions of a numeric target, within its declared bounds."""
+        if self.target is None:
+            raise UserError("this model predicts classes, not a number; use predict()")
+        found = self._outputs(x, device)[:, 0].double().numpy()
+        return np.asarray(np.clip(found, *self.target))
 
     def save(self, folder: Path | str, *, key: Ed25519PrivateKey | None = None) -> None:
         """Write the model by one rename.

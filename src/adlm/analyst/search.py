@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from adlm.analyst import tables
+from adlm.analyst.class_weights import weighed
 from adlm.analyst.fit import fit
 from adlm.analyst.model import Model
 from adlm.errors import UserError
 from adlm.privacy.release import Release
+
+WEIGHTS = "class_weight"
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], s
     Parameters
     ----------
     settings : keyword arguments of `adlm.analyst.tables.train` (`stages`, `noise_penalty`) for a table's
-        release, of `adlm.fit` (`network`, `plan`, `draws`) otherwise.
+        release, of `adlm.fit` (`network`, `plan`, `draws`) otherwise; `class_weight` for any linear model.
     score : from a `Model` to a number, larger is better. It should read public or drawn records: choosing by
         private ones is a statistic of them that nothing accounts for.
     """
@@ -54,7 +57,8 @@ def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], s
 def train_on_release(release: Release, settings: Mapping[str, Any]) -> Model:
     """Train on a release by settings as `search_on_release` takes them; it costs nothing."""
     _check(release, settings)
-    made: Model = _trainer(release)(release, **settings)
+    given = {name: value for name, value in settings.items() if name != WEIGHTS}
+    made: Model = weighed(_trainer(release)(release, **given), release, settings.get(WEIGHTS))
     return replace(made, release_signature=release.signature)
 
 
@@ -63,7 +67,7 @@ def _trainer(release: Release) -> Any:
 
 
 def _check(release: Release, settings: Mapping[str, Any]) -> None:
-    known = list(inspect.signature(_trainer(release)).parameters)[1:]
+    known = [*list(inspect.signature(_trainer(release)).parameters)[1:], WEIGHTS]
     for name in settings:
         if name not in known:
             kind = "a table's release" if release.kind == "table" else "this release"

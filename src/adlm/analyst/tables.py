@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from adlm.analyst.model import Model
+from adlm.analyst.regression import is_regression, regression_head
 from adlm.analyst.rounds import has_rounds, rounds_head
 from adlm.errors import UserError
 from adlm.estimation import additive
@@ -100,7 +101,7 @@ def relevance(release: Release) -> dict[str, float]:
     """
     if not has_columns(release):
         raise UserError("relevance by column is for a table's release; this one is of something else")
-    if has_rounds(release):
+    if has_rounds(release) or is_regression(release):
         return _of_rounds(release)
     if release.kind != "table":
         return _of_records(release)
@@ -123,8 +124,9 @@ def _of_rounds(release: Release) -> dict[str, float]:
     """Standard deviation of each column's part of the scores, by the released spread of its features."""
     features = release.features()
     assert isinstance(features, ScaledTable)
-    weight = rounds_head(release).weight
-    weight = features.of_values(weight - weight.mean(0))
+    regression = is_regression(release)
+    weight = regression_head(release).weight if regression else rounds_head(release).weight
+    weight = features.of_values(weight if regression else weight - weight.mean(0))
     spread: dict[str, float] = {}
     for feature, variance in enumerate(features.variances()):
         name = features.column_of(feature) or WAVES

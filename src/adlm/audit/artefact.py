@@ -22,6 +22,8 @@ from adlm.audit.statistics import gaussian_bound, two_worlds_bound
 from adlm.audit.two_worlds import curve, log_ratio
 from adlm.curator.mechanisms.additive import calibrate as calibrate_table
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, Second, calibrate
+from adlm.curator.mechanisms.regression import RegressionConfig
+from adlm.curator.mechanisms.regression import calibrate as calibrate_regression
 from adlm.curator.noise import Source
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.estimation.polynomial import by_name
@@ -31,6 +33,7 @@ from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.decorrelation import GRID, decorrelation
 from adlm.public.features.scaled_table import TableIndicators, frequencies
+from adlm.public.planning.regression import RegressionPlan
 from adlm.public.planning.tables import TablePlan
 
 FINE = 1 << 20  # small sensitivities that are not whole numbers are audited on a finer grid
@@ -69,7 +72,13 @@ def _stamped(release: Release) -> list[str]:
 
 def _rederived(release: Release) -> list[str]:
     """Derive the charges again from the settings, by the code of the mechanism that made the release."""
-    derive = {"records": _records, "table": _table, "moments": _moments, "rounds": _moments}
+    derive = {
+        "records": _records,
+        "table": _table,
+        "moments": _moments,
+        "rounds": _moments,
+        "regression": _regression,
+    }
     return derive[release.kind](release)
 
 
@@ -118,6 +127,26 @@ def _table(release: Release) -> list[str]:
     if [(c.what, c.mechanism) for c in recomputed] != [(c.what, c.mechanism) for c in charges]:
         return ["the charges are not those of the settings"]
     return _too_small(charges, recomputed)
+
+
+def _regression(release: Release) -> list[str]:
+    """Derive the sensitivities of a release for a numeric target again."""
+    settings, certificate = release.certificate.settings, release.certificate
+    totals = certificate.totals
+    config = RegressionConfig(
+        Budget(Fraction(totals.epsilon_proved), totals.delta),
+        int(settings["k"]),
+        RegressionPlan.from_dict(settings["plan"]),
+        Indicators.from_dict(settings["indicators"]),
+        int(settings["contributions"]),
+    )
+    counted = TableIndicators(TableDomain.from_dict(certificate.features["spec"]["table"]))
+    if (config.indicators.width, config.indicators.blocks) != (counted.width, len(counted.blocks)):
+        return ["the counts of indicators are not those of the table"]
+    recomputed = calibrate_regression(config, certificate.domain.neighbours).charges
+    if [(c.what, c.mechanism) for c in recomputed] != [(c.what, c.mechanism) for c in certificate.charges]:
+        return ["the charges are not those of the settings"]
+    return _too_small(certificate.charges, recomputed)
 
 
 def _too_small(charges: Sequence[Charge], expected: Sequence[Charge]) -> list[str]:

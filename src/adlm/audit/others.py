@@ -37,10 +37,13 @@ from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.public.domain import NEIGHBOURS
 
 Reals = npt.NDArray[np.float64]
-SHIPPED = {  # name on the command line, function of `adlm.audit.other_libraries`
-    "numpy-laplace": "numpy_laplace",
-    "opendp-laplace": "opendp_laplace",
-    "opacus-step": "opacus_step",
+SHIPPED = {  # name on the command line: module of `adlm.audit` and its function
+    "numpy-laplace": "other_libraries.numpy_laplace",
+    "opendp-laplace": "other_libraries.opendp_laplace",
+    "opacus-step": "other_libraries.opacus_step",
+    "diffprivlib-linear-regression": "diffprivlib_subjects.linear_regression",
+    "diffprivlib-standard-scaler": "diffprivlib_subjects.standard_scaler",
+    "diffprivlib-quantile": "diffprivlib_subjects.quantile",
 }
 
 
@@ -139,7 +142,8 @@ def find_mechanism(name: str) -> Mechanism:
     NAME is a `Mechanism`, or a function without arguments that returns one. The file is run.
     """
     if name in SHIPPED:
-        found: Any = getattr(importlib.import_module("adlm.audit.other_libraries"), SHIPPED[name])
+        module, _, function = SHIPPED[name].partition(".")
+        found: Any = getattr(importlib.import_module(f"adlm.audit.{module}"), function)
     else:
         place, colon, attribute = name.rpartition(":")
         if not colon:

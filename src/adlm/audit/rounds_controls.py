@@ -35,7 +35,7 @@ def _pair() -> tuple[Records, Records]:
 
 
 @contextmanager
-def _put(owner: Any, name: str, value: Any) -> Iterator[None]:
+def put(owner: Any, name: str, value: Any) -> Iterator[None]:
     kept = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -76,7 +76,7 @@ def round_without_clip(runs: int, source: Source) -> Finding:
     def everything(self: GradientClip, z: Any) -> Any:
         return np.full(len(z), 1 << 62, dtype=np.int64)
 
-    with _put(GradientClip, "allowed", everything):
+    with put(GradientClip, "allowed", everything):
         return _found("gradient round without its clip", "nothing bounds a gradient", source)
 
 
@@ -87,7 +87,7 @@ def half_the_sensitivity(runs: int, source: Source) -> Finding:
     def one(self: GradientClip, neighbours: str) -> Fraction:
         return Fraction(self.bound)
 
-    with _put(GradientClip, "sensitivity", one):
+    with put(GradientClip, "sensitivity", one):
         return _found("sensitivity C under replace-one", "two gradients can point opposite ways", source)
 
 
@@ -110,7 +110,7 @@ def head_before_noise(runs: int, source: Source) -> Finding:
 
     import adlm.curator.mechanisms.moments as moments
 
-    with _put(moments, "run_rounds", peeking):
+    with put(moments, "run_rounds", peeking):
         data, neighbour = _pair()
         crowd = Records(np.tile([[0.0, 1.0, 0.0]], (400, 1)), np.tile(np.array([0, 1]), 200))
         subject = of_moments("head", _design(), "replace-one", (0, 1, 1, 2))
@@ -150,7 +150,7 @@ def noise_used_again(runs: int, source: Source) -> Finding:
 
     import adlm.curator.mechanisms.moments as moments
 
-    with _put(moments, "run_rounds", again):
+    with put(moments, "run_rounds", again):
         return _found("noise of one round used in the next", "one draw covers two sums", source)
 
 

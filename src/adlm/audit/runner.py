@@ -27,6 +27,7 @@ from adlm.audit.side_by_side import side_by_side
 from adlm.audit.subject import Subject
 from adlm.audit.subjects import DELTA, subjects
 from adlm.audit.support import exact_laplace, support
+from adlm.audit.target_controls import TARGETS
 from adlm.audit.two_worlds import two_worlds, whole_releases
 from adlm.audit.worst_case import report, worst_neighbours
 from adlm.curator.noise import Source
@@ -146,7 +147,7 @@ def run(
     else:
         steps.extend(_product(depth, source, np.random.default_rng(seed)))
     if with_controls:
-        controls: tuple[Control, ...] = (*SINGLE, *INPUTS, *READING, *ROUNDS)
+        controls: tuple[Control, ...] = (*SINGLE, *INPUTS, *READING, *ROUNDS, *TARGETS)
         steps.extend(partial(_control, control, depth.runs, source) for control in controls)
         steps.append(lambda: half_sensitivity(source))
     findings: list[Finding] = []

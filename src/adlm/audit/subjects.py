@@ -16,6 +16,7 @@ from adlm.curator.mechanisms.moments import MomentConfig
 from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.mechanisms.record_release import release as release_records
 from adlm.curator.mechanisms.records import PrivateRecords, Settings
+from adlm.curator.mechanisms.regression import release as release_regression
 from adlm.curator.mechanisms.second_moments import CrossMoments, Second
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
 from adlm.curator.mechanisms.table_rounds import release as release_table
@@ -26,10 +27,12 @@ from adlm.privacy.accounting import Charge
 from adlm.privacy.budget import Budget
 from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.domain.column import Column
+from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.identity import Identity
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.moments import MomentPlan
+from adlm.public.planning.regression import RegressionPlan
 from adlm.public.planning.tables import TablePlan
 from adlm.workflows.privatise import privatise
 
@@ -163,6 +166,47 @@ def of_table_rounds(
     covers = (0, 1, 1, 2, 3, 3, 3, 4, 4, 5) if mixed else (0, 1, 2, 2, 2, 3, 3, 4) if delta else pure
     width = table.domain.size
     return Subject(name, neighbours, run, covers, width, focus=focus, tight=False, box=True)
+
+
+def of_target(
+    name: str, delta: Fraction, neighbours: str, *, method: str = "rounds", focus: int | None = None
+) -> Subject:
+    """Audit the release of a table with a numeric target, all of its parts; a record's last value is it.
+
+    Parameters
+    ----------
+    name : of the subject.
+    delta : 0 for radial noise.
+    neighbours : the relation.
+    method : `rounds` or `moments`.
+    focus : the charge that the search looks at; None for all together.
+    """
+    table = TableDomain(
+        (
+            Column("age", "numeric", 0, 1),
+            Column("town", "categorical", values=tuple("abc")),
+            Column("days", "target", 0, 1),
+        ),
+        neighbours=neighbours,
+    )
+    plan = RegressionPlan(GradientRounds(3, 0.25, 2.0, 10), 2 if method == "rounds" else 0, method)
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        x = table.domain.scale(data.values[:, :-1]).astype(np.float32)
+        positions = np.rint(np.clip(data.values[:, -1], 0.0, 1.0) * TARGET_UNIT).astype(np.int64)
+        made = release_regression(
+            lambda: [(x, positions)],
+            table,
+            plan=plan,
+            budget=Budget(Fraction(4), delta),
+            ledger=ledger,
+            source=source,
+        )
+        return made.certificate.charges
+
+    learnt = (2, 2, 2) if method == "rounds" else (2, 2) if delta else (2,)
+    covers = (0, 1, *learnt, 3)
+    return Subject(name, neighbours, run, covers, table.domain.size + 1, focus=focus, tight=False, box=True)
 
 
 def of_product(
@@ -378,6 +422,12 @@ def subjects() -> tuple[Subject, ...]:
     )
     made.extend(
         of_table_rounds("table, gradient rounds, mixed values", DELTA, relation, mixed=True)
+        for relation in NEIGHBOURS
+    )
+    made.extend(
+        of_target(f"numeric target, {how}, {noise}", delta, relation, method=method)
+        for how, method in (("gradient rounds", "rounds"), ("second moments", "moments"))
+        for noise, delta in (("radial", Fraction(0)), ("Gaussian", DELTA))
         for relation in NEIGHBOURS
     )
     made.extend(

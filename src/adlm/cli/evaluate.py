@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from adlm.cli.console import AsJson, Device, Output, Quiet, pick_device, stamped
+
+if TYPE_CHECKING:
+    from adlm.analyst.model import Model
 
 WARNING = "figures measured on private records are not private; no epsilon covers them"
 SHOWN_CLASSES = 12  # a larger confusion table does not fit a terminal; --json has it
@@ -30,20 +33,27 @@ def evaluate(
     On private records this is a statistic without privacy: do not publish it, and do not choose by it. With
     --json: {"accuracy", "balanced_accuracy", "recalls", "auc", "calibration_error", "log_loss", "confusion",
     "n", "classes", "small_classes", "stamps", "warning", "model_warning"} and the certificate's totals;
-    accuracies and recalls are fractions, recalls are by class; `model_warning` says when noise drowned it.
+    accuracies and recalls are fractions, recalls are by class; `model_warning` says when noise drowned it. A
+    model of a numeric target has {"rmse", "mae", "r2", "bias", "n", "target"} instead of the first line's.
     """
     from adlm.analyst.class_sizes import SmallClass, sentences
     from adlm.analyst.metrics import measure
     from adlm.analyst.model import Model
     from adlm.errors import UserError
     from adlm.runtime.artefact import canonical, write_file
-    from adlm.serving.predict import measure_file
+    from adlm.serving.predict import measure_file, measure_values_file
 
     output = Output(as_json, quiet)
     if (file is None) == (data is None):
         raise UserError("give either a file or --data NAME; adlm data list shows the names")
     loaded = Model.load(model)
     domain = loaded.certificate.domain
+    if loaded.target is not None:
+        if file is None:
+            raise UserError("this model predicts a number of a table; give a file with its columns")
+        measured = measure_values_file(loaded, file, device=pick_device(device))
+        _numeric(loaded, measured.to_dict() | {"of": str(file), "split": None}, save, output)
+        return
     if data is not None:
         from adlm.public import datasets
 
@@ -90,4 +100,26 @@ def evaluate(
         f"{figures['n']} records (not private if the records are); "
         f"{totals.sentence()}{stamped(loaded.stamps)}"
         + (f"; WARNING: {drowned}" if (drowned := loaded.training.get("warning")) else ""),
+    )
+
+
+def _numeric(model: Model, figures: dict[str, Any], save: Path | None, output: Output) -> None:
+    """Tell how well a model of a numeric target does."""
+    from adlm.runtime.artefact import canonical, write_file
+
+    figures["target"] = list(model.target or ())
+    if save is not None:
+        write_file(save, canonical(figures), what="evaluation")
+    names = {"rmse": "RMSE", "mae": "MAE", "r2": "R2", "bias": "bias"}
+    shown = [[name, f"{figures[key]:.5g}"] for key, name in names.items() if figures[key] is not None]
+    output.table(["measure", "value"], shown)
+    output.say(f"{WARNING}: do not publish them, and do not choose between models by them")
+    totals, r2 = model.certificate.totals, figures["r2"]
+    output.result(
+        figures | totals.to_dict() | {"stamps": list(model.stamps), "warning": WARNING},
+        f"RMSE {figures['rmse']:.5g}, MAE {figures['mae']:.5g}"
+        + (f", R2 {r2:.4f}" if r2 is not None else "")
+        + f" on {figures['n']} records (not private if the records are); "
+        f"{totals.sentence()}{stamped(model.stamps)}"
+        + (f"; WARNING: {drowned}" if (drowned := model.training.get("warning")) else ""),
     )

@@ -93,6 +93,10 @@ def plan(
         "forecasts are for synthetic classes, as near to each other as those of handwriting, garments or "
         "photographs were found to lie; yours may be easier or harder"
     )
+    if any(p.plan.rounds is not None for p in plans):
+        output.say(
+            "plans with gradient rounds: moments under the same budget were rehearsed; expect rather more"
+        )
     if picture is not None:
         from adlm.report.plots import accuracy_over_epsilon
 
@@ -142,8 +146,9 @@ def _plan_table(
         ]
         for p in plans
     ]
+    measured = "made records, %" if table.target is None else "R2 on made records, %"
     output.table(
-        ["epsilon", "mechanism", "Fourier features", "made records, %", "of at most, %"],
+        ["epsilon", "mechanism", "Fourier features", measured, "of at most, %"],
         rows,
         title=f"{n} records, {len(table.features)} columns, {table.neighbours}, delta {delta}; nothing spent",
     )
@@ -161,7 +166,7 @@ def _plan_table(
     output.result(
         {
             "n": n,
-            "classes": len(table.label.classes),
+            "classes": len(table.answer.classes),
             "features": {"name": "tabular"},
             "neighbours": table.neighbours,
             "plans": [p.to_dict() for p in plans],

@@ -1,4 +1,4 @@
-"""`adlm predict`: classes and probabilities for new records."""
+"""`adlm predict`: classes and probabilities, or numbers, for new records."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ def predict(
     quiet: Quiet = False,
 ) -> None:
     """Predict a class for each record of a file, in its order, with the probability of each class.
+
+    A model of a numeric target gives a number within its bounds.
 
     With --json: {"out", "records", "stamps"} and the certificate's totals.
     """

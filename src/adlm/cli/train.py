@@ -58,6 +58,13 @@ def train(
         int, typer.Option(help="Order of batches; nothing to do with privacy.", min=0, max=2**32 - 1)
     ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from OUT's checkpoint.")] = False,
+    class_weight: Annotated[
+        str | None,
+        typer.Option(
+            help="Weights of mistakes by class, at no cost: balanced (from released counts), or public ones.",
+            metavar="balanced|NAME=W,...",
+        ),
+    ] = None,
     sign: Sign = None,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -71,6 +78,7 @@ def train(
     "stopped", "stamps", and "small_classes" if there are any} and the certificate's totals.
     """
     from adlm.analyst.class_sizes import sentences, small_classes
+    from adlm.analyst.class_weights import class_weights, parse_class_weight, weighed
     from adlm.analyst.fit import fit, network_of
     from adlm.analyst.training import ENOUGH_STEPS, default_plan
     from adlm.errors import UserError
@@ -88,6 +96,11 @@ def train(
                 f"--{name.replace('_', '-')} is for networks, and {release} makes a model in closed form; "
                 "leave it out, or choose a --network"
             )
+    weights = None if class_weight is None else parse_class_weight(class_weight)
+    if weights is not None:
+        if network is not None:
+            raise UserError("--class-weight goes with a linear model; leave out --network, or the weights")
+        class_weights(made, weights)
     examples = len(made.tensors["x"]) if made.kind == "records" else draws
     usual = default_plan(max(examples, 1), seed)
     plan = replace(
@@ -104,6 +117,7 @@ def train(
     model = fit(
         made, network, plan, draws=draws, device=pick_device(device), checkpoints=checkpoint, resume=resume
     )
+    model = weighed(model, made, weights)
     small = small_classes(made)
     if small:  # goes along with the model, which has no counts
         model = replace(model, training={**model.training, "small_classes": [s.to_dict() for s in small]})
@@ -130,6 +144,9 @@ def _trouble(training: Mapping[str, Any]) -> str:
         return f"; TRAINING FAILED: {training['stopped']}"
     if training.get("warning"):
         return f"; WARNING: {training['warning']}"
+    if training.get("estimated_r2") is not None:
+        found, sd = training["estimated_r2"], training["estimated_r2_sd"]
+        return f"; R2 about {found:.3f} ± {2 * sd:.3f} on the private records (charged)"
     if training.get("estimated_accuracy") is not None:
         found, sd = training["estimated_accuracy"], training["estimated_accuracy_sd"]
         return f"; right for about {found:.3f} ± {2 * sd:.3f} of the private records (charged)"

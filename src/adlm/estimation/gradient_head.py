@@ -78,7 +78,7 @@ class GradientRounds:
 
 @dataclass(frozen=True)
 class Head:
-    """A linear classifier on the grid.
+    """A linear classifier, or the linear model of a numeric target (M = 1), on the grid.
 
     Attributes
     ----------
@@ -127,9 +127,12 @@ class Descent:
     def update(self, gradient: Integers) -> None:
         """Take a step along a released gradient sum, (M, 1 + k) in steps of 1 / GRADIENT_UNIT.
 
-        Scores matter up to what they have in common, so the mean over classes, noise alone, is taken away.
+        Scores of classes matter up to what they have in common, so the mean over classes, noise alone, is
+        taken away. A numeric target has one score, and all of it matters.
         """
-        centred = gradient.astype(np.float64) - gradient.sum(0).astype(np.float64) / len(gradient)
+        centred = gradient.astype(np.float64)
+        if len(gradient) > 1:
+            centred -= gradient.sum(0).astype(np.float64) / len(gradient)
         self._velocity *= self.plan.momentum
         self._velocity += centred * (1 / (GRADIENT_UNIT * float(self.plan.size)))
         self._weights = self._weights - self.plan.step * self._velocity

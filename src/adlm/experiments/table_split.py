@@ -108,7 +108,7 @@ def load(name: str, data: Path) -> Split:
         sides = [_read(place / f"{name}-{side}.csv", table) for side in ("train", "test")]
         return Split(name, table, *sides[0], *sides[1])
     table = TableDomain.load(domain_file(name))
-    with _sides(name, data) as (train, test):
+    with sides_of(name, data) as (train, test):
         x, y = _read(train, table)
         held, truth = _read(test, table, comments=True)  # Adult's test records stand below a comment
     return Split(name, table, x, y, held, truth)
@@ -122,7 +122,7 @@ def _read(
 
 
 @contextmanager
-def _sides(name: str, data: Path) -> Iterator[tuple[Path, Path]]:
+def sides_of(name: str, data: Path) -> Iterator[tuple[Path, Path]]:
     """Give the files of training and test records: Adult's own, Diabetes-130 split by patient."""
     folder = data / name
     if not folder.is_dir():

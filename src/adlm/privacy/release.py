@@ -34,7 +34,7 @@ from adlm.public.features import Features, checked
 from adlm.runtime.artefact import canonical, new_folder, read_json, sha256
 from adlm.version import __version__
 
-Content = Literal["moments", "rounds", "table", "records"]
+Content = Literal["moments", "rounds", "table", "records", "regression"]
 SCHEMA = 1
 SEEDED = "NOT PRIVATE: seeded"
 PEEKED = "bounds learnt from data"
@@ -51,7 +51,7 @@ class Certificate:
 
     Attributes
     ----------
-    kind : `moments` or `records`.
+    kind : `moments`, `records`, or `regression` for a numeric target.
     domain : the public domain of the records.
     features : spec and fingerprint of the public features.
     settings : the public settings of the mechanism.
@@ -77,7 +77,7 @@ class Certificate:
             if self.settings.get("model") == "additive":
                 return "table"
             return "rounds" if self.settings.get("rounds") else "moments"
-        return "records"
+        return "regression" if self.kind == "regression" else "records"
 
     @property
     def totals(self) -> Totals:
@@ -159,7 +159,7 @@ class Release:
 
     @property
     def kind(self) -> Content:
-        """`moments`, `rounds` (with gradients), `table` (class tables in stages) or `records`."""
+        """`moments`, `rounds` (with gradients), `table` (class tables), `records` or `regression`."""
         return self.certificate.content
 
     @classmethod
@@ -213,6 +213,8 @@ class Release:
         """
         from adlm.estimation.class_model import fit_class_model
 
+        if self.certificate.kind == "regression":
+            raise UserError("draws with a numeric target come from adlm.analyst.regression.draw(release, n)")
         taken = self.features(features)
         laws = fit_class_model(self.moments(), taken.prior)
         z, codes = laws.sample(n, torch.Generator().manual_seed(seed))

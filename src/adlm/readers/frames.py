@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.errors import UserError
-from adlm.public.domain.encoding import column_names, encode_frame, encode_labels
+from adlm.public.domain.encoding import column_names, encode_answer, encode_frame
 from adlm.public.domain.table import TableDomain
 from adlm.readers.contributions import Contributions
 
@@ -37,11 +37,12 @@ def frame_reader(frame: Any, labels: Any, table: TableDomain) -> Callable[[], It
     depends on that person's records alone.
     """
     if labels is None:
-        if table.label.name not in column_names(frame):
-            raise UserError(f"the frame has no column {table.label.name!r}; add it, or give the labels as y")
-        labels = frame[table.label.name]
+        name = table.answer.name
+        if name not in column_names(frame):
+            raise UserError(f"the frame has no column {name!r}; add it, or give the labels as y")
+        labels = frame[name]
     if len(labels) != len(frame):
         raise UserError(f"there must be one label for each record, got {len(frame)} and {len(labels)}")
     keep = kept_records(table, frame)
-    x, y = encode_frame(table, frame)[keep], encode_labels(table.label, labels, table.missing)[keep]
+    x, y = encode_frame(table, frame)[keep], encode_answer(table, labels)[keep]
     return lambda: ((x[i : i + ROWS], y[i : i + ROWS]) for i in range(0, len(y), ROWS))

@@ -29,7 +29,7 @@ _HINTS = {
     "categorical": '# values = [...]\n# missing = "category" and other = "other" if they fit\n',
     "boolean": "",
     "date": "# lower = 2000-01-01\n# upper = 2030-12-31\n",
-    "label": '# classes = ["no", "yes"]\n',
+    "label": '# classes = ["no", "yes"]\n# for a number to predict: kind = "target", with lower and upper\n',
     "person": "records = 1\n",
     "ignored": "# choose numeric, categorical, ordinal, boolean or date to use this column\n",
 }
@@ -254,7 +254,8 @@ def check(path: Path, table: TableDomain) -> Check:
     records = 0
     for batch in raw_batches(path, table, names):
         for column in watched:
-            missing = table.missing if column.kind != "label" or column.missing is not None else ()
+            asked = column is table.answer and column.missing is None
+            missing = () if asked else table.missing
             with naming_records(path, records + 1):
                 new = survey_column(column, batch[column.name], missing)
             surveys[column.name] = _sum(surveys.get(column.name), new)

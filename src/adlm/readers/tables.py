@@ -21,7 +21,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from adlm.errors import UserError
-from adlm.public.domain.encoding import CellError, encode_column, encode_labels
+from adlm.public.domain.encoding import CellError, encode_answer, encode_column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import TABLES
 from adlm.readers.contributions import Contributions
@@ -40,7 +40,7 @@ class Encoded:
     Attributes
     ----------
     x : (n, width) float32 in [0, 1].
-    y : (n,) class codes; empty when labels were not asked for.
+    y : (n,) class codes, or positions of a numeric target; empty when labels were not asked for.
     first : the number of the first row of the batch in the file.
     """
 
@@ -78,7 +78,7 @@ def read_batches(
     `table.contributions` records of what is read.
     """
     path = Path(path)
-    wanted = [c.name for c in table.features] + ([table.label.name] if labels else [])
+    wanted = [c.name for c in table.features] + ([table.answer.name] if labels else [])
     person = table.person if bounded else None
     if person is not None:
         wanted.append(person.name)
@@ -93,11 +93,7 @@ def read_batches(
                 else:
                     keep, size = None, len(batch[wanted[0]])
                 x = np.hstack([encode_column(c, batch[c.name], table.missing) for c in table.features])
-                y = (
-                    encode_labels(table.label, batch[table.label.name], table.missing)
-                    if labels
-                    else np.zeros(0, np.int64)
-                )
+                y = encode_answer(table, batch[table.answer.name]) if labels else np.zeros(0, np.int64)
             if keep is not None:
                 x, y = x[keep], y[keep] if labels else y
             if len(x):
@@ -166,7 +162,9 @@ def check_header(path: Path, names: Sequence[str], wanted: Sequence[str], *, sho
 def _csv(
     path: Path, table: TableDomain, wanted: Sequence[str], rows: int, comments: bool, size: int
 ) -> Iterator[dict[str, Any]]:
-    with_commas = {c.name for c in table.columns if c.kind == "numeric"} if table.decimal == "," else set()
+    with_commas = (
+        {c.name for c in table.columns if c.kind in ("numeric", "target")} if table.decimal == "," else set()
+    )
     try:
         with opened(path) as stream:
             lines = Lines(path, stream, size)

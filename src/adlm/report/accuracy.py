@@ -13,12 +13,15 @@ from adlm.report.page import Section
 from adlm.report.subject import Trained
 
 MOST_CLASSES = 40
+NUMERIC = ("rmse", "mae", "r2")
 
 
 def accuracy(models: Sequence[Trained], classes: Sequence[str]) -> Section | None:
     """Show what each model was trained for and how well it does."""
     if not models:
         return None
+    if not classes:
+        return _numeric(models)
     rows = [
         (m.name, m.training.get("network", "?"), m.training.get("epochs", "?"), *_measures(m)) for m in models
     ]
@@ -32,9 +35,41 @@ def accuracy(models: Sequence[Trained], classes: Sequence[str]) -> Section | Non
     ]
     for model in models:
         parts += _warnings(model)
+        parts += _weights(model)
         parts += _recalls(model, classes)
         parts += _confusion(model, classes)
     return Section("accuracy", "Accuracy and confusion", join(parts))
+
+
+def _numeric(models: Sequence[Trained]) -> Section:
+    """Show how well models of a numeric target do: as measured, and by the release's own charged check."""
+    rows = []
+    for model in models:
+        found = model.evaluation or {}
+        numbers = [f"{found[k]:.4g}" if isinstance(found.get(k), int | float) else "" for k in NUMERIC]
+        of = f"{found.get('of', '')} ({found.get('n', '?')} records)" if found else "not measured"
+        rows.append((model.name, model.training.get("network", "?"), *numbers, of))
+    parts = [
+        table(("model", "kind", "RMSE", "MAE", "R2", "measured on"), rows),
+        paragraph(
+            "Figures measured on private records are not themselves private, and a model must not be "
+            "chosen by them."
+        ),
+    ]
+    for model in models:
+        told = model.training
+        if "estimated_r2" in told:
+            parts.append(
+                paragraph(
+                    f"By the release's own check, which is charged: R2 of {model.name} about "
+                    f"{told['estimated_r2']:.3f} ± {2 * told['estimated_r2_sd']:.3f} on the private records, "
+                    f"squared errors being clipped at {told['errors_clipped_at']:g} times the target's "
+                    "variance."
+                )
+            )
+        if told.get("warning"):
+            parts.append(tag("p", f"{told['warning']}.", class_="bad"))
+    return Section("accuracy", "Accuracy", join(parts))
 
 
 def _measures(model: Trained) -> tuple[str, ...]:
@@ -55,6 +90,17 @@ def _warnings(model: Trained) -> list[Markup]:
     found = model.training.get("small_classes", [])
     small = [SmallClass(str(s["class"]), float(s["count"]), float(s["sd"])) for s in found]
     return [*drowned, *(tag("p", f"{words}.", class_="bad") for words in sentences(small))]
+
+
+def _weights(model: Trained) -> list[Markup]:
+    """Show the class weights that a model was trained with."""
+    found = model.training.get("class_weights")
+    if not isinstance(found, dict) or len(found) > MOST_CLASSES:
+        return []
+    how = "from released counts" if model.training.get("class_weight") == "balanced" else "as declared"
+    rows = [(name, f"{float(weight):.4g}") for name, weight in found.items()]
+    words = f"{model.name} weighs mistakes by class, {how}, which costs nothing:"
+    return [paragraph(words), table(("class", "weight"), rows)]
 
 
 def _recalls(model: Trained, classes: Sequence[str]) -> list[Markup]:

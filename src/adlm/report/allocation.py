@@ -73,10 +73,33 @@ def allocation(subject: Subject) -> Section | None:
     """Show how much noise there is, and where, against what it hides."""
     if subject.release is None:
         return None
+    if subject.certificate.kind == "regression":
+        return _regression_noise(subject.release)
     if subject.certificate.kind == "moments":
         return _moment_noise(_both_looks(subject.release), subject.certificate)
     ratios = subject.release.tensors.get("budget_ratios")
     return None if ratios is None else _record_noise(np.sort(ratios.numpy())[::-1], subject.certificate)
+
+
+def _regression_noise(release: Release) -> Section:
+    """Show the released distribution of a numeric target, and what is known of its noise."""
+    settings, domain = release.certificate.settings, release.certificate.domain
+    assert domain.target is not None
+    counts = release.tensors["target"].double().numpy() / float(settings["target_unit"])
+    low, high = domain.target
+    names = [f"{low + (high - low) * i / (len(counts) - 1):.4g}" for i in range(len(counts))]
+    sd = float(settings["sd_target"]) / float(settings["target_unit"])
+    picture = drawing.bars(
+        names,
+        np.maximum(counts, 0.0).tolist(),
+        spread=[2 * sd] * len(counts),
+        label="Noisy counts of the target",
+    )
+    caption = (
+        f"Released counts of the target's piecewise-linear bins, with two standard deviations of their noise "
+        f"({sd:.3g} each). They give the mean and the spread that the target is scaled by."
+    )
+    return Section("allocation", "Where the noise is", figure(picture, caption))
 
 
 def _both_looks(release: Release) -> Moments:

@@ -28,6 +28,9 @@ MEASURES = {
     "balanced_accuracy": "balanced accuracy",
     "auc": "AUC",
     "log_loss": "log loss",
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R2",
 }
 MARKUP = str.maketrans(
     {
@@ -85,6 +88,8 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _task(certificate: Certificate) -> str:
+    if certificate.domain.target is not None:
+        return "tabular-regression"
     return "image-classification" if len(certificate.domain.shape) > 1 else "tabular-classification"
 
 
@@ -104,7 +109,8 @@ def _head(name: str, model: Trained, certificate: Certificate, licence: str | No
     lines += ["privacy:", *(f"  {key}: {_yaml(value)}" for key, value in privacy.items())]
     found = model.evaluation
     if found is not None:
-        kinds = [key for key in ("accuracy", "balanced_accuracy") if isinstance(found.get(key), int | float)]
+        named = ("accuracy", "balanced_accuracy", "rmse", "mae", "r2")
+        kinds = [key for key in named if isinstance(found.get(key), int | float)]
         of = json.dumps(_measured_on(found))
         lines += ["model-index:", f"- name: {json.dumps(name)}", "  results:"]
         lines += [f"  - task: {{type: {_task(certificate)}}}", f"    dataset: {{name: {of}, type: {of}}}"]
@@ -132,13 +138,21 @@ def _warnings(subject: Subject) -> str:
 
 def _use(model: Trained, certificate: Certificate) -> str:
     made = plain(model.training.get("network", "a model"))
+    target = certificate.domain.target
+    what = (
+        f"Classifies one record into {len(certificate.domain.classes)} classes"
+        if target is None
+        else f"Predicts a number between {target[0]:g} and {target[1]:g} for one record"
+    )
+    warning = f"\n\n**{plain(model.training['warning'])}**" if model.training.get("warning") else ""
     return (
         "## Intended use\n\n"
-        f"Classifies one record into {len(certificate.domain.classes)} classes ({made}). It was trained on a "
+        f"{what} ({made}). It was trained on a "
         "differentially private release of the records, and on nothing else of them; the weights may be "
         "published under the guarantee below.\n\n"
         "Not for: decisions about a person without somebody who answers for them; records outside the domain "
-        "below, which are clipped to it; guessing who was among the records.\n"
+        "below, which are clipped to it; guessing who was among the records."
+        f"{warning}\n"
     )
 
 
@@ -152,7 +166,9 @@ def _domain(certificate: Certificate) -> str:
             ("", ""),
             [
                 ("shape of a record", " x ".join(map(str, domain.shape))),
-                ("classes", _few(domain.classes)),
+                ("classes", _few(domain.classes))
+                if domain.target is None
+                else ("target", f"{domain.target[0]:g} to {domain.target[1]:g}"),
                 ("number of records", many),
             ],
         ),
@@ -272,7 +288,11 @@ def _limits(certificate: Certificate) -> str:
         "- What is true of everybody can be learnt from the model, and then held against anybody.\n"
         "- A file cannot show that noise was drawn, or that the records were what was declared of them. That "
         "is the word of whoever signs.\n"
-        "- Small classes are learnt worst: noise is the same for all of them.\n"
+        + (
+            "- Small classes are learnt worst: noise is the same for all of them.\n"
+            if certificate.domain.target is None
+            else "- Large errors were clipped in training: rare extreme values are predicted too mildly.\n"
+        )
     )
 
 

@@ -14,6 +14,7 @@ from adlm.privacy.release import (
     WEAK_EPSILON,
     Certificate,
 )
+from adlm.public.domain import Domain
 from adlm.report import attacker, drawing
 from adlm.report.html import Markup, figure, join, paragraph, table, tag
 from adlm.report.page import Section, stamp, tile
@@ -60,6 +61,11 @@ def summary(subject: Subject) -> Markup:
         assert model.evaluation is not None
         name = "accuracy" if len(measured) == 1 else f"accuracy, {model.name}"
         tiles.append(tile(f"{float(model.evaluation['accuracy']):.1%}", name))
+    fitted = [m for m in subject.models if m.evaluation and isinstance(m.evaluation.get("r2"), int | float)]
+    for model in fitted[:2]:
+        assert model.evaluation is not None
+        name = "R2" if len(fitted) == 1 else f"R2, {model.name}"
+        tiles.append(tile(f"{float(model.evaluation['r2']):.3f}", name))
     return tag("div", *tiles, class_="tiles")
 
 
@@ -70,7 +76,7 @@ def plain_words(certificate: Certificate) -> Section:
     many = f"{n:,} records" if isinstance(n, int) else "records whose number is protected"
     intro = paragraph(
         f"This {KINDS.get(certificate.kind, certificate.kind)} release was made from {many} of {domain.size} "
-        f"values each, in {len(domain.classes)} classes. The records were read to make it; everything "
+        f"values each, {_answers(domain)}. The records were read to make it; everything "
         f"trained on it since, for however long, has read the release alone, and costs no further privacy."
     )
     relation = paragraph(
@@ -92,6 +98,12 @@ def plain_words(certificate: Certificate) -> Section:
     else:
         verdict = attacker.explanation(float(totals.epsilon_proved), float(totals.delta), totals.neighbours)
     return Section("plain-words", "What this certificate promises", join([intro, relation, verdict]))
+
+
+def _answers(domain: Domain) -> str:
+    if domain.target is not None:
+        return f"with a number between {domain.target[0]:g} and {domain.target[1]:g} to predict"
+    return f"in {len(domain.classes)} classes"
 
 
 def _people(certificate: Certificate) -> str:

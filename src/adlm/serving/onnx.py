@@ -3,8 +3,9 @@
 A model of a table takes its raw columns, as `adlm.serving.onnx_table` describes, or on request the encoded
 record.
 Any other model takes `records`, (n, *shape) float32 in the units of the domain. Outputs are `probabilities`,
-(n, M), and `code`, (n,); for a record with a value that the domain refuses they are NaN and -1. The
-file carries the classes, the certificate, its signature and the table's declaration as metadata.
+(n, M), and `code`, (n,); for a record with a value that the domain refuses they are NaN and -1. A model of a
+numeric target has one output, `prediction`, (n,), within the target's bounds. The file
+carries the classes, the certificate, its signature and the table's declaration as metadata.
 """
 
 from __future__ import annotations
@@ -32,14 +33,22 @@ from adlm.public.domain.table import TableDomain
 from adlm.public.features import TABLES
 from adlm.runtime.artefact import write_file
 from adlm.serving.onnx_images import traceable
-from adlm.serving.onnx_table import OPSET, OUTPUTS, as_inputs, input_names, trial_columns, with_columns
+from adlm.serving.onnx_table import (
+    OPSET,
+    OUTPUTS,
+    PREDICTION,
+    as_inputs,
+    input_names,
+    trial_columns,
+    with_columns,
+)
 from adlm.serving.verification import library, sign_onnx
 
 TOLERANCE = 1e-5
 
 
 class Served(nn.Module):
-    """From raw records to class probabilities, as one module."""
+    """From raw records to class probabilities, or to a number, as one module."""
 
     _lower: Tensor
     _range: Tensor
@@ -53,11 +62,14 @@ class Served(nn.Module):
         self.register_buffer("_range", (upper - lower).reshape(domain.shape))
         self.features = None if model.features is None else traceable(model.features)
         self.head = copy.deepcopy(model.head).float()
+        self._target = model.target
 
-    def forward(self, records: Tensor) -> tuple[Tensor, Tensor]:
-        """Map (n, *shape) to (n, M) probabilities and (n,) codes."""
+    def forward(self, records: Tensor) -> tuple[Tensor, Tensor] | Tensor:
+        """Map (n, *shape) to (n, M) probabilities and (n,) codes, or to (n,) numbers."""
         z = ((records - self._lower) / self._range).clamp(0.0, 1.0)
         z = z if self.features is None else self.features(z)
+        if self._target is not None:
+            return torch.as_tensor(self.head(z.float())[:, 0].clamp(*self._target))
         probabilities = self.head(z.float()).softmax(1)
         return probabilities, probabilities.argmax(1)
 
@@ -84,7 +96,10 @@ def export_onnx(
     if key is not None:
         data = sign_onnx(data, model.certificate, key)
     found = _run(data, inputs, model)
-    if not np.allclose(found, model.probabilities(trial.numpy()), atol=TOLERANCE, rtol=0):
+    own, room = model.probabilities, 1.0
+    if model.target is not None:
+        own, room = model.values, model.target[1] - model.target[0]
+    if not np.allclose(found, own(trial.numpy()), atol=TOLERANCE * room, rtol=0):
         raise _unable(model, "onnxruntime does not give the same predictions")
     write_file(Path(out), data, what="ONNX model")
 
@@ -114,7 +129,7 @@ def _trial(domain: Domain) -> Tensor:
 
 def _traced(served: Served, trial: Tensor, model: Model) -> bytes:
     buffer = io.BytesIO()
-    names = list(OUTPUTS)
+    names = list(OUTPUTS) if model.target is None else [PREDICTION]
     chatter = logging.getLogger("torch.onnx")
     level = chatter.level
     try:
@@ -144,6 +159,7 @@ def _with_metadata(raw: bytes, model: Model, table: TableDomain | None) -> bytes
     certificate = model.certificate
     summary = privacy_header(certificate, model.stamps) | {
         "classes": list(certificate.domain.classes),
+        "target": certificate.domain.target,
         "records": list(certificate.domain.features or ()),
         "inputs": input_names(table) if table is not None else None,
         "privacy": certificate.totals.to_dict(),
@@ -163,7 +179,7 @@ def _run(data: bytes, inputs: dict[str, Any], model: Model) -> Any:
         quiet = runtime.SessionOptions()
         quiet.log_severity_level = 3  # what it makes simpler is no news to whoever exports
         session = runtime.InferenceSession(data, quiet, providers=["CPUExecutionProvider"])
-        return session.run(["probabilities"], inputs)[0]
+        return session.run([OUTPUTS[0] if model.target is None else PREDICTION], inputs)[0]
     except Exception as error:  # onnxruntime has no common base class for its errors
         raise _unable(model, str(error).strip().splitlines()[0]) from None
 

@@ -2,7 +2,7 @@
 
 A numeric column is a double (NaN where missing), a date a double that counts days from 1970-01-01, any other
 column a string (empty where missing); each is (n, 1). What the domain refuses cannot be an error in a graph:
-the probabilities of such a record are NaN and its code is -1.
+the probabilities of such a record are NaN and its code is -1; a predicted number is NaN.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from adlm.public.domain.table import TableDomain
 
 OPSET = 20  # the first that can look at texts
 OUTPUTS = ("probabilities", "code")
+PREDICTION = "prediction"  # the output of a numeric target
 EPOCH = datetime.date(1970, 1, 1).toordinal()
 NUMBER = r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?"
 MISSING, UNKNOWN = -1, -2
@@ -27,7 +28,7 @@ MISSING, UNKNOWN = -1, -2
 
 def input_names(table: TableDomain) -> dict[str, str]:
     """Name the graph's input of each column: as the column, unless an output has that name."""
-    return {c.name: f"{c.name}_" if c.name in OUTPUTS else c.name for c in table.features}
+    return {c.name: f"{c.name}_" if c.name in (*OUTPUTS, PREDICTION) else c.name for c in table.features}
 
 
 def with_columns(raw: bytes, table: TableDomain, onnx: Any) -> bytes:
@@ -46,10 +47,20 @@ def with_columns(raw: bytes, table: TableDomain, onnx: Any) -> bytes:
     graph.nodes.extend(served.graph.node)
     graph.constants.extend(served.graph.initializer)
     flat = graph.op("Squeeze", refused, graph.constant(np.array([1])))
-    graph.op("Where", refused, graph.constant(np.float32("nan")), "served/probabilities", out=OUTPUTS[0])
-    graph.op("Where", flat, graph.constant(np.int64(-1)), "served/code", out=OUTPUTS[1])
-    kinds = ((onnx.TensorProto.FLOAT, ["n", len(table.label.classes)]), (onnx.TensorProto.INT64, ["n"]))
-    outputs = [onnx.helper.make_tensor_value_info(n, *k) for n, k in zip(OUTPUTS, kinds, strict=True)]
+    missing, number, whole_number = (
+        graph.constant(np.float32("nan")),
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.INT64,
+    )
+    if table.target is not None:
+        graph.op("Where", flat, missing, f"served/{PREDICTION}", out=PREDICTION)
+        kinds = {PREDICTION: (number, ["n"])}
+    else:
+        graph.op("Where", refused, missing, "served/probabilities", out=OUTPUTS[0])
+        graph.op("Where", flat, graph.constant(np.int64(-1)), "served/code", out=OUTPUTS[1])
+        shapes: Any = (number, ["n", len(table.label.classes)]), (whole_number, ["n"])
+        kinds = dict(zip(OUTPUTS, shapes, strict=True))
+    outputs = [onnx.helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()]
     whole = onnx.helper.make_graph(graph.nodes, "table", inputs, outputs, graph.constants)
     opsets = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
     made = onnx.helper.make_model(whole, opset_imports=opsets, ir_version=served.ir_version)

@@ -11,14 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from adlm.analyst.metrics import Measures, measure
+from adlm.analyst.metrics import Measures, NumericMeasures, measure, measure_values
 from adlm.analyst.model import Model
 from adlm.errors import UserError
+from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.readers.tables import read_batches, read_labelled, table_of
 
 
 def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
-    """Write the predicted class and the probability of each class for each record; return how many."""
+    """Write a prediction for each record; return how many.
+
+    That is the predicted class and the probability of each class, or the predicted number.
+    """
     table = table_of(_spec(model))
     out = Path(out)
     records = 0
@@ -31,6 +35,10 @@ def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(["prediction", *(f"probability of {name}" for name in model.classes)])
             for batch in read_batches(file, table, labels=False, bounded=False, comments=True):
+                if model.target is not None:
+                    writer.writerows([f"{value:.6g}"] for value in model.values(batch.x))
+                    records += len(batch.x)
+                    continue
                 chance = model.probabilities(batch.x)
                 for code, row in zip(chance.argmax(1), chance, strict=True):
                     writer.writerow([model.classes[int(code)], *(f"{p:.6f}" for p in row)])
@@ -56,10 +64,25 @@ def _spec(model: Model) -> Mapping[str, Any]:
 
 def measure_file(model: Model, file: Path | str, *, device: str = "cpu") -> Measures:
     """Measure a model on a file of labelled records; only probabilities and labels are kept of them."""
-    chances, codes = [], []
+    return measure(*_answers(model.probabilities, model, file, device))
+
+
+def measure_values_file(model: Model, file: Path | str, *, device: str = "cpu") -> NumericMeasures:
+    """Measure a model of a numeric target on a file of records.
+
+    A true value outside the declared bounds counts as the nearest one within.
+    """
+    predicted, positions = _answers(model.values, model, file, device)
+    low, high = model.target or (0.0, 1.0)
+    return measure_values(predicted, low + (high - low) * (positions / TARGET_UNIT))
+
+
+def _answers(predict: Any, model: Model, file: Path | str, device: str) -> tuple[Any, Any]:
+    """Predictions for a file's records, and their labels or targets as they are encoded."""
+    predicted, truth = [], []
     for batch in read_labelled(file, _spec(model)):
-        chances.append(model.probabilities(batch.x, device=device))
-        codes.append(batch.y)
-    if not codes:
+        predicted.append(predict(batch.x, device=device))
+        truth.append(batch.y)
+    if not truth:
         raise UserError(f"{file} holds no records; give at least one")
-    return measure(np.concatenate(chances), np.concatenate(codes))
+    return np.concatenate(predicted), np.concatenate(truth)

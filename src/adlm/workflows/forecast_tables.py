@@ -15,11 +15,14 @@ import numpy.typing as npt
 import torch
 
 from adlm.analyst.fit import fit
+from adlm.analyst.metrics import measure_values
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
 from adlm.curator.noise import Source
 from adlm.privacy.accounting import parse_delta, parse_epsilon
+from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.tabular import TabularFeatures
+from adlm.public.planning.regression import RegressionPlan
 from adlm.public.planning.tables import TablePlan
 from adlm.workflows.options import Fourier
 from adlm.workflows.privatise import privatise
@@ -37,12 +40,13 @@ class TableRehearsal:
     Attributes
     ----------
     plan : the settings that the rule chooses.
-    accuracy : of the private model on made records; `ceiling` : of the rule that made them.
+    accuracy : of the private model on made records; `ceiling` : of the rule that made them. With a numeric
+        target both are R2, the share of the variance that is explained.
     """
 
     epsilon: float
     delta: float
-    plan: TablePlan | TableRoundsPlan
+    plan: TablePlan | TableRoundsPlan | RegressionPlan
     accuracy: float
     ceiling: float
 
@@ -74,10 +78,13 @@ def forecast_table(
     rng = np.random.default_rng(seed)
     made = min(n, MOST)
     x = _records(table, made + TESTS, rng)
-    logits = _logits(table, x, rng)
-    chance = np.exp(logits - logits.max(1, keepdims=True))
-    chance /= chance.sum(1, keepdims=True)
-    y = (chance.cumsum(1) < rng.random((len(x), 1))).sum(1).astype(np.int64)
+    if table.target is not None:
+        rule = _logits(table, x, rng)[:, 0] / SPREAD
+        values = np.clip(0.5 + 0.15 * (rule + rng.normal(size=len(x))), 0.0, 1.0)
+        y = np.rint(values * TARGET_UNIT).astype(np.int64)
+    else:
+        logits = _logits(table, x, rng)
+        y = _drawn(logits, rng)
     release = privatise(
         lambda: [(x[:made], y[:made])],
         domain=table,
@@ -87,11 +94,23 @@ def forecast_table(
         size=n,
         plan=plan,
     )
+    if table.domain.target is not None:
+        low, high = table.domain.target
+        seen, best_value = (low + (high - low) * v[made:] for v in (values, np.clip(0.5 + 0.15 * rule, 0, 1)))
+        found, most = (measure_values(p, seen).r2 or 0.0 for p in (fit(release).values(x[made:]), best_value))
+        return TableRehearsal(float(budget), float(slack), plan, found, most)
     guess = fit(release).predict(x[made:])
     best = logits[made:].argmax(1)
     return TableRehearsal(
         float(budget), float(slack), plan, float((guess == y[made:]).mean()), float((best == y[made:]).mean())
     )
+
+
+def _drawn(logits: npt.NDArray[np.float64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
+    """Draw a class for each row of logits."""
+    chance = np.exp(logits - logits.max(1, keepdims=True))
+    chance /= chance.sum(1, keepdims=True)
+    return np.asarray((chance.cumsum(1) < rng.random((len(logits), 1))).sum(1), dtype=np.int64)
 
 
 def _records(table: TableDomain, n: int, rng: np.random.Generator) -> npt.NDArray[np.float32]:
@@ -112,5 +131,5 @@ def _logits(
 ) -> npt.NDArray[np.float64]:
     with torch.inference_mode():
         z = TabularFeatures(table)(torch.from_numpy(x)).double().numpy()
-    scores = z @ rng.normal(size=(z.shape[1], len(table.label.classes)))
+    scores = z @ rng.normal(size=(z.shape[1], max(1, len(table.answer.classes))))
     return np.asarray(SPREAD * (scores - scores.mean(0)) / scores.std())

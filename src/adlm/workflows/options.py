@@ -14,9 +14,10 @@ from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.public.features import Features
 from adlm.public.planning.moments import MomentPlan
+from adlm.public.planning.regression import RegressionPlan
 from adlm.public.planning.tables import TablePlan
 
-Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]  # (n, width) in [0, 1], and (n,) class codes
+Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]  # (n, width) in [0, 1]; (n,) classes or targets
 Reader = Callable[[], Iterable[Encoded]]  # called once a pass over the records
 Fourier = int | Literal["auto"]
 
@@ -29,7 +30,7 @@ class ReleaseOptions(TypedDict, total=False):
     source: Source | None
     seed: int | None
     size: int | None
-    plan: MomentPlan | TablePlan | TableRoundsPlan | None
+    plan: MomentPlan | TablePlan | TableRoundsPlan | RegressionPlan | None
     allocation: str | None
     relevance: str
     features: Features | None

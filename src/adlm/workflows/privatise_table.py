@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import torch
 
-from adlm.curator.mechanisms import additive, table_rounds
+from adlm.curator.mechanisms import additive, regression, table_rounds
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan, plan_table, suits_rounds
 from adlm.errors import UserError
 from adlm.privacy.budget import Budget
@@ -15,6 +15,7 @@ from adlm.privacy.release import PEEKED, Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.scaled_table import is_ordered
 from adlm.public.features.tabular import TabularFeatures
+from adlm.public.planning.regression import RegressionPlan
 from adlm.public.planning.tables import ASKED_WAVES, TablePlan
 from adlm.public.planning.tables import plan_table as plan_additive
 from adlm.workflows.options import Encoded, Fourier, Reader, ReleaseOptions, opened, public_size
@@ -25,7 +26,8 @@ def privatise_table(reader: Reader, table: TableDomain, budget: Budget, options:
 
     Parameters
     ----------
-    reader : gives batches of (n, width) records in [0, 1] with their (n,) class codes, once a pass.
+    reader : gives batches of (n, width) records in [0, 1] with their (n,) class codes, or positions of
+        the target, once a pass.
     table : the declared table.
     budget : epsilon and delta.
     options : those of `privatise` that are for tables.
@@ -40,6 +42,14 @@ def privatise_table(reader: Reader, table: TableDomain, budget: Budget, options:
     if plan is None:
         n = public_size(table.neighbours, table.contributions, options.get("size"), lambda: _count(reader))
         plan = plan_release(table, n, budget.epsilon, budget.delta, options.get("fourier", 0), rounds)
+    if isinstance(plan, RegressionPlan) != (table.target is not None):
+        raise UserError("a numeric target needs a RegressionPlan, a label another plan; leave it to the rule")
+    if isinstance(plan, RegressionPlan):
+        if rounds is not None:
+            raise UserError("a numeric target has no class tables; leave out allocation and relevance")
+        return regression.release(
+            reader, table, plan=plan, budget=budget, ledger=ledger, source=source, stamps=stamps
+        )
     if isinstance(plan, TableRoundsPlan):
         return table_rounds.release(
             reader, table, plan=plan, budget=budget, ledger=ledger, source=source, stamps=stamps
@@ -67,8 +77,10 @@ def plan_release(
     delta: Fraction,
     fourier: Fourier = 0,
     rounds: str | None = None,
-) -> TablePlan | TableRoundsPlan:
+) -> TablePlan | TableRoundsPlan | RegressionPlan:
     """Choose how to release a table: by gradient rounds, or as an additive model of noisy class tables.
+
+    A numeric target has gradient rounds of its own.
 
     Parameters
     ----------
@@ -78,6 +90,8 @@ def plan_release(
     fourier : random Fourier features: a number, or 0 or `auto` for the rule's.
     rounds : `once` or `twice` asks for class tables, with the same noise or with noise by relevance.
     """
+    if table.target is not None:
+        return regression.plan_target(table, n, epsilon, delta, asked_fourier(table, fourier))
     if rounds is None and suits_rounds(table, n, epsilon, delta):
         return plan_table(table, n, epsilon, delta, asked_fourier(table, fourier))
     return plan_additive(table, n, epsilon, delta, fourier)

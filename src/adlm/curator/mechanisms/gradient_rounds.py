@@ -119,17 +119,23 @@ class GradientClip:
         Parameters
         ----------
         z : (n, k) features in grid steps, whole numbers as doubles.
-        codes : (n,) classes.
+        codes : (n,) classes; of a numeric target its positions.
         head : the head of this round.
         allowed : what `allowed` gives for z, if it is known already.
         """
-        allowed = self.allowed(z) if allowed is None else allowed
+        return self.shrunk(self.errors(z, codes, head), self.allowed(z) if allowed is None else allowed)
+
+    def errors(self, z: Reals, codes: Integers, head: Head) -> Reals:
+        """Return (n, M) residuals p - y before they are bounded, in steps of 1 / FINE."""
         chance = self.chances(z, head)
         chance[np.arange(len(codes)), codes] -= 1.0
-        fine = np.rint(chance * FINE)
+        return np.asarray(np.rint(chance * FINE))
+
+    def shrunk(self, fine: Reals, allowed: Integers) -> Reals:
+        """Shrink (n, M) residuals in steps of 1 / FINE to the allowed squared norms, in exact integers."""
         size = np.sqrt((fine * fine).sum(1)) * (RESIDUAL_UNIT / FINE)
         shrink = np.minimum(1.0, np.sqrt(allowed.astype(np.float64)) / np.maximum(size, 1e-300))
-        fine *= RESIDUAL_UNIT / FINE
+        fine = fine * (RESIDUAL_UNIT / FINE)
         rows = np.trunc(fine * shrink[:, None])
         over = np.flatnonzero((rows * rows).sum(1) > allowed)
         while over.size:  # the root was a rounding error too large
@@ -190,6 +196,7 @@ def run_rounds(
     offsets: Reals,
     law: tuple[Mechanism, int],
     source: Source,
+    clip: GradientClip | None = None,
 ) -> Integers:
     """Release the noisy gradients of all rounds: (T, M, 1 + k).
 
@@ -200,9 +207,10 @@ def run_rounds(
     store : (n, k) features on the grid, and (n,) classes.
     offsets : (M,) log class shares, from released counts.
     law : `gaussian` or `radial` noise, and its scale in grid steps.
+    clip : what bounds a gradient; that of classes when not given.
     """
     z, codes = store.arrays()
-    over = GradientPass.over(z, codes, GradientClip(plan.clip_norm, plan.constant))
+    over = GradientPass.over(z, codes, clip or GradientClip(plan.clip_norm, plan.constant))
     descent = Descent(plan, offsets, z.shape[1])
     released = np.empty((plan.rounds, len(offsets), 1 + z.shape[1]), dtype=np.int64)
     threads = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, 8)

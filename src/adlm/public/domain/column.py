@@ -18,7 +18,7 @@ from adlm.errors import UserError
 from adlm.public.domain.contradictions import contradiction
 
 FEATURE_KINDS = ("numeric", "categorical", "ordinal", "boolean", "date")
-KINDS = (*FEATURE_KINDS, "label", "person", "ignored")
+KINDS = (*FEATURE_KINDS, "label", "target", "person", "ignored")
 SCALES = ("linear", "log")
 MISSING = "(missing)"
 
@@ -29,6 +29,7 @@ _ALLOWED: dict[str, frozenset[str]] = {
     "boolean": frozenset({"values", "missing"}),
     "date": frozenset({"lower", "upper", "format", "cuts", "missing"}),
     "label": frozenset({"classes", "aliases", "missing"}),
+    "target": frozenset({"lower", "upper", "missing"}),
     "person": frozenset({"records"}),
     "ignored": frozenset(),
 }
@@ -67,9 +68,10 @@ class Column:
     Parameters
     ----------
     name : the column's name in the file.
-    kind : numeric, categorical, ordinal, boolean, date, label, person or ignored.
-    lower, upper : public bounds of a numeric column, or ISO dates of a date column. Values outside are
-        clipped to them.
+    kind : numeric, categorical, ordinal, boolean, date, label, target, person or ignored. A label is a class
+        to be predicted, a target a number.
+    lower, upper : public bounds of a numeric column or of the target, or ISO dates of a date column. Values
+        outside are clipped to them.
     scale : `linear` or `log`; `log` spreads small values of a column that starts at 0 or above.
     cuts : public cut points of a numeric or date column; without them the range is divided evenly.
     values : the public values of a categorical or ordinal column (in order), or (false, true) of a boolean.
@@ -80,7 +82,7 @@ class Column:
         indicator beside it; None refuses missing cells.
     format : of a date, for strptime; ISO without it.
     classes, aliases : of the label; aliases map further texts to classes. A label's `missing` is the class
-        that stands in for a missing label.
+        that stands in for a missing label; a target's is a number within its bounds.
     records : of the person column: how many records each person may contribute.
     """
 
@@ -102,7 +104,7 @@ class Column:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise self._wrong(f"kind must be one of {', '.join(KINDS)} (got {self.kind!r})")
-        if self.kind in ("numeric", "date"):
+        if self.kind in ("numeric", "date", "target"):
             self._check_range()
         if self.kind == "categorical" and not (self.values or self.groups):
             raise self._wrong("a categorical column needs values or groups; list its public values")
@@ -131,7 +133,8 @@ class Column:
 
     def _check_range(self) -> None:
         if self.lower is None or self.upper is None:
-            raise self._wrong(f"a {self.kind} column needs public bounds; set lower and upper")
+            name = "the target" if self.kind == "target" else f"a {self.kind} column"
+            raise self._wrong(f"{name} needs public bounds; set lower and upper")
         low, high = self.number(self.lower), self.number(self.upper)
         if not high > low:
             raise self._wrong(f"upper must exceed lower (got {self.upper} and {self.lower})")
@@ -144,12 +147,12 @@ class Column:
             raise self._wrong("cuts must rise, and lie above lower and not above upper")
 
     def _check_missing(self) -> None:
-        if self.missing is None or (self.missing == "category" and self.kind != "label"):
+        if self.missing is None or (self.missing == "category" and self.kind not in ("label", "target")):
             return
         if self.kind == "label":
             if self.missing not in self.classes:
                 raise self._wrong(f"missing must be one of the classes (got {self.missing!r})")
-        elif self.kind in ("numeric", "date"):
+        elif self.kind in ("numeric", "date", "target"):
             self.number(self.missing)
         elif self.kind in ("ordinal", "boolean") and str(self.missing) in self.levels:
             return

@@ -28,7 +28,7 @@ def _texts(column: Column) -> str | None:
 
 
 def _range(column: Column) -> str | None:
-    if column.kind not in ("numeric", "date"):
+    if column.kind not in ("numeric", "date", "target"):
         return None
     low, high = column.number(column.lower), column.number(column.upper)
     if not math.isfinite(high - low):

@@ -38,13 +38,15 @@ class Domain:
     lower, upper
         Bounds of the values: one number for all features, or one for each feature in C order.
     classes
-        Names of the classes, at least two. The position of a name is its code.
+        Names of the classes, at least two. The position of a name is its code. None with a target.
     neighbours
         `replace-one` (n is public) or `add-remove` (n is private too).
     family
         What kind of records these are, so that suitable public features can be proposed.
     features
         Optional names of the features in C order, used in messages.
+    target
+        Bounds of the number that is predicted, where it is no class.
     """
 
     shape: tuple[int, ...]
@@ -54,12 +56,20 @@ class Domain:
     neighbours: str = "replace-one"
     family: str = "generic"
     features: tuple[str, ...] | None = None
+    target: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the way a frozen dataclass may normalise what it was given
         put(self, "shape", declaration.shape(self.shape))
         put(self, "classes", declaration.names("classes", self.classes, "class"))
-        if len(self.classes) < 2:
+        if self.target is not None:
+            put(self, "target", declaration.bound("target", self.target, 2))
+            if not isinstance(self.target, tuple) or not self.target[1] > self.target[0] or self.classes:
+                raise UserError(
+                    "domain.target must be a lower and a larger upper bound, and then there are no classes "
+                    f"(got {declaration.show(self.target)} and {len(self.classes)} classes)"
+                )
+        elif len(self.classes) < 2:
             raise UserError(f"domain.classes must name at least two classes (got {len(self.classes)})")
         declaration.one_of("neighbours", self.neighbours, NEIGHBOURS)
         declaration.one_of("family", self.family, FAMILIES)

@@ -28,6 +28,8 @@ from adlm.public.domain.values import (
     text_in,
 )
 
+TARGET_UNIT = 1 << 20  # grid steps between the bounds of a target
+_BOUNDED = ("numeric", "date", "target")
 Codes = NDArray[np.float64]  # a position in [0, 1], or a category's number; NaN where the cell is missing
 
 
@@ -58,6 +60,26 @@ def encode_labels(column: Column, values: Any, missing: tuple[str, ...] = ()) ->
         row = int(np.flatnonzero(np.isnan(codes))[0])
         raise CellError(column.name, row, "the label is missing; remove such records first")
     return codes.astype(np.int64)
+
+
+def encode_target(column: Column, values: Any, missing: tuple[str, ...] = ()) -> NDArray[np.int64]:
+    """Positions of the target's cells between its bounds, (n,) whole numbers from 0 to TARGET_UNIT.
+
+    `missing` has texts that mean missing, if the target declares what then stands in for it.
+    """
+    codes = _codes(column, values, missing if column.missing is not None else ())
+    if column.missing is not None:
+        codes = np.where(np.isnan(codes), column.position(column.number(column.missing)), codes)
+    if np.isnan(codes).any():
+        row = int(np.flatnonzero(np.isnan(codes))[0])
+        raise CellError(column.name, row, "the target is missing; remove such records first")
+    return np.rint(codes * TARGET_UNIT).astype(np.int64)
+
+
+def encode_answer(table: TableDomain, values: Any) -> NDArray[np.int64]:
+    """Encode the cells of what a table predicts, (n,): class codes, or positions of the target."""
+    encode = encode_labels if table.target is None else encode_target
+    return encode(table.answer, values, table.missing)
 
 
 def encode_frame(table: TableDomain, frame: Any) -> NDArray[np.float32]:
@@ -103,7 +125,7 @@ def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Surv
             continue
         if math.isnan(code):
             gone += count
-        elif column.kind in ("numeric", "date") and code in (0.0, 1.0):
+        elif column.kind in _BOUNDED and code in (0.0, 1.0):
             outside += count * (not _inside(column, cell))
     return Survey(len(cells.rows), gone, outside, {text: n for text, n in refused.items() if n})
 
@@ -123,7 +145,7 @@ def constant(column: Column) -> float:
 
 def _codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
     """Read each cell by itself; a column of numbers at once, as its cells would be one by one."""
-    numbers = numbers_of(values) if column.kind == "numeric" else None
+    numbers = numbers_of(values) if column.kind in ("numeric", "target") else None
     if numbers is not None:
         if marks := marks_of(column, missing):
             numbers[np.isin(numbers, sorted(marks))] = np.nan
@@ -163,7 +185,7 @@ def _positions(column: Column, numbers: Codes) -> Codes:
 
 def _reader(column: Column, missing: tuple[str, ...]) -> Callable[[Any], float]:
     """What turns a cell into a code or a position in [0, 1], or NaN if it means missing."""
-    if column.kind in ("numeric", "date"):
+    if column.kind in _BOUNDED:
         marks = marks_of(column, missing)
 
         def place(cell: Any) -> float:

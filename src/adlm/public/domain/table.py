@@ -84,12 +84,15 @@ class TableDomain:
         for name in names:
             if names.count(name) > 1:
                 raise UserError(f"column {name!r} is declared twice; declare each column once")
-        for kind in ("label", "person"):
+        for kind in ("label", "target", "person"):
             found = [column.name for column in self.columns if column.kind == kind]
             if len(found) > 1:
                 raise UserError(f"a table has at most one {kind} column (got {', '.join(found)})")
-        if not any(column.kind == "label" for column in self.columns):
-            raise UserError("a table's domain must declare one column of kind label, with its classes")
+        if sum(column.kind in ("label", "target") for column in self.columns) != 1:
+            raise UserError(
+                "a table's domain must declare one column of kind label, with its classes, or one of kind "
+                "target, with its bounds; what is not to be predicted is a feature or ignored"
+            )
         if not self.features:
             raise UserError("a table's domain must declare at least one column that is not ignored")
         if self.neighbours not in NEIGHBOURS:
@@ -126,7 +129,7 @@ class TableDomain:
         if self.bad_rows == "missing":
             if self.person is not None:
                 raise UserError('bad_rows = "missing" does not go with persons: a bad row names nobody')
-            for column in (*self.features, self.label):
+            for column in (*self.features, self.answer):
                 if column.missing is None:
                     raise UserError(
                         f'bad_rows = "missing" needs missing in every column; column {column.name!r} has none'
@@ -139,8 +142,22 @@ class TableDomain:
 
     @property
     def label(self) -> Column:
-        """The label's column."""
-        return next(column for column in self.columns if column.kind == "label")
+        """The label's column; a table with a numeric target has none."""
+        if self.answer.kind != "label":
+            raise UserError(
+                f"column {self.answer.name!r} is a numeric target, and this needs classes: declare a label"
+            )
+        return self.answer
+
+    @property
+    def answer(self) -> Column:
+        """The column that a model predicts: the label, or the target."""
+        return next(column for column in self.columns if column.kind in ("label", "target"))
+
+    @property
+    def target(self) -> Column | None:
+        """The numeric target's column; None where classes are predicted."""
+        return self.answer if self.answer.kind == "target" else None
 
     @property
     def person(self) -> Column | None:
@@ -156,7 +173,12 @@ class TableDomain:
     def domain(self) -> Domain:
         """The domain of encoded records: numbers in [0, 1], one or several for each column."""
         names = tuple(name for column in self.features for name in column.names)
-        return Domain((len(names),), 0.0, 1.0, self.label.classes, self.neighbours, "tabular", names)
+        bounds = None
+        if self.target is not None:
+            bounds = self.target.number(self.target.lower), self.target.number(self.target.upper)
+        return Domain(
+            (len(names),), 0.0, 1.0, self.answer.classes, self.neighbours, "tabular", names, target=bounds
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; columns are a list, because their order matters."""

@@ -148,6 +148,34 @@ def array_table(x: npt.NDArray[Any], y: npt.NDArray[Any], domain: Domain | None)
     return TableDomain((*columns, label), neighbours=relation, bounds_learnt_from_data=domain is None)
 
 
+def target_table(x: npt.NDArray[Any], y: npt.NDArray[Any], domain: Domain | None) -> TableDomain:
+    """A table of numeric columns and a numeric target, with a domain's bounds or bounds learnt from data."""
+    if domain is None:
+        warnings.warn(
+            "no domain was given: bounds of the columns and of the target are learnt from the data, which is "
+            "not private; the certificate says so",
+            PrivacyWarning,
+            stacklevel=4,
+        )
+        low, high = x.min(0).astype(float), x.max(0).astype(float)
+        bottom, top, relation = float(np.min(y)), float(np.max(y)), "replace-one"
+        top = top if top > bottom else bottom + 1.0
+    else:
+        if x.shape[1] != domain.size:
+            raise UserError(f"records have {x.shape[1]} features, the domain has {domain.size}")
+        if domain.target is None:
+            raise UserError(
+                "the domain has classes, and a regressor needs the target's bounds: "
+                "Domain(shape, lower, upper, (), target=(LOWER, UPPER))"
+            )
+        low, high = np.broadcast_to(domain.lower, x.shape[1]), np.broadcast_to(domain.upper, x.shape[1])
+        (bottom, top), relation = domain.target, domain.neighbours
+    high = np.where(high > low, high, low + 1.0)
+    columns = [Column(f"x{j}", "numeric", float(low[j]), float(high[j])) for j in range(x.shape[1])]
+    target = Column("target", "target", bottom, top)
+    return TableDomain((*columns, target), neighbours=relation, bounds_learnt_from_data=domain is None)
+
+
 def encode_array(table: TableDomain, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Encode an array whose columns stand in the order of the table's."""
     if x.shape[1] != len(table.features):

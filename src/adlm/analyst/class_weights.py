@@ -1,0 +1,98 @@
+"""Public class weights: what a mistake on each class costs, put into a trained model for nothing.
+
+A classifier that is trained with weights w_c on a loss of log probabilities has logits that are larger by
+log w_c than one trained without. So weights need no new release: they move the biases of the model that a
+release gives. `balanced` takes them from counts that were released and charged already, never from records.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from adlm.analyst.model import Model
+from adlm.errors import UserError
+from adlm.estimation.gradient_head import class_offsets
+from adlm.privacy.release import Release
+
+BALANCED = "balanced"
+Weights = Mapping[str, float] | str
+
+
+def parse_class_weight(text: str) -> Weights:
+    """Read `balanced`, or `NAME=WEIGHT,NAME=WEIGHT`."""
+    if text == BALANCED:
+        return BALANCED
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, weight = part.rpartition("=")
+        try:
+            found[name.strip()] = float(weight)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise UserError(
+                f"class weights are {BALANCED}, or NAME=WEIGHT for some classes with commas between (got "
+                f"{text!r})"
+            )
+    return found
+
+
+def class_weights(release: Release, given: Weights) -> dict[str, float]:
+    """Return a weight for each class.
+
+    Parameters
+    ----------
+    given : weights by class name, 1 for a class that is not named; or `balanced`, n / (M n_c) by the
+        released counts n_c, in which a class counts for at least a fiftieth of an even share.
+    """
+    names = release.certificate.domain.classes
+    if not names:
+        raise UserError("class weights are for classes, and this release has a numeric target; omit them")
+    if isinstance(given, str):
+        if given != BALANCED:
+            raise UserError(f"class weights are {BALANCED!r} or a weight for each name (got {given!r})")
+        shares = [math.exp(share) for share in _log_shares(release)]
+        return {name: 1 / (len(names) * share) for name, share in zip(names, shares, strict=True)}
+    by_name = {str(name): weight for name, weight in given.items()}
+    for name, weight in by_name.items():
+        if name not in names:
+            raise UserError(f"there is no class {name!r} to weigh; the classes are {', '.join(names)}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise UserError(f"the weight of class {name!r} must be a positive number (got {weight!r})")
+    return {name: float(by_name.get(name, 1.0)) for name in names}
+
+
+def weighed(model: Model, release: Release, given: Weights | None) -> Model:
+    """Return a model whose mistakes are weighed by class; it costs nothing. None leaves it as it is."""
+    if given is None:
+        return model
+    weights = class_weights(release, given)
+    if not isinstance(model.head, nn.Linear):
+        raise UserError("class weights go with a linear model; leave out the network, or the weights")
+    head = nn.Linear(model.head.in_features, model.head.out_features, dtype=model.head.weight.dtype)
+    with torch.no_grad():
+        head.weight.copy_(model.head.weight)
+        head.bias.copy_(model.head.bias + torch.tensor([math.log(w) for w in weights.values()]))
+    summary = dict(model.training) | {
+        "class_weight": given if isinstance(given, str) else "given",
+        "class_weights": {name: float(f"{weight:.6g}") for name, weight in weights.items()},
+    }
+    return replace(model, head=head, training=summary)
+
+
+def _log_shares(release: Release) -> list[float]:
+    """Log class shares, from counts that were released."""
+    tensors = release.tensors
+    if "prior" in tensors:
+        return [float(v) for v in tensors["prior"]]
+    if "class_sums" not in tensors:
+        raise UserError(
+            "balanced class weights come from released counts, and this release has none; give a weight for "
+            "each class from public shares"
+        )
+    return [float(v) for v in class_offsets(tensors["class_sums"][:, 0].numpy())]

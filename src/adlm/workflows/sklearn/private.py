@@ -1,0 +1,278 @@
+"""What the classifier and the regressor share: releases, ledgers, and telling of what each fit spends."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import BaseEstimator, _clone_parametrized
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from adlm.analyst.model import Model
+from adlm.analyst.search import train_on_release
+from adlm.curator.ledger import Ledger
+from adlm.errors import UserError
+from adlm.privacy.budget import Budget
+from adlm.privacy.release import Certificate, Release
+from adlm.public.domain import Domain
+from adlm.public.domain.encoding import column_names, encode_frame
+from adlm.public.domain.table import TableDomain
+from adlm.runtime.artefact import canonical, new_folder, read_json
+from adlm.workflows.options import Fourier
+from adlm.workflows.privatise import privatise
+from adlm.workflows.sklearn.inputs import (
+    PrivacyWarning,
+    check_no_weights,
+    column_labels,
+    declared,
+    encode_array,
+    steps_before,
+)
+
+BATCH = 8192
+
+
+@dataclass
+class _Family:
+    """What an estimator and its clones have done together."""
+
+    fits: int = 0
+    clones: int = 0
+
+
+class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
+    """An estimator whose `fit` makes one release and trains on it; `AdLMClassifier` says what it takes."""
+
+    epsilon: float | str | Fraction
+    delta: float | str | Fraction
+    domain: TableDomain | Domain | str | Path | None
+    ledger: str | Path | None
+    size: int | None
+    random_state: Any
+    fourier: Fourier
+    budget: float | str | Fraction | None
+    release: Release | str | Path | None
+    training: Mapping[str, Any] | None
+    release_: Release
+    model_: Model
+    _table: TableDomain | None
+    _shape: tuple[int, ...] | None
+
+    @classmethod
+    def from_release(cls, release: Release | str | Path, **training: Any) -> Self:
+        """Return an estimator that is trained on a release, and again at each `fit`, for nothing.
+
+        Parameters
+        ----------
+        release : the release, or its folder.
+        training : what is free to tune, as for the parameter of that name; `GridSearchCV` may search over it.
+            Scores on private records are statistics of them that nothing accounts for: search on public ones.
+        """
+        loaded = release if isinstance(release, Release) else Release.load(release)
+        totals = loaded.certificate.totals
+        given: dict[str, Any] = {"release": release, "training": training or None}
+        made = cls(epsilon=float(totals.epsilon_proved), delta=float(totals.delta), **given)
+        return made._fit_release(loaded, None)
+
+    def __getattr__(self, name: str) -> Any:
+        """Say why there is no `partial_fit`; scikit-learn finds out by asking for it."""
+        if name == "partial_fit":
+            raise AttributeError(
+                f"{type(self).__name__} has no partial_fit: each part would be a release of its own and be "
+                "charged; fit once on all records, or privatise a file of any size with adlm release"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __sklearn_clone__(self) -> Any:
+        """Clone, and remember the family: its fits are counted together.
+
+        A search makes its clones here, but may fit them in other processes, whose warnings nobody sees; so
+        the second clone warns.
+        """
+        family = self._relatives()
+        family.clones += 1
+        if family.clones == 2 and self.release is None:
+            self._warn_of_refits(stacklevel=5)
+        made = _clone_parametrized(self)
+        made._family = family
+        return made
+
+    def _fit_release(self, release: Release, y: Any) -> Self:
+        raise NotImplementedError
+
+    def _start_fit(self, refused: MutableMapping[str, Any]) -> Release | None:
+        """Count a fit and warn of it; return the release that was given, if one was."""
+        check_no_weights(refused)
+        family = self._relatives()
+        family.fits += 1
+        self.fits_ = family.fits
+        if self.release is not None:
+            return self.release if isinstance(self.release, Release) else Release.load(self.release)
+        if family.fits >= 2:
+            self._warn_of_refits(stacklevel=4, fit=family.fits)
+        return None
+
+    def _pipeline_steps(self) -> list[str]:
+        """Name the steps that a pipeline fitted on the records, with a warning; and check the budget."""
+        learnt = steps_before()
+        if learnt:
+            warnings.warn(
+                f"the pipeline fitted {', '.join(learnt)} on the private records, which is not private and "
+                "not in the certificate; the domain's bounds scale records already, so leave it out",
+                PrivacyWarning,
+                stacklevel=3,
+            )
+        if self.budget is not None and self.ledger is None:
+            raise UserError("a budget needs a ledger to be kept in; give ledger=FILE too")
+        return learnt
+
+    def _privatised(
+        self,
+        known: TableDomain | Domain,
+        x: npt.NDArray[Any],
+        codes: npt.NDArray[np.int64],
+        book: Ledger | None,
+    ) -> Release:
+        """Make the release of records: encoded ones of a table, or arrays.
+
+        Parameters
+        ----------
+        known : what is declared.
+        x, codes : the records, and their class codes or positions of the target.
+        book : the ledger that is charged.
+        """
+        table = isinstance(known, TableDomain)
+        batches = [(x[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(codes), BATCH)]
+        return privatise(
+            (lambda: batches) if table else x,
+            None if table else codes,
+            known,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            ledger=book,
+            seed=seed_of(self.random_state),
+            size=self.size,
+            fourier=self.fourier,
+        )
+
+    def _trained(self, release: Release) -> Model:
+        """Train on a release, by the settings that are free to tune."""
+        return train_on_release(release, self.training or {})
+
+    def _know(self, release: Release, model: Model) -> None:
+        """Keep a release, its model, and what is declared of its records."""
+        table, domain = declared(release)
+        self.release_, self.model_ = release, model
+        self._table, self._shape = table, None if table is not None else domain.shape
+        self.n_features_in_ = domain.size if table is None else len(table.features)
+        names = [] if table is None else column_labels(table)
+        if names:
+            self.feature_names_in_ = np.array(names, dtype=object)
+
+    @property
+    def _repr_html_(self) -> Any:
+        diagram = super()._repr_html_  # scikit-learn's: none when its display is set to text
+        return lambda: diagram() + self._privacy_html()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, str]:
+        shown: dict[str, str] = super()._repr_mimebundle_(**kwargs)
+        return shown | (
+            {"text/html": shown["text/html"] + self._privacy_html()} if "text/html" in shown else {}
+        )
+
+    def _privacy_html(self) -> str:
+        """Say what a fit has cost, below scikit-learn's diagram; nothing before one."""
+        return str(self.certificate_._repr_html_()) if hasattr(self, "release_") else ""
+
+    @property
+    def certificate_(self) -> Certificate:
+        """What the release cost, and how to check it."""
+        check_is_fitted(self, "release_")
+        return self.release_.certificate
+
+    def _write(self, folder: Path | str, what: str, further: Mapping[str, Any]) -> None:
+        """Write settings, release and model to a folder; no pickle."""
+        check_is_fitted(self, "model_")
+        summary = {
+            "epsilon": str(self.epsilon),
+            "delta": str(self.delta),
+            "size": self.size,
+            "random_state": seed_of(self.random_state),
+            "columns": [str(name) for name in getattr(self, "feature_names_in_", [])],
+            "width": int(getattr(self, "n_features_in_", 0)),
+            "fourier": self.fourier,
+        }
+        with new_folder(Path(folder), what=what) as temporary:
+            self.release_.save(temporary / "release")
+            self.model_.save(temporary / "model")
+            (temporary / "estimator.json").write_bytes(canonical(summary | dict(further)))
+
+    @classmethod
+    def _read(cls, folder: Path | str, what: str) -> tuple[Self, Mapping[str, Any]]:
+        """Read what `_write` wrote, checking release and model; the domain comes from the certificate."""
+        folder = Path(folder)
+        summary = read_json(folder / "estimator.json", what=what)
+        release, model = Release.load(folder / "release"), Model.load(folder / "model")
+        table, images = declared(release)
+        made = cls(
+            epsilon=number_of(summary["epsilon"]),
+            delta=number_of(summary["delta"]),
+            domain=images if table is None else table,
+            size=summary["size"],
+            random_state=summary["random_state"],
+            fourier=summary["fourier"],
+        )
+        made._know(release, model)
+        made.n_features_in_ = summary["width"]
+        if summary["columns"]:
+            made.feature_names_in_ = np.array(summary["columns"], dtype=object)
+        return made, summary
+
+    def _ledger(self) -> Ledger | None:
+        if self.ledger is None:
+            return None
+        if self.budget is None:
+            return Ledger(Path(self.ledger))
+        return Ledger(Path(self.ledger), Budget.parse(str(self.budget)))
+
+    def _relatives(self) -> _Family:
+        if not hasattr(self, "_family"):
+            self._family = _Family()
+        return self._family
+
+    def _warn_of_refits(self, stacklevel: int, fit: int | None = None) -> None:
+        """Warn of each refit by its number; where clones are made and fits cannot be seen, once."""
+        kept = "no ledger" if self.ledger is None else f"the ledger {self.ledger}"
+        count = "are fitted several times" if fit is None else f"are fitted, for the time number {fit}"
+        warnings.warn(
+            f"this estimator or its clones {count}: each fit reads the records and spends epsilon "
+            f"{self.epsilon}, charged to {kept}; search on one release instead "
+            f"({type(self).__name__}.from_release, adlm.workflows.sklearn.estimator.search_on_release)",
+            PrivacyWarning,
+            stacklevel=stacklevel,
+        )
+
+    def _records(self, X: Any) -> npt.NDArray[Any]:
+        if self._table is None:
+            return np.asarray(X)
+        if hasattr(X, "columns") and any(c.name in column_names(X) for c in self._table.features):
+            return encode_frame(self._table, X)
+        return encode_array(self._table, validate_data(self, X, reset=False, dtype="numeric"))
+
+
+def number_of(text: str) -> float | Fraction:
+    """A saved epsilon or delta: exact where it was given as a fraction."""
+    return Fraction(text) if "/" in text else float(text)
+
+
+def seed_of(random_state: Any) -> int | None:
+    """The seed that a `random_state` stands for; None is none."""
+    if random_state is None or isinstance(random_state, int | np.integer):
+        return None if random_state is None else int(random_state)
+    return int(random_state.randint(2**31))

@@ -1,0 +1,169 @@
+"""A regressor with scikit-learn's manners: `fit` makes one release and trains on it.
+
+>>> from sklearn.datasets import load_diabetes
+>>> from adlm import AdLMRegressor
+>>> from adlm.public.domain import Domain
+>>> x, y = load_diabetes(return_X_y=True)
+>>> domain = Domain((10,), -0.2, 0.2, (), target=(0, 400))
+>>> model = AdLMRegressor(epsilon=3, delta=1e-5, domain=domain).fit(x, y)
+>>> model.certificate_.totals.neighbours
+'replace-one'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.base import RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from adlm.errors import UserError
+from adlm.privacy.release import Release
+from adlm.public.domain import Domain
+from adlm.public.domain.encoding import column_names, encode_frame, encode_target
+from adlm.public.domain.table import TableDomain
+from adlm.readers.frames import kept_records
+from adlm.workflows.options import Fourier
+from adlm.workflows.sklearn.inputs import (
+    check_lengths,
+    declared,
+    encode_array,
+    one_column,
+    target_table,
+)
+from adlm.workflows.sklearn.private import PrivateEstimator
+
+
+class AdLMRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
+    """A private model of a number: `fit` reads the records, makes one release, and trains on it alone.
+
+    Parameters
+    ----------
+    epsilon, delta : the privacy budget of each fit, a number or an exact one such as "1/3"; delta 0 is pure
+        epsilon.
+    domain : what is public: a `TableDomain` or a domain file with a column of kind target (for DataFrames),
+        a `Domain` with `target=(lower, upper)` (for arrays), or None. None learns bounds from the data,
+        warns, and stamps the certificate.
+    ledger, budget : file that every fit is charged to before noise is drawn, and what it may be charged in
+        all; as for `AdLMClassifier`.
+    size : public guess of the number of records, needed where that number is private.
+    random_state : a whole number makes the noise repeatable: the certificate is then stamped
+        `NOT PRIVATE: seeded`. None is the only setting that protects anybody.
+    fourier : random Fourier features of the numeric columns together: a number, or `auto`; 0 is the rule's.
+    release : a release that was made already, or its folder. Then `fit` reads no record and spends nothing.
+    training : settings of training; a model of a number has none so far.
+
+    Attributes
+    ----------
+    release_ : all that was learnt of the records.
+    certificate_ : what it cost, and the proof.
+    model_ : the trained model; `model_.training` has R2 by the release's own, charged check.
+    n_features_in_, feature_names_in_ : columns, and their names where there are any.
+    fits_ : how many fits this estimator and its clones have made in this process, this one included.
+
+    Notes
+    -----
+    Formal guarantees. One fit costs what `certificate_` says. Several fits on the same records add up: a
+    search that refits spends at each refit, and each refit warns. With `release` nothing is spent.
+
+    A model that noise has left no better than the mean, by the release's own check, predicts the mean and
+    says so in `model_.training["warning"]`. There are no sample weights and no `partial_fit`, for the reasons
+    that `AdLMClassifier` gives.
+    """
+
+    def __init__(
+        self,
+        epsilon: float | str | Fraction = 1.0,
+        delta: float | str | Fraction = 0.0,
+        domain: TableDomain | Domain | str | Path | None = None,
+        ledger: str | Path | None = None,
+        size: int | None = None,
+        random_state: int | None = None,
+        fourier: Fourier = 0,
+        budget: float | str | Fraction | None = None,
+        release: Release | str | Path | None = None,
+        training: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.domain = domain
+        self.ledger = ledger
+        self.size = size
+        self.random_state = random_state
+        self.fourier = fourier
+        self.budget = budget
+        self.release = release
+        self.training = training
+
+    def fit(self, X: Any, y: Any, **refused: Any) -> Self:
+        """Make a release of the records and train on it; with `release`, train on that alone.
+
+        Sample weights are refused, with the reason.
+        """
+        given = self._start_fit(refused)
+        if given is not None:
+            return self._fit_release(given, y)
+        learnt = self._pipeline_steps()
+        table, x, positions = self._public(X, one_column(y))
+        ledger = self._ledger()  # after the records were read: a mistake in them decides no budget
+        if learnt:
+            table = replace(table, bounds_learnt_from_data=True)
+        self.release_ = self._privatised(table, x, positions, ledger)
+        self.model_ = self._trained(self.release_)
+        return self
+
+    def predict(self, X: Any) -> npt.NDArray[np.float64]:
+        """Return (n,) predictions, within the declared bounds of the target."""
+        check_is_fitted(self, "model_")
+        return self.model_.values(self._records(X))
+
+    def save(self, folder: Path | str) -> None:
+        """Write settings, release and model to a folder; no pickle."""
+        self._write(folder, "regressor", {})
+
+    @classmethod
+    def load(cls, folder: Path | str) -> AdLMRegressor:
+        """Read a saved regressor, checking release and model; its domain comes from the certificate."""
+        return cls._read(folder, "regressor")[0]
+
+    def _fit_release(self, release: Release, y: Any) -> Self:
+        """Train on a release; the targets of records are not read."""
+        del y
+        if declared(release)[1].target is None:
+            raise UserError("this release has classes, not a numeric target; train AdLMClassifier on it")
+        self._know(release, self._trained(release))
+        return self
+
+    def _public(self, X: Any, y: Any) -> tuple[TableDomain, npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Find out what is public, and encode the records by it."""
+        given = TableDomain.load(self.domain) if isinstance(self.domain, str | Path) else self.domain
+        self._shape = None
+        if isinstance(given, TableDomain):
+            if given.target is None:
+                raise UserError(
+                    f"column {given.answer.name!r} of the domain is a label with classes, and a regressor "
+                    "needs a column of kind target, with lower and upper; or take AdLMClassifier"
+                )
+            if hasattr(X, "columns"):
+                names = column_names(X)
+                self._table, self.n_features_in_ = given, len(names)
+                self.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
+                check_lengths(X, y)
+                keep = kept_records(given, X)
+                positions = encode_target(given.target, y, given.missing)
+                return given, encode_frame(given, X)[keep], positions[keep]
+            if given.person is not None:
+                raise UserError(
+                    f"the domain names persons by column {given.person.name!r}; give a DataFrame with it"
+                )
+        x, values = validate_data(self, X, y, dtype="numeric", ensure_min_samples=2, y_numeric=True)
+        table = given if isinstance(given, TableDomain) else target_table(x, values, given)
+        self._table = table
+        assert table.target is not None
+        return table, encode_array(table, x), encode_target(table.target, values, table.missing)

@@ -1,0 +1,287 @@
+"""Statements about the release for a numeric target: bounds, definitions, charges."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adlm.analyst.regression import draw, estimated_fit, regression_head, target_scale, train
+from adlm.curator.ledger import Ledger
+from adlm.curator.mechanisms.gradient_rounds import FINE, GradientPass, feature_integers
+from adlm.curator.mechanisms.moments import Indicators
+from adlm.curator.mechanisms.regression import (
+    ERROR_UNIT,
+    RegressionConfig,
+    TargetClip,
+    bins_of,
+    calibrate,
+    plan_target,
+    release,
+)
+from adlm.curator.noise import Source
+from adlm.errors import UserError
+from adlm.estimation.gradient_head import FEATURE_UNIT, GRADIENT_UNIT, WEIGHT_UNIT, GradientRounds, Head
+from adlm.estimation.regression import BINS, ERROR_BOUND, FARTHEST, TargetScale
+from adlm.privacy.accounting import compose
+from adlm.privacy.budget import Budget
+from adlm.public.domain.column import Column
+from adlm.public.domain.encoding import TARGET_UNIT
+from adlm.public.domain.table import TableDomain
+from adlm.public.planning.regression import RegressionPlan
+from adlm.workflows.privatise import privatise
+
+SCALE = TargetScale(0.4, 0.2)
+DELTA = Fraction(1, 10**5)
+TABLE = TableDomain(
+    (
+        Column("age", "numeric", 0, 100),
+        Column("ward", "categorical", values=("a", "b", "c")),
+        Column("days", "target", 1, 14),
+    )
+)
+
+
+def drawn(n: int, k: int, seed: int) -> tuple[Any, Any, Head]:
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, k)) * rng.choice([0.0, 1e-3, 0.3, 5.0], (n, 1))
+    positions = rng.integers(0, TARGET_UNIT + 1, n)
+    weights = np.rint(rng.normal(size=(1, 1 + k)) * rng.choice([0.1, 3.0, 300.0]) * WEIGHT_UNIT)
+    return feature_integers(z), positions, Head(weights, 0.25)
+
+
+def records(n: int, seed: int = 0) -> tuple[Any, Any]:
+    rng = np.random.default_rng(seed)
+    ward = rng.integers(0, 3, n)
+    x = np.zeros((n, 4), dtype=np.float32)
+    x[:, 0] = rng.random(n)
+    x[np.arange(n), 1 + ward] = 1.0
+    y = np.clip(0.1 + 0.4 * x[:, 0] + 0.2 * ward + rng.normal(0, 0.08, n), 0, 1)
+    return x, np.rint(y * TARGET_UNIT).astype(np.int64)
+
+
+@pytest.mark.parametrize("clip_norm", [0.05, 0.25, 1.9])
+def test_no_record_has_a_gradient_of_the_squared_loss_beyond_the_bound(clip_norm: float) -> None:
+    clip = TargetClip(clip_norm, 0.25, SCALE)
+    for seed in range(30):
+        z, positions, head = drawn(64, 5, seed)
+        rows = clip.residuals(z.astype(np.float64), positions, head)
+        for i in range(64):
+            outer = int(rows[i, 0]) ** 2 * (clip.unit**2 + sum(int(v) ** 2 for v in z[i]))
+            assert outer <= clip.bound**2
+
+
+def test_a_gradient_of_the_squared_loss_is_that_of_its_definition() -> None:
+    clip = TargetClip(0.5, 0.25, SCALE)
+    rng = np.random.default_rng(3)
+    z = feature_integers(0.3 * rng.normal(size=(40, 4)))
+    positions = rng.integers(0, TARGET_UNIT + 1, 40)
+    head = Head(np.rint(rng.normal(size=(1, 5)) * WEIGHT_UNIT), 0.25)
+    expected = np.zeros(5)
+    for row, position in zip(z / FEATURE_UNIT, positions, strict=True):
+        x = np.array([0.25, *row])
+        t = min(max((position / TARGET_UNIT - SCALE.mean) / SCALE.spread, -FARTHEST), FARTHEST)
+        gradient = (head.integers[0] / WEIGHT_UNIT @ x - t) * x
+        expected += gradient * min(1.0, 0.5 / np.linalg.norm(gradient))
+    found = clip.gradient(z, positions, head)[0] / GRADIENT_UNIT
+    assert np.allclose(found, expected, atol=40 * 2.0**-13)  # each record is rounded by less than that
+
+
+def test_two_targets_can_attain_twice_the_bound_under_replace_one() -> None:
+    clip = TargetClip(0.25, 0.25, SCALE)
+    z, head = feature_integers([[1.0, 0.0]]), Head(np.zeros((1, 3)), 0.25)
+    low = clip.gradient(z, np.array([0]), head)
+    high = clip.gradient(z, np.array([TARGET_UNIT]), head)
+    distance = math.sqrt(float(((low - high).astype(np.float64) ** 2).sum()))
+    assert distance > 1.999 * clip.bound
+    assert distance <= clip.sensitivity("replace-one")
+
+
+def test_a_targets_integers_do_not_depend_on_its_batch_place_or_threads() -> None:
+    clip = TargetClip(0.25, 0.25, TargetScale(0.3, 0.17))
+    z, positions, head = drawn(9000, 7, 1)
+    whole = GradientPass.over(z, positions, clip)
+    total = whole.sum(head)
+    assert np.array_equal(total, whole.sum(head, threads=4))
+    order = np.random.default_rng(0).permutation(9000)
+    assert np.array_equal(total, GradientPass.over(z[order], positions[order], clip).sum(head))
+    alone = clip.residuals(z.astype(np.float64), positions, head)
+    both = clip.squared_errors(z.astype(np.float64), positions, head)
+    for i in (0, 1, 4095, 4096, 8999):
+        one = z[i : i + 1].astype(np.float64)
+        assert clip.residuals(one, positions[i : i + 1], head)[0, 0] == alone[i, 0]
+        assert np.array_equal(clip.squared_errors(one, positions[i : i + 1], head)[0], both[i])
+
+
+def test_bins_of_the_target_are_non_negative_sum_to_one_and_keep_the_mean() -> None:
+    positions = np.concatenate([np.arange(BINS + 1) * (TARGET_UNIT // BINS), np.arange(0, TARGET_UNIT, 999)])
+    rows = bins_of(positions)
+    assert (rows >= 0).all()
+    assert np.array_equal(rows.sum(1), np.ones(len(rows)))
+    assert (np.count_nonzero(rows, axis=1) <= 2).all()
+    assert np.array_equal(rows @ np.arange(BINS + 1) * (TARGET_UNIT / BINS), positions)
+
+
+def test_squared_errors_lie_between_nothing_and_their_bound() -> None:
+    for seed in range(20):
+        z, positions, head = drawn(200, 3, seed)
+        clip = TargetClip(0.25, 0.25, TargetScale(0.9, 0.01))
+        both = clip.squared_errors(z.astype(np.float64), positions, head)
+        assert both.min() >= 0
+        assert both.max() <= clip.error_bound == ERROR_BOUND * ERROR_UNIT
+    assert float(clip.errors_sensitivity()) >= math.sqrt(2) * clip.error_bound
+
+
+def test_a_mean_and_spread_come_from_counts_whatever_their_noise() -> None:
+    counts = np.zeros(BINS + 1)
+    counts[[4, 8]] = 100.0
+    found = TargetScale.of(counts)
+    assert found.mean == pytest.approx(6 / BINS, abs=1e-3)
+    assert found.spread == pytest.approx(2 / BINS, abs=1e-3)
+    for odd in (np.zeros(BINS + 1), -counts, np.full(BINS + 1, -5.0), counts * 1e12):
+        scale = TargetScale.of(odd)
+        assert 0 <= scale.mean <= 1
+        assert 0 < scale.spread <= 1
+
+
+def design(method: str, delta: Fraction, contributions: int = 1) -> RegressionConfig:
+    plan = RegressionPlan(GradientRounds(7, 0.25, 1.0, 100), 0, method)
+    return RegressionConfig(
+        Budget(Fraction(3, 2), delta), 6, plan, Indicators(15, 2, Fraction(1, 10)), contributions
+    )
+
+
+@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
+@pytest.mark.parametrize("method", ["rounds", "moments"])
+@pytest.mark.parametrize("delta", [Fraction(0), DELTA])
+@pytest.mark.parametrize("contributions", [1, 3])
+def test_the_charges_of_a_target_keep_to_the_budget_and_use_it(
+    neighbours: str, method: str, delta: Fraction, contributions: int
+) -> None:
+    made = design(method, delta, contributions)
+    scales, charges = calibrate(made, neighbours)
+    spent = float(compose(charges).epsilon_proved)
+    assert 1.4999 < spent <= 1.5
+    assert [c.scale for c in charges] == [scales.indicators, scales.target, scales.learnt, scales.errors]
+    one = made.clip().sensitivity(neighbours)
+    if method == "rounds":
+        rounds = math.sqrt(7) if delta else 7
+        assert float(charges[2].sensitivity) == pytest.approx(contributions * rounds * float(one), rel=1e-9)
+
+
+def test_second_moments_of_a_target_are_those_of_their_definition() -> None:
+    x, y = records(3000)
+    plan = RegressionPlan(GradientRounds(1, 0.25, 1.0, 3000), 0, "moments")
+    made = release(
+        lambda: [(x, y)],
+        TABLE,
+        plan=plan,
+        budget=Budget(Fraction(10**6), Fraction(0)),
+        ledger=Ledger(),
+        source=Source.seeded_with(0),
+    )
+    scale, features = target_scale(made), made.features()
+    import torch
+
+    z = features(torch.from_numpy(x)).double().numpy()
+    t = np.clip((y / TARGET_UNIT - scale.mean) / scale.spread, -FARTHEST, FARTHEST) / FARTHEST
+    rows = np.hstack([np.full((3000, 1), 0.25), z, t[:, None]])
+    upper = made.tensors["second"].double().numpy()
+    unit = (math.sqrt(0.0625 + 2) / 2**20) ** 2
+    assert np.allclose(upper * unit, np.triu(rows.T @ rows), atol=0.02)
+    assert estimated_fit(made).r2 > 0.8
+
+
+@pytest.mark.parametrize("method", ["rounds", "moments"])
+def test_the_analyst_has_the_head_that_the_curator_checked(method: str) -> None:
+    x, y = records(2000)
+    plan = RegressionPlan(GradientRounds(20, 0.5, 2.0, 2000), 10, method)
+    made = release(
+        lambda: [(x, y)],
+        TABLE,
+        plan=plan,
+        budget=Budget(Fraction(10**5), DELTA),
+        ledger=Ledger(),
+        source=Source.seeded_with(0),
+    )
+    z = feature_integers(made.features()(_tensor(x)).numpy()).astype(np.float64)
+    clip = TargetClip(0.5, 0.25, target_scale(made))
+    again = clip.squared_errors(z, y, regression_head(made)).sum(0)
+    sd = float(made.certificate.settings["sd_errors"])
+    assert np.abs(again - made.tensors["errors"].numpy()).max() < 8 * sd  # of 2 draws, once in 10^14
+
+
+def _tensor(x: Any) -> Any:
+    import torch
+
+    return torch.from_numpy(x)
+
+
+def test_charges_of_a_target_are_durable_before_noise_is_drawn(tmp_path: Path) -> None:
+    class Broken(Source):
+        def add(self, *_: Any) -> Any:
+            raise RuntimeError("no noise")
+
+    x, y = records(100)
+    ledger = Ledger(tmp_path / "ledger")
+    with pytest.raises(RuntimeError, match="no noise"):
+        privatise(
+            lambda: [(x, y)],
+            domain=TABLE,
+            epsilon=1,
+            delta=DELTA,
+            ledger=ledger,
+            source=Broken.system(),
+        )
+    assert len(Ledger(tmp_path / "ledger").charges) == 4
+
+
+@pytest.mark.parametrize("delta", ["0", "1e-5"])
+def test_a_release_learns_its_target_and_protects_n_under_add_remove(delta: str) -> None:
+    from dataclasses import replace
+
+    x, y = records(6000)
+    table = replace(TABLE, neighbours="add-remove")
+    with pytest.raises(UserError, match="public guess"):
+        privatise(lambda: [(x, y)], domain=table, epsilon=5, delta=delta)
+    made = privatise(lambda: [(x, y)], domain=table, epsilon=5, delta=delta, size=5000)
+    assert made.certificate.settings["n"] is None
+    test, truth = records(1000, 1)
+    model = train(made)
+    error = model.values(test) - (1 + 13 * truth / TARGET_UNIT)
+    assert 1 - float((error**2).mean()) / float((13 * truth / TARGET_UNIT).var()) > 0.6
+    assert 0.5 < model.training["estimated_r2"] < 1
+
+
+def test_the_rule_takes_moments_of_few_columns_under_pure_epsilon_alone() -> None:
+    few = TableDomain((*(Column(f"x{j}", "numeric", 0, 1) for j in range(4)), TABLE.answer))
+    assert plan_target(few, 1000, Fraction(1), Fraction(0)).method == "moments"
+    assert plan_target(few, 1000, Fraction(1), DELTA).method == "rounds"
+    assert plan_target(few, 10**6, Fraction(1), Fraction(0)).method == "rounds"
+    assert plan_target(TABLE, 1000, Fraction(1), Fraction(0)).method == "rounds"
+
+
+def test_draws_have_the_shape_of_the_features_and_stay_within_the_bounds() -> None:
+    x, y = records(5000)
+    made = privatise(lambda: [(x, y)], domain=TABLE, epsilon=3, delta="1e-5")
+    z, values = draw(made, 500, seed=1)
+    assert z.shape == (500, made.features().width)
+    assert values.min() >= 1
+    assert values.max() <= 14
+    assert float(values.std()) == pytest.approx(13 * float(np.std(y / TARGET_UNIT)), rel=0.35)
+    again, same = draw(made, 500, seed=1)
+    assert (z == again).all()
+    assert (values == same).all()
+    with pytest.raises(UserError, match=r"regression\.draw"):
+        made.sample(5)
+
+
+def test_errors_are_rounded_to_a_fine_grid_first() -> None:
+    z, positions, head = drawn(50, 3, 2)
+    found = TargetClip(0.25, 0.25, SCALE).errors(z.astype(np.float64), positions, head)
+    assert np.array_equal(found, np.rint(found))
+    assert FINE == 1 << 24

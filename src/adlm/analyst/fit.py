@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.analyst import networks, regression, tables
+from adlm.analyst.checkpoint import Checkpoint
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
@@ -39,13 +40,13 @@ def fit(
     features: Features | None = None,
     draws: int = DRAWS,
     device: str = "cpu",
-    checkpoints: Path | None = None,
-    resume: bool = False,
+    checkpoint: Checkpoint | None = None,
 ) -> Model:
     """Make a model from a release alone; its certificate is the release's, whatever is done here.
 
     Parameters
     ----------
+    release : what may be known of the records.
     network : None for the linear classifier of a moment release in closed form, or for the network that a
         record release was made for; else a network by name, or any module that takes the features (moment
         release) or scaled records (record release).
@@ -56,9 +57,12 @@ def fit(
         the model unless it is `public`.
     features : the features of a moment release, when they are a backbone of your own.
     draws : how many labelled vectors to draw from released moments for a network.
+    device : `auto`, `cpu`, `cuda` or `mps`.
+    checkpoint : file that keeps the training of a network after each epoch, and whether to go on from it.
     """
+    kept = checkpoint or Checkpoint(None)
     origin = _origin(network, provenance)
-    made = _made(release, network, plan, features, draws, device, checkpoints, resume)
+    made = _made(release, network, plan, features, draws, device, kept.path, kept.resume)
     summary = dict(made.training) if origin is None else dict(made.training) | {"provenance": origin}
     return replace(made, training=summary, release_signature=release.signature)
 

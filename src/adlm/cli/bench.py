@@ -15,7 +15,7 @@ def bench(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Only these: noise, features, training, networks, pipeline, growth, tables, rounds."
+            help="Only these: noise, features, training, networks, pipeline, growth, tables, rounds, image."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less work; the spread is larger.")] = False,

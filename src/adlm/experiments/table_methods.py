@@ -106,6 +106,14 @@ def diffprivlib_logistic(split: Split, epsilon: str, penalty: str, runs: int, py
     """diffprivlib's logistic regression on the same cells, by an interpreter that has it.
 
     The cells are handed over in a temporary folder that only its owner can read; the weights come back.
+
+    Parameters
+    ----------
+    split : the table.
+    epsilon : the budget.
+    penalty : C of the regression.
+    runs : how many.
+    python : the interpreter.
     """
     z, test = split.features()
     with tempfile.TemporaryDirectory() as folder:

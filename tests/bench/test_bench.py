@@ -52,6 +52,29 @@ def test_a_subject_is_measured_in_its_own_process() -> None:
     assert large["peak"] - small["peak"] > 100_000 * 100 * 4 / 2  # its own vectors, at least
 
 
+def test_rounds_are_measured_beside_the_way_without_them_and_beside_class_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures = {"with": 3.0, "without": 2.0, "rounds": 4.0, "tables": 5.0, "quarter": 1.0}
+    asked: dict[str, dict[str, object]] = {}
+
+    def fake(subjects: dict[str, tuple[str, dict[str, object]]], repeats: int) -> dict[str, list[object]]:
+        asked.update({name: given for name, (_, given) in subjects.items()})
+        return {name: [{"seconds": figures[name], "peak": 100.0}] * repeats for name in subjects}
+
+    monkeypatch.setattr(comparisons, "_measured", fake)
+    found = comparisons.rounds(Scale(True, 2))
+    assert [r.value for r in found] == [0.5, 0.8, 1.0]
+    assert [r.met for r in found] == [True, True, True]
+    assert asked["without"]["second"] == 0
+    assert asked["tables"]["additive"] is True
+
+
+@pytest.mark.parametrize("additive", [True, False])
+def test_a_wide_table_is_released_both_ways(additive: bool) -> None:
+    assert measure("wide-table", {"n": 400, "additive": additive})["seconds"] > 0
+
+
 def test_a_subject_that_fails_is_told_by_name() -> None:
     with pytest.raises(RuntimeError, match="subject moments failed: KeyError"):
         measure("moments", {})

@@ -286,9 +286,11 @@ def _allocation(summary: Mapping[str, Any]) -> Any:
     figure, axes = new()
     for epsilon in sorted({row["epsilon"] for row in summary["rows"]}):
         for method, style in (
-            ("ilm-moments", "--"), ("adlm-moments", "-"),
-            ("ilm-moments-pure", ":"), ("adlm-moments-pure", "-."),
-        ):  # fmt: skip
+            ("ilm-moments", "--"),
+            ("adlm-moments", "-"),
+            ("ilm-moments-pure", ":"),
+            ("adlm-moments-pure", "-."),
+        ):
             rows = [r for r in summary["rows"] if r["method"] == method and r["epsilon"] == epsilon]
             rows.sort(key=lambda row: row["k"])
             y, error = [100 * r["accuracy"] for r in rows], [100 * (r["sd"] or 0) for r in rows]

@@ -133,9 +133,15 @@ def perform(cell: Trial) -> Outcome:
         write_file(kept.with_suffix(".json"), json.dumps(history).encode(), what="history")
 
     ended = train(
-        network, examples, plan, device="cpu", checkpoints=kept, resume=True, identity=cell.key,
+        network,
+        examples,
+        plan,
+        device="cpu",
+        checkpoints=kept,
+        resume=True,
+        identity=cell.key,
         after_epoch=after_epoch,
-    )  # fmt: skip
+    )
     if not history or history[-1][0] < s["steps"]:  # training ended before its last step
         history.append([s["steps"], accuracy(network, test, answers, together=together)])
     for file in (kept, kept.with_suffix(".json")):

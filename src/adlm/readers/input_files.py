@@ -355,7 +355,15 @@ def _of_arrays(path: Path, arrays: dict[str, NDArray[Any]], columns: _Columns) -
 
 
 def class_code(value: Any, label: Column, where: str, names: Sequence[str] | None = None) -> int:
-    """Code of a label: a class, an alias, or a whole number, which `names` or the classes' order explain."""
+    """Code of a label: a class, an alias, or a whole number, which `names` or the classes' order explain.
+
+    Parameters
+    ----------
+    value : what stands in the file.
+    label : the declared label.
+    where : file and row, for the sentence.
+    names : classes that the file itself names, in the order of its numbers.
+    """
     if names is not None and isinstance(value, int) and not isinstance(value, bool):
         if not 0 <= value < len(names):
             raise UserError(f"{where}: unknown label {value}; the file names {len(names)} classes")

@@ -87,7 +87,15 @@ def whole_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dic
 
 
 def plan_of(choice: Choice, n: int, budget: Budget, *, rounds: bool = True) -> MomentPlan:
-    """Return the rule's plan; without rounds it is the one that is rehearsed."""
+    """Return the rule's plan; without rounds it is the one that is rehearsed.
+
+    Parameters
+    ----------
+    choice : data set or table.
+    n : number of records.
+    budget : epsilon, delta and the relation.
+    rounds : whether the rule may choose gradient rounds.
+    """
     return plan_moments(
         n,
         len(choice.classes),

@@ -29,7 +29,7 @@ from adlm.estimation.gradient_head import (
     GradientRounds,
     Head,
 )
-from adlm.privacy.accounting import Mechanism
+from adlm.privacy.accounting import Mechanism, root_up
 from adlm.runtime import progress
 from adlm.runtime.part_store import Part, PartStore
 
@@ -105,6 +105,14 @@ class GradientClip:
         scores *= 1 / (FEATURE_UNIT * WEIGHT_UNIT)  # a power of two
         return np.asarray(scores)
 
+    def chances(self, z: Reals, head: Head) -> Reals:
+        """Return (n, M) predicted probabilities, the same in any batch."""
+        scores = self.scores(z, head)
+        scores -= scores.max(1, keepdims=True)
+        chance = np.rint(exact.exp(scores) * CHANCE_UNIT)
+        chance /= chance.sum(1, keepdims=True)
+        return np.asarray(chance)
+
     def residuals(self, z: Reals, codes: Integers, head: Head, allowed: Integers | None = None) -> Reals:
         """Return (n, M) bounded residuals p - y, whole numbers of steps of 1 / RESIDUAL_UNIT.
 
@@ -119,10 +127,7 @@ class GradientClip:
 
     def errors(self, z: Reals, codes: Integers, head: Head) -> Reals:
         """Return (n, M) residuals p - y before they are bounded, in steps of 1 / FINE."""
-        scores = self.scores(z, head)
-        scores -= scores.max(1, keepdims=True)
-        chance = np.rint(exact.exp(scores) * CHANCE_UNIT)
-        chance /= chance.sum(1, keepdims=True)
+        chance = self.chances(z, head)
         chance[np.arange(len(codes)), codes] -= 1.0
         return np.asarray(np.rint(chance * FINE))
 
@@ -183,6 +188,19 @@ class RightCount:
 
 
 @dataclass(frozen=True)
+class PredictedSum:
+    """What a part adds to the probabilities that a head predicts: (M,) in steps of 1 / RESIDUAL_UNIT."""
+
+    clip: GradientClip
+    head: Head
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum probabilities, each rounded down."""
+        chance = self.clip.chances(part[0].astype(np.float64), self.head)
+        return (np.floor(chance * RESIDUAL_UNIT).sum(0).astype(np.int64),)
+
+
+@dataclass(frozen=True)
 class GradientRecords:
     """Records as gradient rounds keep them: features on their grid, classes, and what residuals are allowed.
 
@@ -204,6 +222,12 @@ class GradientRecords:
     def gradient(self, head: Head, advance: progress.Advance | None = None) -> npt.NDArray[Any]:
         """Sum the bounded gradients at a head: (M, 1 + k)."""
         total = self.records.total(RoundSum(self.clip, head), advance)
+        assert total is not None
+        return total[0].integers()
+
+    def predicted(self, head: Head) -> npt.NDArray[Any]:
+        """Sum the probabilities that a head predicts: (M,) in steps of 1 / RESIDUAL_UNIT."""
+        total = self.records.total(PredictedSum(self.clip, head))
         assert total is not None
         return total[0].integers()
 
@@ -247,3 +271,14 @@ def run_rounds(
             gradient[...] = clamped(source.add(total, *law))
             descent.update(gradient)
     return released
+
+
+def predicted_sensitivity(neighbours: str) -> Fraction:
+    """Return the L2 distance of neighbours' sums of predicted probabilities, in steps of 1 / RESIDUAL_UNIT.
+
+    A record's probabilities, rounded down, are non-negative and add up to at most 1, so their L2 norm is at
+    most 1, and the inner product of two such vectors is not negative.
+    """
+    if neighbours == "add-remove":
+        return Fraction(RESIDUAL_UNIT)
+    return root_up(Fraction(2 * RESIDUAL_UNIT**2))

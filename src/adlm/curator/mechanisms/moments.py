@@ -34,7 +34,14 @@ from adlm.curator.passes import Batches, Records, as_records
 from adlm.curator.sums import add_class_sums
 from adlm.curator.totals import clamped, halved
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import class_offsets, final_head
+from adlm.estimation.gradient_head import (
+    RESIDUAL_UNIT,
+    Head,
+    calibrated,
+    calibration_spread,
+    class_offsets,
+    final_head,
+)
 from adlm.privacy.accounting import Mechanism
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain import Domain
@@ -129,6 +136,9 @@ def release(
         offsets = class_offsets(table[:, 0])
         gradients = run_rounds(kept, config.rounds, offsets, (config.mechanism, scales.gradients), source)
         head = final_head(gradients, config.rounds, offsets)
+        if config.calibrations:
+            head, predicted = _calibrate_head(head, kept, config, (table, scales), source)
+            tensors["predicted"] = torch.from_numpy(predicted)
         correct = clamped(source.add(kept.correct(head), config.mechanism, scales.correct))
         tensors |= {"gradients": torch.from_numpy(gradients), "correct": torch.from_numpy(correct)}
         kept.records.close()
@@ -143,6 +153,25 @@ def release(
     )
 
 
+def _calibrate_head(
+    head: Head,
+    kept: GradientRecords,
+    config: MomentConfig,
+    released: tuple[npt.NDArray[np.int64], Scales],
+    source: Source,
+) -> tuple[Head, npt.NDArray[np.int64]]:
+    """Move a head's class offsets by noisy sums of what it predicts; the sums are (calibrations, M)."""
+    assert config.rounds is not None
+    (table, scales), step = released, 1 / config.clip().count
+    counts = table[:, 0].astype(np.float64) * step
+    spread = calibration_spread(float(scales.sums) * step, float(scales.predicted))
+    found = np.empty((config.calibrations, len(table)), dtype=np.int64)
+    for row in found:
+        row[...] = clamped(source.add(kept.predicted(head), "gaussian", scales.predicted))
+        head = calibrated(head, counts, row.astype(np.float64) / RESIDUAL_UNIT, spread)
+    return head, found
+
+
 def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> dict[str, Any]:
     """Return what a certificate says of the config and its noise.
 
@@ -154,11 +183,11 @@ def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
     classes : number of classes.
     """
     second, spread = config.second, _spread(config.mechanism, 1 + config.k)
-    beside = diagonal = across = 0.0
+    off = diagonal = across = 0.0
     if second is not None:
-        beside = diagonal = _spread(config.mechanism, second.q * (second.q + 1) // 2)
+        off = diagonal = _spread(config.mechanism, second.q * (second.q + 1) // 2)
         if config.mechanism == "radial":
-            beside, diagonal = beside / stage.OFF_DIAGONAL, diagonal / stage.DIAGONAL
+            off, diagonal = off / stage.OFF_DIAGONAL, diagonal / stage.DIAGONAL
         width = (config.k - second.q) * min(classes - 1, second.q)
         across = _spread(config.mechanism, width) if second.cross else 0.0
     return {
@@ -172,7 +201,7 @@ def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
         "second": None if second is None else second.to_dict(),
         "contributions": config.contributions,
         "sd_sums": spread * scales.sums,
-        "sd_second": beside * scales.second,
+        "sd_second": off * scales.second,
         "sd_second_diagonal": diagonal * scales.second_diagonal,
         "sd_cross": across * scales.cross,
         "rounds": None if config.rounds is None else config.rounds.to_dict(),
@@ -181,6 +210,8 @@ def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
         "indicators": config.indicators and config.indicators.to_dict(),
         "sd_indicators": scales.indicators
         * (_spread(config.mechanism, config.indicators.width) if config.indicators else 0.0),
+        "sd_values": scales.values,
+        "sd_predicted": scales.predicted,
     }
 
 

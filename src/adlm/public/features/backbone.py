@@ -59,7 +59,9 @@ class Backbone(Features):
         """Describe the map; the weights are in the fingerprint."""
         kind = type(self.module)
         spec = {
-            "name": "backbone", "module": f"{kind.__module__}.{kind.__qualname__}", "shape": list(self.shape),
+            "name": "backbone",
+            "module": f"{kind.__module__}.{kind.__qualname__}",
+            "shape": list(self.shape),
             "width": self.width,
-        }  # fmt: skip
+        }
         return spec | ({"encoder": self.label} if self.label else {})

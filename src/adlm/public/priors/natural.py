@@ -140,14 +140,31 @@ def build_natural(
 def learn_above(
     fine: Patches, images: Tensor, atoms: int, generator: torch.Generator, most: int = 500
 ) -> dict[str, Tensor]:
-    """Learn a second layer from the maps that a first layer gives on scenes, at most so many of them."""
+    """Learn a second layer from the maps that a first layer gives on scenes, at most so many of them.
+
+    Parameters
+    ----------
+    fine : the first layer.
+    images : (n, c, h, w) scenes.
+    atoms : of the second layer.
+    generator : of the draw.
+    most : scenes that are taken.
+    """
     chosen = images[torch.randperm(len(images), generator=generator)[:most]]
     maps = torch.cat([averaged_maps(fine.beyond(part)) for part in torch.split(chosen, 1)])
     return learn_second_layer(maps, atoms, generator)
 
 
 def write_natural(path: Path, seed: int = 0, second: int = 0, progress: Progress | None = None) -> None:
-    """Build the weights and put them at a path, whole or not at all."""
+    """Build the weights and put them at a path, whole or not at all.
+
+    Parameters
+    ----------
+    path : the file.
+    seed : of every random number.
+    second : atoms of a second layer; 0 takes scattering.
+    progress : called with the steps done and all steps.
+    """
     weights = build_natural(seed, second=second, progress=progress)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")

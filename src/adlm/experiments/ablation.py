@@ -11,9 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 SHARED: dict[str, Any] = {
-    "n": None, "delta_h0": "per-patch", "sized": "authors-mnist", "batch": 1800, "reading": "shared",
-    "network": "authors-mnist-quarter", "train_batch": 60, "rate": 1e-3,
-}  # fmt: skip
+    "n": None,
+    "delta_h0": "per-patch",
+    "sized": "authors-mnist",
+    "batch": 1800,
+    "reading": "shared",
+    "network": "authors-mnist-quarter",
+    "train_batch": 60,
+    "rate": 1e-3,
+}
 BASE = SHARED | {"steps": 40_000}
 _SHORT = SHARED | {"steps": 10_000}
 CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (

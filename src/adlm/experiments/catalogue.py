@@ -65,7 +65,13 @@ class Experiment:
         seeds: int | None = None,
         methods: Sequence[str] | None = None,
     ) -> list[Trial]:
-        """The cells of a preset, with epsilons, seeds and methods changed as asked."""
+        """The cells of a preset, with epsilons, seeds and methods changed as asked.
+
+        Parameters
+        ----------
+        preset : `quick` or `full`.
+        epsilons, seeds, methods : instead of the preset's.
+        """
         if preset not in PRESETS:
             raise UserError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
         groups = self.quick if preset == "quick" else self.full
@@ -98,9 +104,14 @@ def _abadi(settings: dpsgd.Settings, **changes: Any) -> Callable[[str], dict[str
 
 
 def _paper(
-    abadi: dpsgd.Settings, scale: dict[str, Any], epsilons: tuple[str, ...], tested: tuple[str, ...],
-    seeds: int, chunk: int, epochs: float | None = None,
-) -> tuple[Group, ...]:  # fmt: skip
+    abadi: dpsgd.Settings,
+    scale: dict[str, Any],
+    epsilons: tuple[str, ...],
+    tested: tuple[str, ...],
+    seeds: int,
+    chunk: int,
+    epochs: float | None = None,
+) -> tuple[Group, ...]:
     """Every reading of the paper's noise and the control without, pSGD on the same network, our release.
 
     Methods that are tested against each other have three seeds or more at the epsilons ``tested``.
@@ -116,9 +127,12 @@ def _paper(
     others = tuple(epsilon for epsilon in epsilons if epsilon not in tested)
     pair = (("adlm-shared", "shared"), ("ilm-shared", "shared"), ("ilm-shared-total", "shared"))
     single: tuple[tuple[str, str], ...] = (
-        ("ilm-shared-own-labels", "shared-own-labels"), ("ilm-one-image", "one-image"),
-        ("adlm-own-once", "own-once"), ("ilm-own-once", "own-once"), ("ilm-own-redrawn", "own-redrawn"),
-    )  # fmt: skip
+        ("ilm-shared-own-labels", "shared-own-labels"),
+        ("ilm-one-image", "one-image"),
+        ("adlm-own-once", "own-once"),
+        ("ilm-own-once", "own-once"),
+        ("ilm-own-redrawn", "own-redrawn"),
+    )
     if "split" in scale:  # their code for CIFAR-10 draws one image for many epochs
         single = (("adlm-one-image", "one-image"), *single)
     return (
@@ -240,21 +254,26 @@ def _allocation(widths: tuple[int, ...], seeds: int) -> tuple[Group, ...]:
     """Class sums alone at a fixed width, identical noise against noise by relevance; pure and not."""
     return tuple(
         Group(
-            f"{method}{suffix}", ("0.05", "0.25"), seeds, delta,
+            f"{method}{suffix}",
+            ("0.05", "0.25"),
+            seeds,
+            delta,
             {"k": k, "second": 0, "allocation": allocation, "wide": max(widths)},
         )
         for suffix, delta in (("-pure", "0"), ("", DELTA))
         for k in widths
         for method, allocation in (("ilm-moments", "identical"), ("adlm-moments", "optimal"))
-    )  # fmt: skip
+    )
 
 
 def _rule(name: str, title: str, data: str, **settings: Any) -> Experiment:
     """The rule's plan against plans beside it, on records that the rule was not made on."""
     beside: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("moments", {}), ("sums-only", {"second": 0}),
-        ("half-k", {"times": 0.5}), ("twice-k", {"times": 2.0}),
-    )  # fmt: skip
+        ("moments", {}),
+        ("sums-only", {"second": 0}),
+        ("half-k", {"times": 0.5}),
+        ("twice-k", {"times": 2.0}),
+    )
 
     def groups(epsilons: tuple[str, ...], seeds: int) -> tuple[Group, ...]:
         return tuple(

@@ -88,10 +88,17 @@ def _release(name: str, scale: Fraction, *, labels: bool) -> Release:
     part = datasets.load("digits", "train")
     epsilon2 = Fraction(64) / scale  # Delta_h0 = |L| d: what is claimed is proved, d over the scale
     made = make_release(
-        part.x, part.y if labels else None, part.domain, build(name, part.domain.shape, 10),
-        Budgets(None, epsilon2, epsilon2 if labels else None), explained=None, L=L, delta_h0=L * 64,
-        ledger=Ledger(), source=Source.system(),
-    )  # fmt: skip
+        part.x,
+        part.y if labels else None,
+        part.domain,
+        build(name, part.domain.shape, 10),
+        Budgets(None, epsilon2, epsilon2 if labels else None),
+        explained=None,
+        L=L,
+        delta_h0=L * 64,
+        ledger=Ledger(),
+        source=Source.system(),
+    )
     return made
 
 

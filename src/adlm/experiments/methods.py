@@ -81,9 +81,17 @@ def records(trial: Trial) -> Outcome:
         public = relevance_network(trial.data, s["relevance"])
         explained = RelevanceSource(public.network, "public")
     release = make_release(
-        part.x, part.y, declared, paper, Budgets.split(trial.epsilon, method=method), explained=explained,
-        L=s["batch"], delta_h0=s["delta_h0"], ledger=Ledger(), source=Source.seeded_with(trial.entropy),
-    )  # fmt: skip
+        part.x,
+        part.y,
+        declared,
+        paper,
+        Budgets.split(trial.epsilon, method=method),
+        explained=explained,
+        L=s["batch"],
+        delta_h0=s["delta_h0"],
+        ledger=Ledger(),
+        source=Source.seeded_with(trial.entropy),
+    )
     perturb_bias(network, declared.shape, float(release.tensors["bias"]))
     history: list[tuple[int, float]] = []
     x = benchmark_data.scaled(trial.data, "test")

@@ -19,13 +19,31 @@ from adlm.experiments.trials import Done
 from adlm.version import __version__
 
 _CARRIED = (
-    "k", "q", "trials", "validation", "median_trial", "worst_trial", "best_trial", "rank_correlation",
-    "closed_form", "accuracy_one_trial", "epsilon_all_trials", "epsilon_share_of_a_trial",
-)  # fmt: skip
+    "k",
+    "q",
+    "trials",
+    "validation",
+    "median_trial",
+    "worst_trial",
+    "best_trial",
+    "rank_correlation",
+    "closed_form",
+    "accuracy_one_trial",
+    "epsilon_all_trials",
+    "epsilon_share_of_a_trial",
+)
 
 
 def summarise(experiment: Experiment, done: Sequence[Done], *, preset: str, command: str) -> dict[str, Any]:
-    """Return the summary of finished cells in JSON values."""
+    """Return the summary of finished cells in JSON values.
+
+    Parameters
+    ----------
+    experiment : what was run.
+    done : its finished trials.
+    preset : `quick` or `full`.
+    command : that made them.
+    """
     return {
         "experiment": experiment.name,
         "title": experiment.title,

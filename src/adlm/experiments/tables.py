@@ -149,8 +149,17 @@ def _ours(
 def _row(cell: Cell, found: list[Measures]) -> Row:
     accuracy, auc = [m.accuracy for m in found], [m.auc or 0.5 for m in found]
     spread = [float(np.std(v, ddof=1)) if len(v) > 1 else 0.0 for v in (accuracy, auc)]
-    return Row(cell.data, cell.method, cell.noise, cell.epsilon, float(np.mean(accuracy)), spread[0],
-               float(np.mean(auc)), spread[1], len(found))  # fmt: skip
+    return Row(
+        cell.data,
+        cell.method,
+        cell.noise,
+        cell.epsilon,
+        float(np.mean(accuracy)),
+        spread[0],
+        float(np.mean(auc)),
+        spread[1],
+        len(found),
+    )
 
 
 def _write(out: Path, rows: list[Row]) -> None:

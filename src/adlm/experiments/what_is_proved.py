@@ -43,11 +43,15 @@ BATCH_SIZES = (1, 60, 600, 1800)
 L = 1800
 # Other settings of the same table: what a smaller |L| does, and Delta_h0 for which claimed and proved agree.
 BESIDE = (
-    ("adlm", "8", "per-patch", 60), ("adlm", "128", "per-patch", 60),
-    ("adlm", "2", "per-patch", 600), ("adlm", "8", "per-patch", 600),
-    ("adlm", "2", "given", L), ("ilm", "2", "given", L),
-    ("adlm", "128", "given", L), ("ilm", "128", "given", L),
-)  # fmt: skip
+    ("adlm", "8", "per-patch", 60),
+    ("adlm", "128", "per-patch", 60),
+    ("adlm", "2", "per-patch", 600),
+    ("adlm", "8", "per-patch", 600),
+    ("adlm", "2", "given", L),
+    ("ilm", "2", "given", L),
+    ("adlm", "128", "given", L),
+    ("ilm", "128", "given", L),
+)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from torch.nn import functional
 from adlm.public.features.base import Features, unit_norm
 from adlm.public.features.colour import Colour, flip_average, opponent
 from adlm.public.features.colour_scattering import _FLOORS, CHANNELS, ColourScattering
+from adlm.public.features.multiscale import MultiscaleImages
 from adlm.public.features.natural import NaturalImages
 from adlm.public.features.patches import Patches
 from adlm.public.features.prior import PriorProjection
@@ -45,6 +46,8 @@ def _whole(features: nn.Module) -> Features | None:
             return WholeProjection(features)
         case NaturalImages():
             return WholeNatural(features)
+        case MultiscaleImages():
+            return WholeMultiscale(features)
         case _:
             return None
 
@@ -53,7 +56,7 @@ def _twin(part: nn.Module) -> nn.Module | None:
     match part:
         case Scattering():
             return DenseScattering(part)
-        case PriorProjection() | NaturalImages():
+        case PriorProjection() | NaturalImages() | MultiscaleImages():
             return _whole(part)
         case ColourScattering():
             return WholeColourScattering(part)
@@ -167,6 +170,29 @@ class WholeNatural(Features):
         return self.of.spec()
 
 
+class WholeMultiscale(Features):
+    """`MultiscaleImages` of a whole batch; a resized image is a product with fixed matrices on both sides."""
+
+    def __init__(self, of: MultiscaleImages) -> None:
+        super().__init__()
+        self.of, self.width, self.resized = of, of.width, of.resized
+        if self.resized:
+            height, width = of.shape[-2:]
+            self.register_buffer("rows", resizing(height, of.size, "bilinear"))
+            self.register_buffer("columns", resizing(width, of.size, "bilinear"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, *shape) to (n, width)."""
+        images = x.reshape(-1, self.of.channels, *self.of.shape[-2:])
+        if self.resized:
+            images = (self.get_buffer("rows") @ images @ self.get_buffer("columns").T).clamp(0, 1)
+        return unit_norm(self.of.blocks(images) @ self.of.projection - self.of.offset.float())
+
+    def spec(self) -> dict[str, object]:
+        """Describe the map that this one is a twin of."""
+        return self.of.spec()
+
+
 class WholeColourScattering(nn.Module):
     """`ColourScattering` of a batch of any size, with slices in place of masks."""
 
@@ -193,12 +219,19 @@ class WholePatches(Patches):
     def __init__(self, of: Patches) -> None:
         super().__init__(of.filters, of.threshold, of.grid)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images (n, c, h, w) to (n, width)."""
-        d = self.responses(x)
-        both = [pooled((sign * d - self.threshold).relu(), self.grid) for sign in (1.0, -1.0)]
+    def beyond(self, x: Tensor) -> Tensor:
+        """Responses less the threshold, towards zero, by a convolution."""
+        return functional.softshrink(functional.conv2d(x, self.both) / self.contrast(x), self.threshold)
+
+    def of(self, beyond: Tensor) -> Tensor:
+        """Pool, fold and root them."""
+        both = [pooled(beyond.clamp_min(0.0), self.grid), pooled((-beyond).clamp_min(0.0), self.grid)]
         halves = torch.stack(both, 1).reshape(-1, 2, 2, len(self.filters), self.grid, self.grid)
         return (0.5 * (halves[:, :, 0] + halves[:, :, 1].flip(4))).flatten(1).sqrt()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (n, c, h, w) to (n, width)."""
+        return self.of(self.beyond(x))
 
 
 class PooledColour(Colour):
@@ -227,10 +260,10 @@ def _memberships(value: Tensor, centres: Tensor) -> Tensor:
     return (1.0 - (value - centres[:, None, None]).abs() / float(centres[1] - centres[0])).clamp_min(0.0)
 
 
-def resizing(size: int, to: int) -> Tensor:
-    """Matrix of bicubic resizing along one side: (to, size)."""
+def resizing(size: int, to: int, mode: str = "bicubic") -> Tensor:
+    """Matrix of resizing along one side: (to, size)."""
     lines = torch.eye(size).reshape(size, 1, size, 1).expand(-1, -1, -1, size)  # images that vary downwards
-    resized = functional.interpolate(lines, (to, to), mode="bicubic", antialias=True)
+    resized = functional.interpolate(lines, (to, to), mode=mode, antialias=True)
     return resized[:, 0, :, 0].T.contiguous()
 
 

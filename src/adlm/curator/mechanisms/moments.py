@@ -27,7 +27,6 @@ from adlm.curator.noise import Source
 from adlm.curator.sums import add_class_sums
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import class_offsets, final_head
-from adlm.estimation.moments import Moments
 from adlm.privacy.accounting import Mechanism
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain import Domain
@@ -95,7 +94,7 @@ def release(
     if config.second is not None and fine_clip is not None:
         across = None
         if config.second.later:
-            known, outer = stage.second_moment_basis(Moments.from_tensors(tensors, stated), config.second)
+            known, outer = stage.second_moment_basis(tensors, stated, config.second)
             second, across = stage.products(
                 batches, known.get("centres"), known.get("basis"), fine_clip, outer
             )
@@ -137,11 +136,11 @@ def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
     classes : number of classes.
     """
     second, spread = config.second, _spread(config.mechanism, 1 + config.k)
-    beside = diagonal = across = 0.0
+    off = diagonal = across = 0.0
     if second is not None:
-        beside = diagonal = _spread(config.mechanism, second.q * (second.q + 1) // 2)
+        off = diagonal = _spread(config.mechanism, second.q * (second.q + 1) // 2)
         if config.mechanism == "radial":
-            beside, diagonal = beside / stage.OFF_DIAGONAL, diagonal / stage.DIAGONAL
+            off, diagonal = off / stage.OFF_DIAGONAL, diagonal / stage.DIAGONAL
         width = (config.k - second.q) * min(classes - 1, second.q)
         across = _spread(config.mechanism, width) if second.cross else 0.0
     return {
@@ -155,7 +154,7 @@ def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
         "second": None if second is None else second.to_dict(),
         "contributions": config.contributions,
         "sd_sums": spread * scales.sums,
-        "sd_second": beside * scales.second,
+        "sd_second": off * scales.second,
         "sd_second_diagonal": diagonal * scales.second_diagonal,
         "sd_cross": across * scales.cross,
         "rounds": None if config.rounds is None else config.rounds.to_dict(),

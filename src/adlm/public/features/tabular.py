@@ -103,8 +103,10 @@ class TabularFeatures(Features):
         x = x.flatten(1)
         if x.shape[1] != self.inputs:
             raise UserError(f"encoded records have {self.inputs} numbers here, got {x.shape[1]}")
-        parts = {c.name: column_cells(c, x[:, slice(*self._spans[c.name])], self.detail)
-                 for c in self.table.features}  # fmt: skip
+        parts = {
+            c.name: column_cells(c, x[:, slice(*self._spans[c.name])], self.detail)
+            for c in self.table.features
+        }
         indicators = list(parts.values())
         for left, right in self.table.crosses:
             indicators.append((parts[left].unsqueeze(2) * parts[right].unsqueeze(1)).flatten(1))

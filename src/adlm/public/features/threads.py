@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
 from adlm.runtime.memory import keep_freed
 
-WIDER = 32  # times as many rows in a block for an accelerator, which wants more work at once
+ACCELERATED = 1024  # rows of a block on an accelerator, which wants more work at once
+
+
+_UNPADDED: ContextVar[bool] = ContextVar("unpadded", default=False)
+
+
+@contextlib.contextmanager
+def unpadded() -> Iterator[None]:
+    """Work on no more records than there are, while this lasts: for a prediction that somebody waits for.
+
+    Last bits may then depend on how many records there are. That is of no concern to a prediction, which is
+    made of a release; before a release it would be.
+    """
+    token = _UNPADDED.set(True)
+    try:
+        yield
+    finally:
+        _UNPADDED.reset(token)
 
 
 def map_blocks_threaded(
@@ -22,6 +41,12 @@ def map_blocks_threaded(
     whole blocks, and works on them with one core. Work inside a lane that is itself cut into blocks stays in
     its lane.
 
+    Parameters
+    ----------
+    work : fills its part of the result.
+    x, out : inputs and results, record by record.
+    rows : records of a block.
+
     Formal guarantees
     -----------------
     A library may add in another order for another shape, another alignment in memory or another number of
@@ -31,7 +56,7 @@ def map_blocks_threaded(
     measured (the rung separability of the audit), for no library promises it.
     """
     on_cpu = x.device.type == "cpu"
-    starts = range(0, len(x), rows if on_cpu else WIDER * rows)
+    starts = range(0, len(x), rows if on_cpu else ACCELERATED)
     own, inference, waiting = torch.get_num_threads(), torch.is_inference_mode_enabled(), iter(starts)
     # What autograd records, it records in the thread that asks for it.
     threads = min(own, len(starts)) if on_cpu and not x.requires_grad else 1
@@ -59,6 +84,9 @@ def map_blocks_threaded(
 
 def _fill(work: Callable[[Tensor, Tensor], object], x: Tensor, out: Tensor, rows: int) -> None:
     """Do the work on a block of exactly `rows` records, and keep what belongs to those that are there."""
+    if _UNPADDED.get():
+        work(x, out)
+        return
     block = x.new_zeros(rows, *x.shape[1:])
     block[: len(x)] = x
     if len(x) == rows:

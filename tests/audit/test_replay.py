@@ -33,12 +33,13 @@ def neighbours(subject: Subject, rng: np.random.Generator) -> tuple[Records, Rec
 
 @pytest.mark.parametrize("subject", ALL, ids=[s.label for s in ALL])
 def test_neighbours_stay_within_the_declared_sensitivity(subject: Subject) -> None:
-    rng = np.random.default_rng(7)
+    rng, seen = np.random.default_rng(7), False
     for _ in range(3):
         comparison = replay(subject, *neighbours(subject, rng), SOURCE)
         assert comparison.faults == ()
         assert comparison.within
-        assert any(power > 0 for power in comparison.powers)  # the replay did see the neighbour
+        seen |= any(power > 0 for power in comparison.powers)  # clipped records can be the same
+    assert seen  # the replay did see the neighbour
 
 
 @pytest.mark.parametrize("subject", TIGHT, ids=[s.label for s in TIGHT])

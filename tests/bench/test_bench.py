@@ -52,6 +52,29 @@ def test_a_subject_is_measured_in_its_own_process() -> None:
     assert large["peak"] - small["peak"] > 100_000 * 100 * 4 / 2  # its own vectors, at least
 
 
+def test_rounds_are_measured_beside_the_way_without_them_and_beside_class_tables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures = {"with": 3.0, "without": 2.0, "rounds": 4.0, "tables": 5.0, "quarter": 1.0}
+    asked: dict[str, dict[str, object]] = {}
+
+    def fake(subjects: dict[str, tuple[str, dict[str, object]]], repeats: int) -> dict[str, list[object]]:
+        asked.update({name: given for name, (_, given) in subjects.items()})
+        return {name: [{"seconds": figures[name], "peak": 100.0}] * repeats for name in subjects}
+
+    monkeypatch.setattr(comparisons, "_measured", fake)
+    found = comparisons.rounds(Scale(True, 2))
+    assert [r.value for r in found] == [0.5, 0.8, 1.0]
+    assert [r.met for r in found] == [True, True, True]
+    assert asked["without"]["second"] == 0
+    assert asked["tables"]["additive"] is True
+
+
+@pytest.mark.parametrize("additive", [True, False])
+def test_a_wide_table_is_released_both_ways(additive: bool) -> None:
+    assert measure("wide-table", {"n": 400, "additive": additive})["seconds"] > 0
+
+
 def test_a_subject_that_fails_is_told_by_name() -> None:
     with pytest.raises(RuntimeError, match="subject moments failed: KeyError"):
         measure("moments", {})
@@ -157,3 +180,15 @@ def test_the_command_gives_json_and_refuses_what_it_does_not_know(tmp_path: Path
     assert printed == json.loads((tmp_path / "bench.json").read_text())
     assert np.isfinite(printed["ratios"][0]["value"])
     assert isinstance(runner.invoke(app, ["bench", "--only", "magic"]).exception, UserError)
+
+
+def test_one_image_is_measured_beside_a_plain_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    from adlm.bench import single_image
+
+    small = {"28 x 28 grey": single_image.IMAGES["28 x 28 grey"]}
+    monkeypatch.setattr(single_image, "IMAGES", small)
+    beside, limit = single_image.single_image(repeats=2, asked=2)
+    assert beside.value is not None
+    assert beside.value > 0
+    assert "VGG-11" in beside.name
+    assert limit.value == pytest.approx(beside.detail["milliseconds"] / 50, rel=0.5)

@@ -13,7 +13,14 @@ import pytest
 
 from adlm.errors import UserError
 from adlm.experiments import table_split, tables
-from adlm.experiments.table_methods import LOGISTIC, OURS, PENALTIES, diffprivlib_logistic, diffprivlib_name
+from adlm.experiments.table_methods import (
+    LOGISTIC,
+    OURS,
+    PENALTIES,
+    diffprivlib_logistic,
+    diffprivlib_name,
+    dp_ebm,
+)
 from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
 
@@ -109,6 +116,47 @@ def test_another_interpreter_gets_the_cells_and_its_weights_are_measured_here(tm
     python.write_text("#!/bin/sh\necho ModuleNotFoundError: No module named diffprivlib >&2; exit 1\n")
     with pytest.raises(UserError, match=r"No module named diffprivlib.*pip install diffprivlib"):
         diffprivlib_logistic(small(), "1", "1", 1, str(python))
+
+
+FAKE_EBM = """
+import json, sys, numpy as np
+folder, epsilon, delta, runs = sys.argv[2:]
+x, test, y = (np.load(folder + "/" + name + ".npy") for name in ("x", "test", "y"))
+kinds = json.load(open(folder + "/kinds.json"))
+assert delta == "1e-5" and len(kinds) == x.shape[1] == test.shape[1]
+places = [x[:, i] for i, kind in enumerate(kinds) if kind == "continuous"]
+assert all(np.nanmin(place) >= 0 and np.nanmax(place) <= 1 for place in places)
+for run in range(int(runs)):
+    np.save(folder + f"/p{run}.npy", np.tile([1 - y.mean(), y.mean()], (len(test), 1)))
+"""
+
+
+def test_another_interpreter_gets_the_columns_and_its_probabilities_are_measured_here(tmp_path: Path) -> None:
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE_EBM)
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
+    python.chmod(0o755)
+    found = dp_ebm(small(), "1", 2, str(python))
+    assert [m.auc for m in found] == [0.5, 0.5]
+    python.write_text("#!/bin/sh\necho ModuleNotFoundError: No module named interpret >&2; exit 1\n")
+    with pytest.raises(UserError, match=r"No module named interpret.*pip install interpret"):
+        dp_ebm(small(), "1", 1, str(python))
+
+
+def test_kept_cells_of_other_tables_outlive_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = tables.Row("texture", OURS, "pure", "1", 0.8, 0.01, 0.9, 0.01, 1)
+    tables._write(tmp_path, [later])
+    monkeypatch.setattr(tables, "load", lambda name, place: small() if name == "adult" else 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        tables.run(
+            tmp_path, names=("adult", "texture"), epsilons=("1",), releases=1, compare=False, resume=True
+        )
+    kept = tables._read(tmp_path / "tables.jsonl")
+    assert later in kept
+    assert len(kept) > 1
 
 
 def test_every_row_keeps_what_is_in_its_line() -> None:

@@ -20,7 +20,8 @@ class Examples:
     Attributes
     ----------
     x : (n, *shape) inputs.
-    target : coefficients of the polynomial loss, or (n,) class codes for the usual cross-entropy.
+    target : coefficients of the polynomial loss, or, for the usual cross-entropy, (n,) class codes or (n, M)
+        probabilities of the classes.
     """
 
     x: Tensor
@@ -37,7 +38,7 @@ class Examples:
 
 
 def batch_loss(logits: Tensor, target: Coefficients | Tensor) -> Tensor:
-    """The loss of a batch: the released polynomial, or cross-entropy for class codes."""
+    """The loss of a batch: the released polynomial, or cross-entropy."""
     if isinstance(target, Tensor):
         return torch.nn.functional.cross_entropy(logits, target)
     return loss(logits, target)

@@ -14,7 +14,8 @@ from adlm.analyst.checkpoint import Checkpoint
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
-from adlm.analyst.rounds import DROWNED, drowned, estimated_accuracy, has_rounds, log_shares, rounds_head
+from adlm.analyst.rounds import drowned, estimated_accuracy, has_rounds, log_shares, rounds_head, warning
+from adlm.analyst.table_draws import draw_features
 from adlm.analyst.training import History, TrainingConfig, default_plan, train
 from adlm.analyst.unsupervised import EPOCHS, Unsupervised
 from adlm.errors import UserError
@@ -22,6 +23,7 @@ from adlm.estimation import discriminant
 from adlm.estimation.class_model import fit_class_model
 from adlm.privacy.release import Release
 from adlm.public.features import Features, declared
+from adlm.public.features.scaled_table import ScaledTable
 
 DRAWS = 20_000
 LITTLE_NOISE = 0.05  # in ranges of a feature
@@ -158,15 +160,32 @@ def network_of(release: Release) -> str:
 
 
 def _closed_form(release: Release, features: Features) -> Model:
-    linear = closed_form(release, features).module(features.width)
+    head = _usable_head(release, features)
     summary: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
     if (found := estimated_accuracy(release)) is not None:
         summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
-    if drowned(release):
-        summary["warning"] = DROWNED
-        nothing = torch.zeros(len(linear.bias), features.width)
-        linear = discriminant.LinearHead(nothing, log_shares(release)).module()
+    if said := warning(release):
+        summary["warning"] = said
+    linear = head.module(features.width)
     return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
+
+
+def _usable_head(release: Release, features: Features) -> discriminant.LinearHead:
+    """The linear classifier of a release; where noise drowned it, one that gives the largest class.
+
+    Its scores still rank records, where classes differ in size: weights are shrunk until, over rows of length
+    1, no score can exceed that of the largest class.
+    """
+    head = closed_form(release, features)
+    if not drowned(release):
+        return head
+    shares = log_shares(release)
+    largest = int(shares.argmax())
+    behind = shares[largest] - shares
+    ahead = (head.weight - head.weight[largest]).norm(dim=1)
+    others = torch.arange(len(shares)) != largest
+    room = (behind[others] / ahead[others].clamp_min(1e-12)).min() if bool(others.any()) else behind.sum()
+    return discriminant.LinearHead(head.weight * min(1.0, 0.99 * float(room)), shares)
 
 
 def closed_form(release: Release, features: Features) -> discriminant.LinearHead:
@@ -190,23 +209,29 @@ def _on_draws(
     moments = release.moments()
     k = moments.sums.shape[1]
     generator = torch.Generator().manual_seed(plan.seed)
-    z, codes = fit_class_model(moments, features.prior).sample(draws, generator)
+    if isinstance(features, ScaledTable) and has_rounds(release):
+        z = draw_features(release, features, draws, generator)
+    else:
+        z, target = fit_class_model(moments, features.prior).sample(draws, generator)
     if has_rounds(release):  # the head knows better than the class means which draw is of which class
-        codes = closed_form(release, features).logits(z).argmax(1)
+        target = _usable_head(release, features).logits(z).softmax(1).float()
     wide = torch.zeros(draws, features.width)
     wide[:, :k] = z
     head, architecture = _network(network, (features.width,), len(moments.counts), plan.seed)
     _learn_records(head, wide, plan.seed, checkpoints, resume)
     history = train(
         head,
-        Examples(wide, codes),
+        Examples(wide, target),
         plan,
         device=device,
         checkpoints=checkpoints,
         resume=resume,
         identity=str(release.certificate.to_dict()["digest"]),
     )
-    return Model(release.certificate, head, architecture, features, _summary(architecture, plan, history))
+    summary = _summary(architecture, plan, history)
+    if has_rounds(release) and (said := warning(release)):
+        summary["warning"] = said
+    return Model(release.certificate, head, architecture, features, summary)
 
 
 def _on_records(

@@ -6,7 +6,15 @@ import torch
 from torch import Tensor
 
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import GradientRounds, Head, class_offsets, final_head
+from adlm.estimation.gradient_head import (
+    RESIDUAL_UNIT,
+    GradientRounds,
+    Head,
+    calibrated,
+    calibration_spread,
+    class_offsets,
+    final_head,
+)
 from adlm.estimation.shrinkage import shrunk_counts
 from adlm.privacy.release import Release
 
@@ -14,6 +22,10 @@ LEAST_EVIDENCE = 3.0  # standard deviations, below which a model would be noise
 DROWNED = (
     "the noise of this release leaves a model no better than the largest class, so every record is given "
     "that class; raise epsilon, or release more records"
+)
+UNSURE = (
+    "the noise of this release is too large to tell whether its model is better than the largest class; "
+    "raise epsilon, or release more records"
 )
 
 
@@ -28,7 +40,15 @@ def rounds_head(release: Release) -> Head:
         raise UserError("this release has no gradient rounds; its model comes from its moments")
     plan = GradientRounds.from_dict(release.certificate.settings["rounds"])
     offsets = class_offsets(release.tensors["class_sums"][:, 0].numpy())
-    return final_head(release.tensors["gradients"].numpy(), plan, offsets)
+    head = final_head(release.tensors["gradients"].numpy(), plan, offsets)
+    if "predicted" not in release.tensors:
+        return head
+    settings, step = release.certificate.settings, float(release.tensors["step"][0])
+    counts = release.tensors["class_sums"][:, 0].numpy() * step
+    spread = calibration_spread(float(settings["sd_sums"]) * step, float(settings["sd_predicted"]))
+    for row in release.tensors["predicted"].numpy():
+        head = calibrated(head, counts, row / RESIDUAL_UNIT, spread)
+    return head
 
 
 def log_shares(release: Release) -> Tensor:
@@ -59,6 +79,16 @@ def drowned(release: Release) -> bool:
     if found is None:
         return _evidence_of_means(release) < LEAST_EVIDENCE
     return found[0] < float(log_shares(release).exp().max())
+
+
+def warning(release: Release) -> str:
+    """What is to be said of a model of this release, in one sentence; empty where nothing is."""
+    if drowned(release):
+        return DROWNED
+    found = estimated_accuracy(release)
+    if found is not None and found[0] - found[1] < float(log_shares(release).exp().max()):
+        return UNSURE
+    return ""
 
 
 def _evidence_of_means(release: Release) -> float:

@@ -123,8 +123,9 @@ def _of_rounds(release: Release) -> dict[str, float]:
     """Standard deviation of each column's part of the scores, by the released spread of its features."""
     features = release.features()
     assert isinstance(features, ScaledTable)
-    weight = regression_head(release).weight if is_regression(release) else rounds_head(release).weight
-    weight = weight if is_regression(release) else weight - weight.mean(0)
+    regression = is_regression(release)
+    weight = regression_head(release).weight if regression else rounds_head(release).weight
+    weight = features.of_values(weight if regression else weight - weight.mean(0))
     spread: dict[str, float] = {}
     for feature, variance in enumerate(features.variances()):
         name = features.column_of(feature) or WAVES

@@ -31,6 +31,7 @@ from adlm.privacy.accounting import Charge, gaussian_epsilon
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain.table import TableDomain
+from adlm.public.features.decorrelation import GRID, decorrelation
 from adlm.public.features.scaled_table import TableIndicators, frequencies
 from adlm.public.planning.regression import RegressionPlan
 from adlm.public.planning.tables import TablePlan
@@ -200,7 +201,7 @@ def _moments(release: Release) -> list[str]:
         return ["there are charges that the settings do not account for"]
     faults = [*(_too_small(earlier, first) if earlier else ()), *_too_small(own, recomputed)]
     if not design.joint:
-        sums = own[0] if design.indicators is None else own[1]
+        sums = next(charge for charge in own if charge.what.startswith("class sums"))
         faults.extend(_stated_noise(settings["sd_sums"], sums, design))
     table = release.tensors["class_sums"]
     shape = (len(release.certificate.domain.classes), 1 + design.k)
@@ -223,9 +224,17 @@ def _stated_frequencies(release: Release, counted: Indicators) -> list[str]:
     spec = release.certificate.features["spec"]
     blocks = TableIndicators(TableDomain.from_dict(spec["table"])).blocks
     found = frequencies(release.tensors["indicators"].numpy() * counted.clip().steps, blocks)
-    if np.allclose(found, spec["frequencies"], rtol=0, atol=1e-9):
-        return []
-    return ["the frequencies that scale the columns are not those of the released counts"]
+    faults = []
+    if not np.allclose(found, spec["frequencies"], rtol=0, atol=1e-9):
+        faults.append("the frequencies that scale the columns are not those of the released counts")
+    if counted.values:
+        sd = float(release.certificate.settings["sd_values"])
+        mixing = decorrelation(release.tensors["values"].numpy(), sd)
+        if "mixing" not in spec or not np.allclose(mixing, np.array(spec["mixing"]) / GRID, atol=1e-4):
+            faults.append("the matrix that mixes the values is not that of their released second moments")
+    elif "mixing" in spec:
+        faults.append("values are mixed by a matrix that no released second moments account for")
+    return faults
 
 
 def _stated_noise(sd: float, charge: Charge, design: MomentConfig) -> list[str]:

@@ -170,8 +170,9 @@ def table_separability(neighbours: str) -> Finding:
         neighbours=neighbours,
     )
     blocks = TableIndicators(table).blocks
-    features = ScaledTable(table, [1 / len(b.entries) for b in blocks for _ in b.entries], fourier=50)
     rng = np.random.default_rng(0)
+    even = [1 / len(b.entries) for b in blocks for _ in b.entries]
+    features = ScaledTable(table, even, fourier=50, mixing=rng.normal(size=(2, 2)))
     x = torch.from_numpy(rng.random((301, table.domain.size)).astype(np.float32))
     x[:, 2] = (x[:, 2] > 0.8).float()
     whole = features(x)

@@ -126,23 +126,29 @@ def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) 
     return Subject(name, neighbours, run, covers, domain.size, focus=focus, tight=False, box=True)
 
 
-def of_table_rounds(name: str, delta: Fraction, neighbours: str, *, focus: int | None = None) -> Subject:
+def of_table_rounds(
+    name: str, delta: Fraction, neighbours: str, *, focus: int | None = None, mixed: bool = False
+) -> Subject:
     """Audit the release of a table by gradient rounds: indicators, class sums, gradients and a check.
 
     Parameters
     ----------
     name, delta, neighbours, focus : as for `of_table`.
+    mixed : second moments of two values come after the indicators.
     """
     table = TableDomain(
         (
             Column("age", "numeric", 0, 1),
+            *((Column("pay", "numeric", 0, 1),) if mixed else ()),
             Column("town", "categorical", values=tuple("abc")),
             Column("y", "label", classes=("no", "yes")),
         ),
         neighbours=neighbours,
     )
     rounds = GradientRounds(3, 0.25, 2.0, 10)
-    plan = TableRoundsPlan(rounds, 2, Fraction(1, 4), Fraction(1, 4))
+    plan = TableRoundsPlan(
+        rounds, 2, Fraction(1, 4), Fraction(1, 4), Fraction(1, 4) if mixed else Fraction(0)
+    )
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         x = table.domain.scale(data.values).astype(np.float32)
@@ -156,7 +162,8 @@ def of_table_rounds(name: str, delta: Fraction, neighbours: str, *, focus: int |
         )
         return made.certificate.charges
 
-    covers = (0, 1, 2, 2, 2, 3)
+    pure: tuple[int, ...] = (0, 1, 2, 2, 2, 3)
+    covers = (0, 1, 1, 2, 3, 3, 3, 4, 4, 5) if mixed else (0, 1, 2, 2, 2, 3, 3, 4) if delta else pure
     width = table.domain.size
     return Subject(name, neighbours, run, covers, width, focus=focus, tight=False, box=True)
 
@@ -411,6 +418,10 @@ def subjects() -> tuple[Subject, ...]:
     made.extend(
         of_table_rounds(f"table, gradient rounds, {noise}", delta, relation)
         for noise, delta in (("radial", Fraction(0)), ("Gaussian", DELTA))
+        for relation in NEIGHBOURS
+    )
+    made.extend(
+        of_table_rounds("table, gradient rounds, mixed values", DELTA, relation, mixed=True)
         for relation in NEIGHBOURS
     )
     made.extend(

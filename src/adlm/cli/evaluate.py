@@ -33,9 +33,9 @@ def evaluate(
 
     On private records this is a statistic without privacy: do not publish it, and do not choose by it. With
     --json: {"accuracy", "balanced_accuracy", "recalls", "auc", "calibration_error", "log_loss", "confusion",
-    "n", "classes", "small_classes", "stamps", "warning"} and the certificate's totals; accuracies and recalls
-    are fractions, recalls are by class. A model of a numeric target has {"rmse", "mae", "r2", "bias", "n",
-    "target"} instead of the first line's.
+    "n", "classes", "small_classes", "stamps", "warning", "model_warning"} and the certificate's totals;
+    accuracies and recalls are fractions, recalls are by class; `model_warning` says when noise drowned it. A
+    model of a numeric target has {"rmse", "mae", "r2", "bias", "n", "target"} instead of the first line's.
     """
     from adlm.analyst.class_sizes import SmallClass, sentences
     from adlm.analyst.metrics import measure
@@ -91,7 +91,13 @@ def evaluate(
         typer.echo(f"adlm: warning: {words}", err=True)
     output.say(f"{WARNING}: do not publish them, and do not choose between models by them")
     output.result(
-        figures | totals.to_dict() | {"stamps": list(loaded.stamps), "warning": WARNING},
+        figures
+        | totals.to_dict()
+        | {
+            "stamps": list(loaded.stamps),
+            "warning": WARNING,
+            "model_warning": loaded.training.get("warning"),
+        },
         f"accuracy {figures['accuracy']:.4f}, balanced {figures['balanced_accuracy']:.4f} on "
         f"{figures['n']} records (not private if the records are); "
         f"{totals.sentence()}{stamped(loaded.stamps)}"

@@ -140,18 +140,21 @@ def tables(
     diffprivlib_python: Annotated[
         str | None, typer.Option(help="The Python of an environment that has diffprivlib.", metavar="PATH")
     ] = None,
+    interpret_python: Annotated[
+        str | None, typer.Option(help="The Python of an environment that has interpret.", metavar="PATH")
+    ] = None,
     resume: Resume = False,
     out: Out = Path("results"),
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tables, by default Adult and Diabetes-130: ours beside logistic regression, gradient boosting, DP-SGD
-    and diffprivlib.
+    """Tables, by default Adult and Diabetes-130: ours beside logistic regression, gradient boosting, DP-SGD,
+    diffprivlib and the DP-EBM of interpret.
 
     Reads the sets from the folder that ADLM_DATA names; writes OUT/tables.jsonl and OUT/tables.md.
-    diffprivlib needs an environment of its own (pip install diffprivlib==0.6.6 scikit-learn==1.6.1) and is
-    left out without one. With --json: {"experiment", "rows": [{"data", "method", "noise", "epsilon",
-    "accuracy", "auc", ...}]}.
+    diffprivlib (pip install diffprivlib==0.6.6 scikit-learn==1.6.1) and interpret (pip install
+    interpret==0.7.8) need environments of their own and are left out without one. With --json:
+    {"experiment", "rows": [{"data", "method", "noise", "epsilon", "accuracy", "auc", ...}]}.
     """
     from dataclasses import asdict
 
@@ -159,13 +162,14 @@ def tables(
 
     output = Output(as_json, quiet)
     budgets = tuple(part.strip() for part in epsilons.split(",")) if epsilons else EPSILONS
+    asked = {"diffprivlib": diffprivlib_python, "interpret": interpret_python}
     rows = run(
         out,
         names=tuple(part.strip() for part in names.split(",")),
         epsilons=budgets,
         releases=releases,
         compare=compare,
-        diffprivlib=diffprivlib_python,
+        pythons={name: path for name, path in asked.items() if path is not None},
         resume=resume,
     )
     output.result(

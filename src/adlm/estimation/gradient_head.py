@@ -159,6 +159,41 @@ def class_offsets(counts: Integers) -> Reals:
     return np.array([round(1024 * math.log(count / sum(kept))) / 1024 for count in kept])
 
 
+def calibrated(head: Head, counts: Reals, predicted: Reals, spread: float) -> Head:
+    """Move the class offsets of a head so that predicted shares come closer to those of the records.
+
+    Clipped gradients let rare classes down: their records are the ones that are clipped. One step of
+    iterative scaling, log(counts / predicted), makes up for it; what noise may have done alone is left.
+
+    Parameters
+    ----------
+    head : the head that predicted.
+    counts : (M,) released class counts, in records.
+    predicted : (M,) released sums of its predicted probabilities, in records.
+    spread : standard deviation of the noise on their difference.
+    """
+    spread = max(spread, 1.0)
+    moved = [
+        math.log((max(float(count), 0.0) + spread) / (max(float(sum_), 0.0) + spread))
+        for count, sum_ in zip(counts, predicted, strict=True)
+    ]
+    middle = sum(moved) / len(moved)
+    steps = np.array([round(1024 * (value - middle)) / 1024 for value in moved])
+    integers = head.integers.copy()
+    integers[:, 0] += np.rint(steps * (WEIGHT_UNIT / head.constant))
+    limit = float(LARGEST_WEIGHT * WEIGHT_UNIT)
+    return Head(np.clip(integers, -limit, limit), head.constant)
+
+
+def calibration_spread(sd_counts: float, sd_predicted: float) -> float:
+    """Standard deviation, in records, of the noise on a class count less a sum of predicted probabilities.
+
+    `sd_counts` is in records, `sd_predicted` in steps of 1 / RESIDUAL_UNIT.
+    """
+    other = sd_predicted / RESIDUAL_UNIT
+    return math.sqrt(sd_counts * sd_counts + other * other)
+
+
 def final_head(gradients: Integers, plan: GradientRounds, offsets: Reals) -> Head:
     """Compute the head of a release from its (T, M, 1 + k) gradients."""
     descent = Descent(plan, offsets, gradients.shape[2] - 1)

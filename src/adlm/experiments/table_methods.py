@@ -21,10 +21,16 @@ from adlm.workflows.options import Fourier
 from adlm.workflows.privatise import privatise
 
 OURS = "adlm, replace-one"
+OURS_ADDED = "adlm, add-remove"
 OURS_WAVES = "adlm with random Fourier features, replace-one"
 LOGISTIC, BOOSTING = "logistic regression, no privacy", "gradient boosting, no privacy"
 DPSGD = "DP-SGD logistic regression, add-remove"
 PENALTIES = ("1", "0.1", "0.01")  # diffprivlib's C: its default, and two that did better in validation
+EBM = "DP-EBM of interpret"
+MAKE = {  # how an environment for another library is made
+    "diffprivlib": "pip install diffprivlib==0.6.6 scikit-learn==1.6.1",
+    "interpret": "pip install interpret==0.7.8",
+}
 BATCH = 8192
 
 
@@ -33,21 +39,30 @@ def diffprivlib_name(penalty: str) -> str:
     return f"diffprivlib logistic regression, C {penalty}" + (" (its default)" if penalty == "1" else "")
 
 
-def ours(split: Split, epsilon: str, delta: str, releases: int, fourier: Fourier = 0) -> list[Measures]:
+def ours(
+    split: Split,
+    epsilon: str,
+    delta: str,
+    releases: int,
+    fourier: Fourier = 0,
+    neighbours: str = "replace-one",
+) -> list[Measures]:
     """Fresh releases with the system's noise: none of them can be repeated, so the mean is what counts.
 
     Parameters
     ----------
-    split : the table.
-    epsilon, delta : the budget.
+    split : records to release, and others to measure on.
+    epsilon, delta : the budget of one release.
     releases : how many.
-    fourier : random Fourier features: a number, or `auto`.
+    fourier : random Fourier features, 0 for the rule's.
+    neighbours : the relation; under add-remove the number of records is taken for a public guess.
     """
+    table = replace(split.table, neighbours=neighbours)
     batches = [(split.x[i : i + BATCH], split.y[i : i + BATCH]) for i in range(0, len(split.y), BATCH)]
     found = []
     for _ in range(releases):
         release = privatise(
-            lambda: batches, domain=split.table, epsilon=epsilon, delta=delta, fourier=fourier
+            lambda: batches, domain=table, epsilon=epsilon, delta=delta, fourier=fourier, size=len(split.y)
         )
         found.append(measure(fit(release).probabilities(split.test), split.truth))
     return found
@@ -104,7 +119,7 @@ def diffprivlib_logistic(split: Split, epsilon: str, penalty: str, runs: int, py
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "x.npy", z.astype(np.float64))
         np.save(Path(folder) / "y.npy", split.y)
-        done = _run(python, folder, epsilon, penalty, str(runs))
+        done = _run("diffprivlib", python, folder, epsilon, penalty, str(runs)).strip().splitlines()[-1]
     found = []
     for model in json.loads(done):
         logits = test @ np.array(model["weight"]) + model["bias"]
@@ -113,16 +128,34 @@ def diffprivlib_logistic(split: Split, epsilon: str, penalty: str, runs: int, py
     return found
 
 
-def _run(python: str, *words: str) -> str:
-    script = Path(__file__).with_name("diffprivlib_logistic.py")
+def dp_ebm(split: Split, epsilon: str, runs: int, python: str) -> list[Measures]:
+    """interpret's explainable boosting machine with privacy, on the columns, by an interpreter that has it.
+
+    It is told the kind of each column and that positions lie in [0, 1]; all else is its default.
+    """
+    x, test, kinds = split.columns()
+    with tempfile.TemporaryDirectory() as folder:
+        for name, values in (("x", x), ("test", test), ("y", split.y)):
+            np.save(Path(folder) / f"{name}.npy", values)
+        (Path(folder) / "kinds.json").write_text(json.dumps(kinds), encoding="utf-8")
+        _run("interpret", python, folder, epsilon, "1e-5", str(runs))
+        return [measure(np.load(Path(folder) / f"p{run}.npy"), split.truth) for run in range(runs)]
+
+
+SCRIPTS = {"diffprivlib": "diffprivlib_logistic.py", "interpret": "interpret_ebm.py"}
+
+
+def _run(library: str, python: str, *words: str) -> str:
+    script = Path(__file__).with_name(SCRIPTS[library])
     try:
-        done = subprocess.run([python, str(script), *words], capture_output=True, text=True, check=True)
+        return subprocess.run(
+            [python, str(script), *words], capture_output=True, text=True, check=True
+        ).stdout
     except OSError as error:
-        raise UserError(f"diffprivlib's Python {python} cannot be run ({error.strerror})") from None
+        raise UserError(f"{library}'s Python {python} cannot be run ({error.strerror})") from None
     except subprocess.CalledProcessError as error:
         last = (error.stderr.strip().splitlines() or ["no message"])[-1]
         raise UserError(
-            f"{python} cannot fit diffprivlib's logistic regression ({last}); give an environment of its own "
-            "(pip install diffprivlib==0.6.6 scikit-learn==1.6.1)"
+            f"{python} cannot fit the model of {library} ({last}); give an environment of its own "
+            f"({MAKE[library]})"
         ) from None
-    return done.stdout.strip().splitlines()[-1]

@@ -56,6 +56,26 @@ class Split:
         train, test = self.features()
         return train / np.float32(unit), test / np.float32(unit)
 
+    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
+        """One number a column, of both sides, and what it is.
+
+        `continuous`: the position between the declared bounds, NaN where missing. `nominal`: a code.
+        """
+        sides: list[NDArray[np.float64]] = []
+        for side in (self.x, self.test):
+            parts, start = [], 0
+            for column in self.table.features:
+                cells = side[:, start : start + column.width].astype(np.float64)
+                start += column.width
+                if column.kind == "categorical":
+                    parts.append(cells.argmax(1).astype(np.float64))
+                else:
+                    gone = cells[:, 1] > 0 if column.missing is not None else np.zeros(len(cells), dtype=bool)
+                    parts.append(np.where(gone, np.nan, cells[:, 0]))
+            sides.append(np.stack(parts, 1))
+        kinds = ["nominal" if c.kind == "categorical" else "continuous" for c in self.table.features]
+        return sides[0], sides[1], kinds
+
 
 def domain_file(name: str) -> Path:
     """The committed domain file of a data set."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,16 @@ import numpy as np
 from adlm.analyst.metrics import Measures
 from adlm.errors import UserError
 from adlm.experiments import table_methods as methods
-from adlm.experiments.table_methods import BOOSTING, DPSGD, LOGISTIC, OURS, OURS_WAVES, PENALTIES
+from adlm.experiments.table_methods import (
+    BOOSTING,
+    DPSGD,
+    EBM,
+    LOGISTIC,
+    OURS,
+    OURS_ADDED,
+    OURS_WAVES,
+    PENALTIES,
+)
 from adlm.experiments.table_split import SMALL, Split, load
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
@@ -36,10 +45,7 @@ TARGETS = {
     ("diabetes130", "delta 1e-5"): {"0.5": 0.02, "1": 0.015, "3": 0.01},  # AUC below logistic regression
 }
 MEASURES = {"accuracy": (100.0, 2), "auc": (1.0, 4)}  # factor and digits that they are shown with
-NO_DIFFPRIVLIB = (
-    "diffprivlib is left out: it needs an environment of its own (pip install diffprivlib==0.6.6 "
-    "scikit-learn==1.6.1), named by --diffprivlib-python"
-)
+LEFT_OUT = "{0} is left out: it needs an environment of its own ({1}), named by --{0}-python"
 
 
 @dataclass(frozen=True)
@@ -81,28 +87,37 @@ def run(
     epsilons: tuple[str, ...] = EPSILONS,
     releases: int = RELEASES,
     compare: bool = True,
-    diffprivlib: str | None = None,
+    pythons: Mapping[str, str] | None = None,
     resume: bool = False,
 ) -> list[Row]:
     """Measure every method, or ours alone; write `tables.jsonl` and `tables.md` to a folder.
 
     Parameters
     ----------
-    diffprivlib : a Python that has diffprivlib; without it that library is left out.
+    out : the folder of results.
+    data : the folder that holds the data sets; the one that ADLM_DATA names when not given.
+    names : which data sets.
+    epsilons : budgets.
+    releases : fresh releases for each figure.
+    compare : with other methods.
+    pythons : for `diffprivlib` and `interpret`, a Python that has it; without one that library is left out.
     resume : keep what the folder's `tables.jsonl` holds of the same cells, and go on.
     """
     place = data or Path(os.environ.get("ADLM_DATA", "data"))
     kept = {row.cell: row for row in _read(out / "tables.jsonl")} if resume else {}
     rows: list[Row] = []
+    others = dict(pythons or {})
     for name in names:
         split = load(name, place)
         progress.say(f"{name}: {len(split.y)} records to train on, {len(split.truth)} to test")
-        for cell, work in _cells(split, epsilons, releases, compare, diffprivlib):
-            rows.append(kept.get(cell) or _row(cell, work()))
+        for cell, work in _cells(split, epsilons, releases, compare, others):
+            rows.append(kept.pop(cell) if cell in kept else _row(cell, work()))
             progress.say(_sentence(rows[-1]))
-            _write(out, rows)
-    if compare and diffprivlib is None:
-        progress.say(NO_DIFFPRIVLIB)
+            _write(out, [*rows, *kept.values()])  # what is kept outlives an interruption
+    _write(out, rows)
+    for library, make in methods.MAKE.items():
+        if compare and library not in others:
+            progress.say(LEFT_OUT.format(library, make))
     write_file(out / "tables.md", markdown(rows).encode(), what="table of results")
     return rows
 
@@ -111,7 +126,7 @@ Work = Callable[[], list[Measures]]
 
 
 def _cells(
-    split: Split, epsilons: tuple[str, ...], releases: int, compare: bool, diffprivlib: str | None
+    split: Split, epsilons: tuple[str, ...], releases: int, compare: bool, pythons: Mapping[str, str]
 ) -> Iterator[tuple[Cell, Work]]:
     """What is to be measured on a data set, in the order of the table, and how."""
     few = min(releases, 3)  # runs of DP-SGD, which takes longest
@@ -123,14 +138,26 @@ def _cells(
             )
     yield from _ours(split, epsilons, releases, (OURS,))
     if compare:
+        # DP-SGD's relation, for a fair comparison; small tables are ahead of it under replace-one already
+        for e in epsilons if split.name not in SMALL else ():
+            cell = Cell(split.name, OURS_ADDED, "delta 1e-5", e, few)
+            yield cell, partial(methods.ours, split, e, "1e-5", few, neighbours="add-remove")
         for e in epsilons:
             cell = Cell(split.name, DPSGD, "delta 1e-5", e, few)
             yield cell, partial(methods.dpsgd_logistic, split, e, few)
-    if compare and diffprivlib is not None:
+    two = len(split.table.label.classes) == 2  # both libraries know two classes alone
+    if compare and two and "interpret" in pythons:
+        for e in epsilons:
+            cell = Cell(split.name, EBM, "delta 1e-5", e, few)
+            yield cell, partial(methods.dp_ebm, split, e, few, pythons["interpret"])
+    if compare and two and "diffprivlib" in pythons:
         for c in PENALTIES:
             for e in epsilons:
                 cell = Cell(split.name, methods.diffprivlib_name(c), "pure", e, releases)
-                yield cell, partial(methods.diffprivlib_logistic, split, e, c, releases, diffprivlib)
+                yield (
+                    cell,
+                    partial(methods.diffprivlib_logistic, split, e, c, releases, pythons["diffprivlib"]),
+                )
     if compare and split.name == "adult":
         yield from _ours(split.validation(), epsilons, releases, (OURS, OURS_WAVES))
 
@@ -184,22 +211,27 @@ def _sentence(row: Row) -> str:
 
 def markdown(rows: list[Row]) -> str:
     """The comparison as one Markdown table for each data set."""
-    with_theirs = any(row.method.startswith("diffprivlib") for row in rows)
+    theirs = [
+        library
+        for library, method in (("diffprivlib", "diffprivlib"), ("interpret", EBM))
+        if any(row.method.startswith(method) for row in rows)
+    ]
     small = [name for name in dict.fromkeys(row.data for row in rows) if name in SMALL]
     command = COMMAND + (f" --names {','.join(small)}" if small else "")
     budgets = tuple(dict.fromkeys(row.epsilon for row in rows if row.epsilon is not None))
     runs = max((row.runs for row in rows), default=RELEASES)
     command += f" --epsilons {','.join(budgets)}" if small and budgets != EPSILONS else ""
     command += f" --releases {runs}" if small and runs != RELEASES else ""
-    command += " --diffprivlib-python PATH" if with_theirs else ""
+    command += "".join(f" --{library}-python PATH" for library in theirs)
     parts = [
         f"# Tables\n\nMade by `{command}`. Accuracy in per cent and AUC: mean (standard deviation) of "
-        f"{max((row.runs for row in rows), default=0)} fresh releases, of 3 for DP-SGD. DP-SGD's relation is "
-        "add-remove, where a replaced record counts about twice. diffprivlib states no relation; the paper "
-        "that its logistic regression cites (Chaudhuri et al., 2011) replaces one record. All of them but "
-        "gradient boosting read public features of the same columns. `validation` trains on three quarters "
-        "of the training records and is measured on the last quarter: it decides whether random Fourier "
-        "features are on by default.\n"
+        f"{max((row.runs for row in rows), default=0)} fresh releases, of 3 under add-remove, DP-SGD's "
+        "relation, under which a replaced record counts about twice. diffprivlib states no relation; the "
+        "paper that its logistic regression cites (Chaudhuri et al., 2011) replaces one record. interpret "
+        "states none either; its noise is scaled to one record, with 3 runs for a figure. All of them but "
+        "gradient boosting and DP-EBM read public features of the same columns. `validation` trains on three "
+        "quarters of the training records and is measured on the last quarter: it decides whether random "
+        "Fourier features are on by default.\n"
     ]
     for name in dict.fromkeys(row.data for row in rows):
         mine = [row for row in rows if row.data == name]

@@ -34,7 +34,7 @@ def accuracy(models: Sequence[Trained], classes: Sequence[str]) -> Section | Non
         ),
     ]
     for model in models:
-        parts += _small(model)
+        parts += _warnings(model)
         parts += _weights(model)
         parts += _recalls(model, classes)
         parts += _confusion(model, classes)
@@ -83,11 +83,13 @@ def _measures(model: Trained) -> tuple[str, ...]:
     return (*numbers, f"{found.get('of', '')}{split}{n}")
 
 
-def _small(model: Trained) -> list[Markup]:
-    """Warn of classes that are smaller than the noise on their counts."""
+def _warnings(model: Trained) -> list[Markup]:
+    """Warn of a model that noise drowned, and of classes that are smaller than the noise on their counts."""
+    said = model.training.get("warning")
+    drowned = [tag("p", f"{model.name}: {said}.", class_="bad")] if isinstance(said, str) and said else []
     found = model.training.get("small_classes", [])
     small = [SmallClass(str(s["class"]), float(s["count"]), float(s["sd"])) for s in found]
-    return [tag("p", f"{words}.", class_="bad") for words in sentences(small)]
+    return [*drowned, *(tag("p", f"{words}.", class_="bad") for words in sentences(small))]
 
 
 def _weights(model: Trained) -> list[Markup]:

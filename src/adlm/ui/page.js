@@ -241,7 +241,7 @@ function draw() {
   const other = theirs().map(m => [m, between(m.points, state.epsilon)]).find(([, p]) => p);
   const tile = (title, value, note, style) => el("section", {class: `tile ${style || ""}`}, el("h3", {text: title}), el("b", {text: value}), el("p", {text: note}));
   const interval = current && current.low !== null ? `between ${percent(current.low)} and ${percent(current.high)}` : current && current.ceiling ? `of at most ${percent(current.ceiling)}` : "";
-  const tiles = [tile(`Forecast ${state.choice.measure}`, current ? percent(current.accuracy) : "…", current ? interval + (current.exact ? "" : ", between two rehearsals") : "not rehearsed yet", "main")];
+  const tiles = [tile(`Forecast ${state.choice.measure}`, current ? percent(current.accuracy) : "…", current ? interval + (current.exact ? "" : ", between two rehearsals") : data.live ? "not rehearsed yet" : "not rehearsed beforehand", "main")];
   if (own) tiles.push(tile("Measured on its test set", percent(own.accuracy), `${own.exact ? `mean of ${own.seeds} release${own.seeds === 1 ? "" : "s"}` : "between two measured budgets"}`));
   if (other) tiles.push(tile("DP-SGD, measured", percent(other[1].accuracy), `${other[0].label}, delta 1e-5, ${other[0].neighbours}`, "theirs"));
   tiles.push(tile("An attacker guesses right", percent(guess), "at most, between two possibilities; a coin has 50 %"));
@@ -252,7 +252,7 @@ function draw() {
   figuresTable();
   byId("remark").textContent = current ? current.remark || "Forecasts are for synthetic classes, as near to each other as real ones were found to lie; yours may be easier or harder." : "";
   believe(factor, guess, delta);
-  byId("words").replaceChildren(...(current ? current.words : ["The plan is being made."]).map(w => el("li", {text: w})));
+  byId("words").replaceChildren(...(current ? current.words : [data.live ? "The plan is being made." : "This budget was not rehearsed beforehand; adlm ui does it."]).map(w => el("li", {text: w})));
   command();
   warn(delta);
 }

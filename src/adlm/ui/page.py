@@ -19,6 +19,7 @@ from adlm.ui import artefacts
 from adlm.ui.choices import Choice, from_file, named
 from adlm.ui.data import beside
 from adlm.ui.forecasts import COARSE, DELTAS, EPSILONS, Budget, whole_curve
+from adlm.ui.forecasts import curve as kept_curve
 from adlm.version import __version__
 
 
@@ -86,11 +87,13 @@ def _choice(choice: Choice, *, live: bool) -> dict[str, Any]:
 
 
 def _curves(choice: Choice) -> dict[str, list[dict[str, Any]]]:
+    """Return every curve: those of public data sets as they are kept, others rehearsed now."""
+    take = kept_curve if choice.origin.startswith("--data") else whole_curve
     wanted = [(delta, relation) for delta in DELTAS for relation in NEIGHBOURS]
     found = {}
     with progress.bar(len(wanted), f"rehearsals for {choice.title}") as advance:
         for delta, relation in wanted:
-            found[Budget("1", delta, relation).curve] = whole_curve(choice, choice.n, delta, relation)
+            found[Budget("1", delta, relation).curve] = take(choice, choice.n, delta, relation)
             advance(1)
     return found
 

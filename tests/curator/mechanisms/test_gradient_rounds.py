@@ -17,7 +17,13 @@ from adlm.analyst.rounds import drowned, estimated_accuracy, rounds_head
 from adlm.audit.rounds_controls import ROUNDS
 from adlm.curator.feature_store import FeatureStore
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.gradient_rounds import GradientClip, GradientPass, feature_integers
+from adlm.curator.mechanisms.gradient_rounds import (
+    GradientClip,
+    GradientPass,
+    feature_integers,
+    predicted_sensitivity,
+    sum_predicted,
+)
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, calibrate
 from adlm.curator.noise import Source
 from adlm.errors import UserError
@@ -28,6 +34,7 @@ from adlm.estimation.gradient_head import (
     Descent,
     GradientRounds,
     Head,
+    calibrated,
     class_offsets,
     final_head,
 )
@@ -133,11 +140,42 @@ def test_the_charges_keep_to_the_budget_and_use_it(neighbours: str, delta: Fract
     )  # fmt: skip
     scales, charges = calibrate(design, neighbours)
     assert Fraction(99, 100) < compose(charges).epsilon_proved <= 1
-    assert [c.what for c in charges][-2] == "gradients of 5 rounds"
+    assert charges[2].what == "gradients of 5 rounds"
     one = people * GradientClip(PLAN.clip_norm, PLAN.constant).sensitivity(neighbours)
     due = math.sqrt(5) * float(one) if delta else 5 * float(one)
     assert float(charges[2].sensitivity) == pytest.approx(due, rel=1e-9)
     assert charges[2].scale == scales.gradients
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_sums_of_predicted_probabilities_move_as_far_as_is_charged(neighbours: str) -> None:
+    """Two records that a head is sure of, in different classes, are the worst."""
+    steep = np.zeros((2, 3))
+    steep[0, 1] = 1000.0 * (1 << 20)
+    head, bound = Head(steep, PLAN.constant), float(predicted_sensitivity(neighbours))
+    rng = np.random.default_rng(0)
+    rows = [np.array([[4096, 0]]), np.array([[-4096, 0]])]
+    rows += [rng.integers(-9000, 9000, (1, 2)) for _ in range(50)]
+    sums = [np.zeros(2)] if neighbours == "add-remove" else []
+    for row in rows:
+        store = FeatureStore(2)
+        store.append(row.astype(np.int16), np.zeros(1, dtype=np.int64))
+        sums.append(sum_predicted(store, head, PLAN).astype(float))
+    if neighbours == "add-remove":
+        moved = [float(np.linalg.norm(s)) for s in sums]
+    else:
+        moved = [float(np.linalg.norm(a - b)) for a in sums for b in sums]
+    assert 0.999 * bound < max(moved) <= bound
+
+
+def test_offsets_follow_the_counts_and_noise_alone_moves_them_little() -> None:
+    head = Head(np.zeros((2, 3)), 0.25)
+    moved = calibrated(head, np.array([900.0, 100.0]), np.array([500.0, 500.0]), 1.0)
+    assert moved.bias[0] - moved.bias[1] == pytest.approx(math.log(9), abs=0.03)
+    assert np.array_equal(moved.integers[:, 1:], head.integers[:, 1:])
+    noisy = calibrated(head, np.array([900.0, 100.0]), np.array([500.0, 500.0]), 1e6)
+    assert np.abs(noisy.bias).max() < 0.01
+    assert np.isfinite(calibrated(head, np.array([-5.0, 0.0]), np.array([-9.0, 1e9]), 0.0).bias).all()
 
 
 def test_rounds_refuse_settings_that_make_no_sense() -> None:

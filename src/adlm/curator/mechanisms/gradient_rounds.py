@@ -30,7 +30,7 @@ from adlm.estimation.gradient_head import (
     GradientRounds,
     Head,
 )
-from adlm.privacy.accounting import Mechanism
+from adlm.privacy.accounting import Mechanism, root_up
 from adlm.runtime import progress
 
 Integers = npt.NDArray[np.int64]
@@ -105,6 +105,14 @@ class GradientClip:
         scores *= 1 / (FEATURE_UNIT * WEIGHT_UNIT)  # a power of two
         return np.asarray(scores)
 
+    def chances(self, z: Reals, head: Head) -> Reals:
+        """Return (n, M) predicted probabilities, the same in any batch."""
+        scores = self.scores(z, head)
+        scores -= scores.max(1, keepdims=True)
+        chance = np.rint(exact.exp(scores) * CHANCE_UNIT)
+        chance /= chance.sum(1, keepdims=True)
+        return np.asarray(chance)
+
     def residuals(self, z: Reals, codes: Integers, head: Head, allowed: Integers | None = None) -> Reals:
         """Return (n, M) bounded residuals p - y, whole numbers of steps of 1 / RESIDUAL_UNIT.
 
@@ -119,10 +127,7 @@ class GradientClip:
 
     def errors(self, z: Reals, codes: Integers, head: Head) -> Reals:
         """Return (n, M) residuals p - y before they are bounded, in steps of 1 / FINE."""
-        scores = self.scores(z, head)
-        scores -= scores.max(1, keepdims=True)
-        chance = np.rint(exact.exp(scores) * CHANCE_UNIT)
-        chance /= chance.sum(1, keepdims=True)
+        chance = self.chances(z, head)
         chance[np.arange(len(codes)), codes] -= 1.0
         return np.asarray(np.rint(chance * FINE))
 
@@ -216,6 +221,27 @@ def run_rounds(
             descent.update(gradient)
             advance(1)
     return released
+
+
+def predicted_sensitivity(neighbours: str) -> Fraction:
+    """Return the L2 distance of neighbours' sums of predicted probabilities, in steps of 1 / RESIDUAL_UNIT.
+
+    A record's probabilities, rounded down, are non-negative and add up to at most 1, so their L2 norm is at
+    most 1, and the inner product of two such vectors is not negative.
+    """
+    if neighbours == "add-remove":
+        return Fraction(RESIDUAL_UNIT)
+    return root_up(Fraction(2 * RESIDUAL_UNIT**2))
+
+
+def sum_predicted(store: FeatureStore, head: Head, plan: GradientRounds) -> Integers:
+    """Sum the probabilities that a head predicts: (M,) in steps of 1 / RESIDUAL_UNIT."""
+    z, codes = store.arrays()
+    clip, total = GradientClip(plan.clip_norm, plan.constant), np.zeros(len(head.integers), dtype=np.int64)
+    for start in range(0, len(codes), ROWS):
+        chance = clip.chances(z[start : start + ROWS].astype(np.float64), head)
+        total += np.floor(chance * RESIDUAL_UNIT).sum(0).astype(np.int64)
+    return total
 
 
 def count_correct(store: FeatureStore, head: Head, plan: GradientRounds) -> Integers:

@@ -14,34 +14,56 @@ from adlm.errors import UserError
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import Mechanism
 
+CALIBRATIONS = 2  # times that a table's class offsets are moved by sums of predicted probabilities
+
 
 @dataclass(frozen=True)
 class Indicators:
-    """The first pass over a table: a noisy count of each indicator.
+    """The first passes over a table: a noisy count of each indicator, then second moments of its values.
 
     Attributes
     ----------
     width : number of indicators.
     blocks : columns and crosses, each with a vector of non-negative numbers that sum to one.
     share : of the budget, in mu squared.
+    values : number of standardised values whose second moments are released; 0 leaves them out.
+    values_share : of the budget, for the second moments.
     """
 
     width: int
     blocks: int
     share: Fraction
+    values: int = 0
+    values_share: Fraction = Fraction(0)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        return {"width": self.width, "blocks": self.blocks, "share": str(self.share)}
+        return {
+            "width": self.width,
+            "blocks": self.blocks,
+            "share": str(self.share),
+            "values": self.values,
+            "values_share": str(self.values_share),
+        }
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Indicators:
         """Read what `to_dict` wrote."""
-        return cls(int(raw["width"]), int(raw["blocks"]), Fraction(raw["share"]))
+        return cls(
+            int(raw["width"]),
+            int(raw["blocks"]),
+            Fraction(raw["share"]),
+            int(raw.get("values", 0)),
+            Fraction(raw.get("values_share", 0)),
+        )
 
     def clip(self) -> Clip:
         """The clip of a record's indicators."""
         return Clip("l2", (1.0,) * self.width, math.sqrt(self.blocks))
+
+    def values_clip(self) -> Clip:
+        """The clip of a record's values, scaled to length 1."""
+        return Clip("l2", (1.0,) * self.values, 1.0)
 
 
 @dataclass(frozen=True)
@@ -80,6 +102,8 @@ class MomentConfig:
     def __post_init__(self) -> None:
         if self.rounds is not None and (self.mechanism == "laplace" or self.second is not None):
             raise UserError("gradient rounds come with Gaussian or radial noise and without second moments")
+        if self.indicators is not None and self.indicators.values and not self.delta:
+            raise UserError("second moments of a table's values come with Gaussian noise, which needs delta")
 
     @property
     def mechanism(self) -> Mechanism:
@@ -90,6 +114,11 @@ class MomentConfig:
         """The clip of class sums."""
         norm: Norm = "l1" if self.mechanism == "laplace" else "l2"
         return Clip(norm, self.scales or (1.0,) * self.k, self.clip_norm, self.constant)
+
+    @property
+    def calibrations(self) -> int:
+        """How often sums of predicted probabilities are released: for tables, with delta."""
+        return CALIBRATIONS if self.rounds is not None and self.indicators is not None and self.delta else 0
 
     def second_clip(self) -> Clip | None:
         """The clip of second moments: that of the sums when the cost is joint, else one without a count."""
@@ -123,3 +152,5 @@ class Scales:
     gradients: int = 0
     indicators: int = 0
     correct: int = 0
+    values: int = 0  # on the diagonal
+    predicted: int = 0

@@ -19,14 +19,26 @@ from adlm.curator.feature_store import FeatureStore
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import second_moments as stage
 from adlm.curator.mechanisms.calibration import NOTHING_BEFORE, Calibration, Upstream
-from adlm.curator.mechanisms.gradient_rounds import count_correct, feature_integers, run_rounds
+from adlm.curator.mechanisms.gradient_rounds import (
+    count_correct,
+    feature_integers,
+    run_rounds,
+    sum_predicted,
+)
 from adlm.curator.mechanisms.moment_calibration import calibrate
 from adlm.curator.mechanisms.moment_config import Indicators, MomentConfig, Scales
 from adlm.curator.mechanisms.second_moments import Batch, Batches, CrossMoments, Second
 from adlm.curator.noise import Source
 from adlm.curator.sums import add_class_sums
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import class_offsets, final_head
+from adlm.estimation.gradient_head import (
+    RESIDUAL_UNIT,
+    Head,
+    calibrated,
+    calibration_spread,
+    class_offsets,
+    final_head,
+)
 from adlm.privacy.accounting import Mechanism
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain import Domain
@@ -111,6 +123,9 @@ def release(
         offsets = class_offsets(table[:, 0])
         gradients = run_rounds(store, config.rounds, offsets, (config.mechanism, scales.gradients), source)
         head = final_head(gradients, config.rounds, offsets)
+        if config.calibrations:
+            head, predicted = _calibrate_head(head, store, config, (table, scales), source)
+            tensors["predicted"] = torch.from_numpy(predicted)
         correct = source.add(count_correct(store, head, config.rounds), config.mechanism, scales.correct)
         tensors |= {"gradients": torch.from_numpy(gradients), "correct": torch.from_numpy(correct)}
         store.close()
@@ -123,6 +138,25 @@ def release(
         charges=upstream.charges + charges,
         stamps=upstream.stamps + ((SEEDED,) if source.seeded else ()),
     )
+
+
+def _calibrate_head(
+    head: Head,
+    store: FeatureStore,
+    config: MomentConfig,
+    released: tuple[npt.NDArray[np.int64], Scales],
+    source: Source,
+) -> tuple[Head, npt.NDArray[np.int64]]:
+    """Move a head's class offsets by noisy sums of what it predicts; the sums are (calibrations, M)."""
+    assert config.rounds is not None
+    (table, scales), step = released, 1 / config.clip().count
+    counts = table[:, 0].astype(np.float64) * step
+    spread = calibration_spread(float(scales.sums) * step, float(scales.predicted))
+    found = np.empty((config.calibrations, len(table)), dtype=np.int64)
+    for row in found:
+        row[...] = source.add(sum_predicted(store, head, config.rounds), "gaussian", scales.predicted)
+        head = calibrated(head, counts, row.astype(np.float64) / RESIDUAL_UNIT, spread)
+    return head, found
 
 
 def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> dict[str, Any]:
@@ -163,6 +197,8 @@ def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
         "indicators": config.indicators and config.indicators.to_dict(),
         "sd_indicators": scales.indicators
         * (_spread(config.mechanism, config.indicators.width) if config.indicators else 0.0),
+        "sd_values": scales.values,
+        "sd_predicted": scales.predicted,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from adlm.curator.mechanisms.calibration import Spending
-from adlm.curator.mechanisms.gradient_rounds import GradientClip
+from adlm.curator.mechanisms.gradient_rounds import GradientClip, predicted_sensitivity
 from adlm.curator.mechanisms.moment_config import MomentConfig, Scales
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import root_up
@@ -17,11 +17,16 @@ CHECK_SHARE = Fraction(1, 50)  # of the budget, to count the records that the he
 def calibrate_rounds(config: MomentConfig, rounds: GradientRounds, spending: Spending) -> Scales:
     """Indicators, class sums and gradient rounds, each with its share of the budget."""
     gaussian, neighbours = config.mechanism == "gaussian", spending.neighbours
-    left, counts = Fraction(1), 0
+    left, counts, values, predicted = Fraction(1), 0, 0, 0
     if config.indicators is not None:
         moved = config.indicators.clip().counts_sensitivity(neighbours)
         counts = spending.scale("counts of indicators", moved, config.indicators.share, f"{PROOF} Theorem 1")
         left -= config.indicators.share
+    if config.indicators is not None and config.indicators.values:
+        moved = config.indicators.values_clip().second_sensitivity(neighbours)
+        share, proof = config.indicators.values_share, "docs/proof-moments.md Theorem 2"
+        values = spending.scale("second moments of values", moved, share, proof)
+        left -= share
     clip = config.clip()
     moved = clip.sums_sensitivity(neighbours) if gaussian else clip.rows_sensitivity(neighbours)
     theorem = "Theorem 2" if gaussian else "Theorem 1"
@@ -32,10 +37,16 @@ def calibrate_rounds(config: MomentConfig, rounds: GradientRounds, spending: Spe
     gradients = spending.scale(
         f"gradients of {rounds.rounds} rounds",
         root_up(rounds.rounds * one**2) if gaussian else rounds.rounds * one,
-        left * (1 - config.share_sums - CHECK_SHARE),
+        left * (1 - config.share_sums - (2 * CHECK_SHARE if config.calibrations else CHECK_SHARE)),
         f"{PROOF} Theorem 2",
     )
+    if config.calibrations:
+        moved = root_up(config.calibrations * predicted_sensitivity(neighbours) ** 2)
+        what = "sums of predicted probabilities"
+        predicted = spending.scale(what, moved, left * CHECK_SHARE, f"{PROOF} Theorem 3")
     correct = spending.scale(
-        "records that the head gets right", Fraction(1), left * CHECK_SHARE, f"{PROOF} Theorem 3"
+        "records that the head gets right", Fraction(1), left * CHECK_SHARE, f"{PROOF} Theorem 4"
     )
-    return Scales(sums, gradients=gradients, indicators=counts, correct=correct)
+    return Scales(
+        sums, gradients=gradients, indicators=counts, correct=correct, values=values, predicted=predicted
+    )

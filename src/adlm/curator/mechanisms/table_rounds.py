@@ -1,4 +1,4 @@
-"""Privatise a table by gradient rounds: counts of indicators, class sums, gradients."""
+"""Privatise a table by gradient rounds: counts of indicators, second moments, class sums, gradients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import moments
-from adlm.curator.mechanisms.calibration import Calibration, Upstream
+from adlm.curator.mechanisms import second_moments as stage
+from adlm.curator.mechanisms.calibration import Calibration, Upstream, off_diagonal
 from adlm.curator.mechanisms.moment_config import Indicators, MomentConfig, Scales
 from adlm.curator.noise import Source
 from adlm.errors import UserError
@@ -23,9 +24,11 @@ from adlm.privacy.accounting import gaussian_mu
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import Release
 from adlm.public.domain.table import TableDomain
+from adlm.public.features.decorrelation import MOST_COLUMNS, decorrelation, noise_norm, unit_rows
 from adlm.public.features.scaled_table import ScaledTable, TableIndicators, frequencies, is_ordered
 from adlm.public.planning.rounds import (
     PURE_ROUNDS,
+    PURE_TABLE_PATH,
     TABLE_PATH,
     TABLE_STEP,
     plan_rounds,
@@ -34,10 +37,14 @@ from adlm.public.planning.rounds import (
 )
 
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
-FOURIER = 200  # random Fourier features of the ordered columns
+FOURIER, PURE_FOURIER = (200, 512), 200  # fewest and most random Fourier features of the ordered columns
+FOURIER_EACH = 8  # for each of them
 PURE_FROM = 1_500.0  # signal from which rounds with radial noise do better than an additive model
-CATEGORICAL_FROM = 20_000.0  # the same with delta, for two classes and mostly categorical columns
-INDICATORS_SHARE, SUMS_SHARE = Fraction(1, 10), Fraction(1, 10)
+CATEGORICAL_FROM = 50_000.0  # the same with delta, for two classes and mostly categorical columns
+INDICATORS_SHARE, VALUES_SHARE, SUMS_SHARE = Fraction(1, 20), Fraction(1, 20), Fraction(1, 20)
+PURE_SHARE = Fraction(1, 10)  # of indicators, and of class sums, under pure epsilon
+MOST_NOISE = 0.5  # on second moments of rows of length 1, above which they say too little
+COUNT, PURE_COUNT = 0.7, 0.2  # share of a record's length that counts it; 0.7 costs replace-one nothing
 ROWS = 1 << 12
 
 
@@ -49,6 +56,7 @@ class TableRoundsPlan:
     fourier: int
     indicators_share: Fraction = INDICATORS_SHARE
     sums_share: Fraction = SUMS_SHARE
+    values_share: Fraction = Fraction(0)
     reasons: tuple[str, ...] = ()
 
     @property
@@ -63,6 +71,7 @@ class TableRoundsPlan:
             "fourier": self.fourier,
             "indicators_share": str(self.indicators_share),
             "sums_share": str(self.sums_share),
+            "values_share": str(self.values_share),
             "reasons": list(self.reasons),
         }
 
@@ -82,20 +91,55 @@ def plan_table(
     if n < 1:
         raise UserError(f"a plan needs at least one record, got {n}")
     strength = table_signal(table, n, epsilon, delta)
-    count = fourier or (FOURIER if any(is_ordered(c) for c in table.features) else 0)
+    count = fourier or fourier_count(table, delta)
     clip_norm = table_clip_norm(strength)
-    rounds = plan_rounds(n, strength, path=TABLE_PATH, longest_step=TABLE_STEP, clip_norm=clip_norm)
+    path = TABLE_PATH if delta else PURE_TABLE_PATH
+    rounds = plan_rounds(n, strength, path=path, longest_step=TABLE_STEP, clip_norm=clip_norm)
     if not delta:
         rounds = replace(rounds, rounds=PURE_ROUNDS, step=rounds.step * rounds.rounds / PURE_ROUNDS)
+    values = values_share(table, n, epsilon, delta)
     reasons = (
         f"{rounds.rounds} gradient rounds with steps of {rounds.step:g}: the signal n mu / sensitivity is "
         f"{strength:.0f}",
         f"gradients are clipped at {clip_norm:g}",
         f"{count} random Fourier features of the ordered columns together",
-        "a tenth of the budget counts indicators, to centre and scale the columns; a tenth of the rest goes "
-        "to class sums",
+        f"{_per_cent(INDICATORS_SHARE if delta else PURE_SHARE)} of the budget counts indicators, to centre "
+        "and scale the columns"
+        + (f"; {_per_cent(values)} goes to second moments, to take correlations out" if values else "")
+        + f"; {_per_cent(SUMS_SHARE if delta else PURE_SHARE)} of the rest goes to class sums",
     )
-    return TableRoundsPlan(rounds, count, reasons=reasons)
+    if not delta:
+        return TableRoundsPlan(rounds, count, PURE_SHARE, PURE_SHARE, reasons=reasons)
+    return TableRoundsPlan(rounds, count, values_share=values, reasons=reasons)
+
+
+def _per_cent(share: Fraction) -> str:
+    return f"{float(100 * share):g} %"
+
+
+def fourier_count(table: TableDomain, delta: Fraction) -> int:
+    """Return the number of random Fourier features: more where they have more columns to mix."""
+    ordered = sum(is_ordered(column) for column in table.features)
+    if not ordered:
+        return 0
+    return min(max(FOURIER_EACH * ordered, FOURIER[0]), FOURIER[1]) if delta else PURE_FOURIER
+
+
+def values_share(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> Fraction:
+    """Return the share of the budget for second moments of values; 0 where noise would drown them.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
+    """
+    columns = sum(column.kind != "categorical" for column in table.features)
+    if not delta or not 2 <= columns <= MOST_COLUMNS:
+        return Fraction(0)
+    mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(VALUES_SHARE) / table.contributions
+    sd = (1.0 if table.neighbours == "add-remove" else math.sqrt(2.0)) / mu
+    return VALUES_SHARE if noise_norm(sd, columns) <= MOST_NOISE * n else Fraction(0)
 
 
 def table_signal(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> float:
@@ -110,11 +154,12 @@ def table_signal(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
     n : number of records, public or guessed.
     epsilon, delta : the budget.
     """
-    share = (1 - INDICATORS_SHARE) * (1 - SUMS_SHARE)
     if delta:
+        share = (1 - INDICATORS_SHARE - values_share(table, n, epsilon, delta)) * (1 - SUMS_SHARE)
         mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(share)
     else:
-        width = len(table.label.classes) * (1 + ScaledTable.width_of(table, FOURIER))
+        share = (1 - PURE_SHARE) ** 2
+        width = len(table.label.classes) * (1 + ScaledTable.width_of(table, PURE_FOURIER))
         mu = float(epsilon * share) / math.sqrt(PURE_ROUNDS * width)
     return signal(n, mu, table.neighbours, table.contributions)
 
@@ -142,17 +187,20 @@ def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
 def configured(plan: TableRoundsPlan, table: TableDomain, budget: Budget) -> MomentConfig:
     """The moment release that follows a plan."""
     counted = TableIndicators(table)
+    values = sum(column.kind != "categorical" for column in table.features) if plan.values_share else 0
     return MomentConfig(
         budget.epsilon,
         budget.delta,
         ScaledTable.width_of(table, plan.fourier),
         1.0,
-        constant=0.2,
+        constant=COUNT if budget.delta else PURE_COUNT,
         share_sums=plan.sums_share,
         contributions=table.contributions,
         pure="radial",
         rounds=plan.rounds,
-        indicators=Indicators(counted.width, len(counted.blocks), plan.indicators_share),
+        indicators=Indicators(
+            counted.width, len(counted.blocks), plan.indicators_share, values, plan.values_share
+        ),
     )
 
 
@@ -203,6 +251,13 @@ def release(
     total = source.add(total, config.mechanism, calibration.scales.indicators)
     shares = frequencies(total * clip.steps, counted.blocks)
     features = ScaledTable(table, shares, fourier=plan.fourier)
+    tensors = {"indicators": torch.from_numpy(total)}
+    if config.indicators.values:
+        scale = calibration.scales.values
+        triangle = _second_moments(passes, features, config.indicators, scale, source)
+        tensors["values"] = torch.from_numpy(triangle)
+        mixing = decorrelation(triangle, scale)
+        features = ScaledTable(table, shares, fourier=plan.fourier, mixing=mixing)
 
     def batches() -> Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]:
         return ((features(torch.from_numpy(x)).numpy(), y) for x, y in _blocks(passes))
@@ -214,10 +269,23 @@ def release(
         config=config,
         ledger=ledger,
         source=source,
-        upstream=Upstream(
-            {"plan": plan.to_dict()}, stamps, tensors={"indicators": torch.from_numpy(total)}, charged=True
-        ),
+        upstream=Upstream({"plan": plan.to_dict()}, stamps, tensors=tensors, charged=True),
     )
+
+
+def _second_moments(
+    passes: Callable[[], Iterable[Encoded]],
+    features: ScaledTable,
+    first: Indicators,
+    scale: int,
+    source: Source,
+) -> NDArray[np.int64]:
+    """Release the second moments of standardised values, in rows of length 1: the upper triangle, (d, d)."""
+    clip, total = first.values_clip(), np.zeros((first.values,) * 2, dtype=np.int64)
+    for x, _ in _blocks(passes):
+        rows = clip.integers(unit_rows(features.values(torch.from_numpy(x)).numpy()))
+        stage.add_products(total, rows, rows)
+    return stage.noisy_triangle(total, "gaussian", off_diagonal(scale), scale, source)
 
 
 def _blocks(passes: Callable[[], Iterable[Encoded]]) -> Iterable[Encoded]:

@@ -23,6 +23,7 @@ from adlm.errors import UserError
 from adlm.public.domain.column import MISSING, Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.base import Features
+from adlm.public.features.decorrelation import GRID as _MIXING
 
 # Settled on parts of the training records of the tables in docs/guide-tables.md.
 KNOTS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
@@ -160,9 +161,18 @@ class ScaledTable(Features):
     frequencies : (entries,) released shares of records in each indicator of `TableIndicators`; those of a
         column or cross sum to one.
     fourier : random Fourier features of the ordered columns together; their weights come from a fixed seed.
+    mixing : (d, d) matrix from `decorrelation` that the d standardised values are multiplied by; None leaves
+        them as they are.
     """
 
-    def __init__(self, table: TableDomain, frequencies: npt.ArrayLike, *, fourier: int = 0) -> None:
+    def __init__(
+        self,
+        table: TableDomain,
+        frequencies: npt.ArrayLike,
+        *,
+        fourier: int = 0,
+        mixing: npt.ArrayLike | None = None,
+    ) -> None:
         super().__init__()
         self.table, self.fourier = table, fourier
         self.indicators = TableIndicators(table)
@@ -178,6 +188,12 @@ class ScaledTable(Features):
         if fourier and not ordered:
             raise UserError("random Fourier features need a numeric, date or ordinal column; leave them out")
         self._valued, columns = valued, len(table.features)
+        self.mixing = None if mixing is None else np.rint(np.asarray(mixing, dtype=np.float64) * _MIXING)
+        if self.mixing is not None and self.mixing.shape != (len(valued),) * 2:
+            raise UserError(
+                f"the table has {len(valued)} columns with a value, got a mixing matrix of shape "
+                f"{self.mixing.shape}"
+            )
         self._mean, self._spread = self._moments()
         kept, weights = [], []
         for block in self.indicators.blocks:
@@ -227,6 +243,11 @@ class ScaledTable(Features):
         even = [1 / len(block.entries) for block in indicators.blocks for _ in block.entries]
         return cls(table, even, fourier=fourier if any(is_ordered(c) for c in table.features) else 0).width
 
+    @property
+    def valued(self) -> int:
+        """Number of columns that have a value: all but categorical ones."""
+        return len(self._valued)
+
     def _block_of(self, entry: int) -> str:
         return next(b.name for b in self.indicators.blocks if b.start <= entry < b.stop)
 
@@ -258,6 +279,13 @@ class ScaledTable(Features):
             return self._block_of(int(self._kept[feature - len(self._valued)]))
         return None
 
+    def of_values(self, weight: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Weights of standardised values from (M, width) weights of features, whose values may be mixed."""
+        if self.mixing is None:
+            return weight
+        columns = len(self._valued)
+        return np.concatenate([weight[:, :columns] @ (self.mixing.T / _MIXING), weight[:, columns:]], 1)
+
     def variances(self) -> npt.NDArray[np.float64]:
         """About how much each feature varies, by the released frequencies, before rows get unit length."""
         entries = (self.frequencies * (1 - self.frequencies))[self._kept] * self._scale**2
@@ -272,16 +300,7 @@ class ScaledTable(Features):
         parts = []
         values = None
         if self._valued:
-            place = torch.cat([x[:, self.indicators.spans[c.name]][:, :1] for c in self._valued], 1)
-            place = torch.floor(place * _PLACE) * (1 / _PLACE)
-            values = ((place - self._mean.to(x)) / self._spread.to(x)).clamp(-FARTHEST, FARTHEST)
-            gone = [
-                x[:, self.indicators.spans[c.name]][:, 1:2]
-                if c.missing is not None
-                else torch.zeros_like(x[:, :1])
-                for c in self._valued
-            ]
-            values = torch.round(values * (1 - torch.cat(gone, 1)) * _VALUE) * (1 / _VALUE)
+            values = self._mixed(self.values(x))
             parts.append(values * self._value_scale)
         if len(self._kept):
             centre = torch.from_numpy(self.frequencies[self._kept]).to(x)
@@ -298,9 +317,31 @@ class ScaledTable(Features):
         towards_zero = torch.where(unit < 0, torch.ceil(unit), torch.floor(unit))  # ONNX has no trunc
         return (towards_zero * (1 / _UNIT)).float()
 
+    def values(self, x: Tensor) -> Tensor:
+        """Standardised values of (n, inputs) encoded records, (n, d) on a grid; 0 where missing."""
+        x = x.flatten(1).double()
+        place = torch.cat([x[:, self.indicators.spans[c.name]][:, :1] for c in self._valued], 1)
+        place = torch.floor(place * _PLACE) * (1 / _PLACE)
+        values = ((place - self._mean.to(x)) / self._spread.to(x)).clamp(-FARTHEST, FARTHEST)
+        gone = [
+            x[:, self.indicators.spans[c.name]][:, 1:2]
+            if c.missing is not None
+            else torch.zeros_like(x[:, :1])
+            for c in self._valued
+        ]
+        return torch.round(values * (1 - torch.cat(gone, 1)) * _VALUE) * (1 / _VALUE)
+
+    def _mixed(self, values: Tensor) -> Tensor:
+        """Take correlations out of values; sums of products on grids are exact, in any order."""
+        if self.mixing is None:
+            return values
+        product = (values * _VALUE) @ torch.from_numpy(self.mixing).to(values) * (1 / (_VALUE * _MIXING))
+        return torch.round(product.clamp(-2 * FARTHEST, 2 * FARTHEST) * _VALUE) * (1 / _VALUE)
+
     def spec(self) -> dict[str, Any]:
-        """Describe the map, with the whole declared table and the released frequencies."""
-        return {
+        """Describe the map, with the whole declared table and what was released of it."""
+        mixing = None if self.mixing is None else [[int(v) for v in row] for row in self.mixing]
+        return ({} if mixing is None else {"mixing": mixing}) | {
             "name": "scaled-table",
             "table": self.table.to_dict(),
             "frequencies": [float(f) for f in self.frequencies],
@@ -310,7 +351,9 @@ class ScaledTable(Features):
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> ScaledTable:
         """Make it from its description."""
-        return cls(TableDomain.from_dict(spec["table"]), spec["frequencies"], fourier=int(spec["fourier"]))
+        mixing = np.array(spec["mixing"], dtype=np.float64) / _MIXING if "mixing" in spec else None
+        table = TableDomain.from_dict(spec["table"])
+        return cls(table, spec["frequencies"], fourier=int(spec["fourier"]), mixing=mixing)
 
 
 def _cosine(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from adlm.estimation.gradient_head import GradientRounds
 CLIP_NORM = 0.25
 # Short clips bias the class shares of imbalanced data; a table that can afford it is clipped less.
 WIDER_CLIPS = ((8_000.0, 0.5), (16_000.0, 1.0))
-TABLE_PATH = 0.2  # step x clip norm x rounds, over the signal; images have their own, by kind
+TABLE_PATH, PURE_TABLE_PATH = 0.15, 0.2  # step x clip norm x rounds, over the signal; images have their own
 ROUNDS = (100, 200)  # usual and most
 PURE_ROUNDS = 30  # under pure epsilon, where every round costs its share of epsilon
 IMAGE_STEP, TABLE_STEP = 128.0, 32.0  # the longest stable steps, for a clip norm of CLIP_NORM

@@ -1,0 +1,75 @@
+"""Draw records of a table from its released counts, to train a network on.
+
+Each column follows its released frequencies; values are correlated as their released second moments say, by a
+normal copula. The head of the release then labels the features of such records. All of it reads the release
+alone.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adlm.privacy.release import Release
+from adlm.public.domain.column import Column
+from adlm.public.features.decorrelation import symmetric
+from adlm.public.features.scaled_table import ScaledTable, knots
+
+LEAST_SHARE = 0.02  # of a value's variance that is its own, whatever noise says
+
+
+def draw_features(release: Release, features: ScaledTable, n: int, generator: torch.Generator) -> Tensor:
+    """Draw features of n made records, (n, width)."""
+    x = draw_records(release, features, n, generator)
+    with torch.inference_mode():
+        return torch.cat([features(part) for part in torch.split(x, 4096)]).clone()
+
+
+def draw_records(release: Release, features: ScaledTable, n: int, generator: torch.Generator) -> Tensor:
+    """Draw n encoded records, (n, inputs)."""
+    blocks = {block.name: block for block in features.indicators.blocks}
+    valued = [c.name for c in features.table.features if c.kind != "categorical"]
+    root = _root(release, len(valued))
+    normal = torch.randn(n, len(valued), generator=generator, dtype=torch.float64) @ root.T
+    rank = dict(zip(valued, torch.special.ndtr(normal).T, strict=True))
+    parts = []
+    for column in features.table.features:
+        shares = torch.from_numpy(features.frequencies[blocks[column.name].span])
+        if column.kind == "categorical":
+            codes = torch.multinomial(shares + 1e-9, n, replacement=True, generator=generator)
+            parts.append(torch.nn.functional.one_hot(codes, len(shares)).double())
+            continue
+        gone = torch.zeros(n, dtype=torch.float64)
+        if column.missing is not None:
+            chance = torch.rand(n, generator=generator, dtype=torch.float64)
+            gone, shares = (chance < shares[-1]).double(), shares[:-1]
+        place = _place(column, shares, rank[column.name]) * (1 - gone)
+        parts.append(torch.stack([place, gone], 1) if column.missing is not None else place[:, None])
+    return torch.cat(parts, 1).float()
+
+
+def _root(release: Release, columns: int) -> Tensor:
+    """Square root of the values' correlations; the identity where none were released."""
+    if "values" not in release.tensors:
+        return torch.eye(columns, dtype=torch.float64)
+    second = symmetric(release.tensors["values"].numpy())
+    variance, directions = np.linalg.eigh(second / max(float(np.trace(second)), 1.0) * columns)
+    covariance = (directions * np.maximum(variance, LEAST_SHARE)) @ directions.T
+    scale = 1 / np.sqrt(np.diag(covariance))
+    return torch.from_numpy(np.linalg.cholesky(covariance * scale[:, None] * scale))
+
+
+def _place(column: Column, shares: Tensor, rank: Tensor) -> Tensor:
+    """Positions in [0, 1] that follow the shares of a column's indicators, from ranks in (0, 1)."""
+    if column.kind == "boolean":
+        return (rank >= shares[0] / shares.sum().clamp_min(1e-9)).double()
+    if column.cuts:
+        edges = [0.0, *(column.position(column.number(cut)) for cut in column.cuts), 1.0]
+    else:
+        at = knots(column)
+        edges = [0.0, *((a + b) / 2 for a, b in pairwise(at)), 1.0]
+    below = np.concatenate([[0.0], np.cumsum(shares.numpy() + 1e-9)])
+    return torch.from_numpy(np.interp(rank.numpy(), below / below[-1], edges))

@@ -1,0 +1,61 @@
+"""A public matrix that takes correlations out of a table's values, from their released second moments.
+
+Gradient descent with noise learns first what varies most. Columns that repeat each other vary together, and
+what tells classes apart is often in how they differ. The matrix (S + r I)^(-1/2) evens that out, as far as S
+is known: r follows the noise on S, so that a direction counts only if its variance is seen above the noise.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+Reals = npt.NDArray[np.float64]
+
+RIDGE = 1.0  # over the spectral norm of the noise; settled with the other constants of tables
+LEAST_RIDGE = 1e-3  # over the mean eigenvalue
+GRID = 2.0**20  # grid of an entry: products with standardised values add up exactly
+MOST_COLUMNS = 512
+LARGEST_ENTRY = 2.0**8
+
+
+def unit_rows(values: Reals) -> Reals:
+    """Scale (n, d) rows to length 1; a row of zeros stays. Each row by itself, on a grid, in any batch."""
+    length = np.sqrt((values * values).sum(1, keepdims=True))
+    return np.asarray(values / np.maximum(length, 1e-9))
+
+
+def symmetric(triangle: npt.NDArray[np.int64]) -> Reals:
+    """Fill the lower half of a released upper triangle."""
+    upper = triangle.astype(np.float64)
+    return np.asarray(upper + np.triu(upper, 1).T)
+
+
+def noise_norm(sd: float, columns: int) -> float:
+    """Spectral norm of symmetric noise with this standard deviation on its diagonal, about."""
+    return sd * math.sqrt(2.0 * columns)
+
+
+def decorrelation(triangle: npt.NDArray[np.int64], sd: float) -> Reals:
+    """Return the (d, d) matrix that values are multiplied by, on its grid.
+
+    Rows had length 1, so the trace tells their number. Times the result, their mean square is still 1.
+
+    Parameters
+    ----------
+    triangle : (d, d) released second moments of rows of length 1, the upper half.
+    sd : standard deviation of the noise on the diagonal, in the same unit.
+    """
+    second = symmetric(triangle)
+    total, columns = float(np.trace(second)), len(second)
+    if total <= noise_norm(sd, columns):  # nothing is seen above the noise
+        return np.eye(columns)
+    variance, directions = np.linalg.eigh(second / total)
+    variance = np.maximum(variance, 0.0)
+    ridge = max(RIDGE * noise_norm(sd, columns) / total, LEAST_RIDGE / columns)
+    stretch = 1 / np.sqrt(variance + ridge)
+    kept = float((variance * stretch**2).sum()) / max(float(variance.sum()), 1e-9)
+    matrix = (directions * (stretch / math.sqrt(max(kept, 1e-9)))) @ directions.T
+    return np.asarray(np.rint(np.clip(matrix, -LARGEST_ENTRY, LARGEST_ENTRY) * GRID) / GRID)

@@ -88,13 +88,22 @@ def test_the_wheel_makes_a_release_and_a_model(place: Path) -> None:
     assert (place / "M" / "model.safetensors").is_file()
 
 
+def test_the_wheel_has_the_page_and_the_figures_that_it_shows(place: Path) -> None:
+    run(place, "adlm", "ui", "--static", "page.html", "--quiet")
+    text = (place / "page.html").read_text()
+    assert "pSGD (b), linear head on our features" in text
+    assert "Tramer and Boneh 2021" in text
+    extras = json.loads(run(place, "adlm", "doctor", "--json"))["extras"]
+    assert extras["ui"] == {"for": "the page to choose an epsilon by: adlm ui", "missing": []}
+
+
 def test_the_wheel_holds_what_the_source_holds_and_declares_its_extras(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (place,) = (name for name in names if name.endswith("/METADATA"))
         told = message_from_bytes(archive.read(place))
     package = ROOT / "src"
-    kept = {".py", ".typed", ".safetensors", ".toml", ".html", ".css"}
+    kept = {".py", ".typed", ".safetensors", ".toml", ".html", ".css", ".js", ".json"}
     source = {
         str(path.relative_to(package))
         for path in (package / "adlm").rglob("*")
@@ -103,6 +112,6 @@ def test_the_wheel_holds_what_the_source_holds_and_declares_its_extras(wheel: Pa
     assert source <= names
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(told.get_all("Provides-Extra") or ()) == set(declared["optional-dependencies"])
-    assert {"export", "baseline"} <= set(declared["optional-dependencies"])
+    assert {"export", "baseline", "ui"} <= set(declared["optional-dependencies"])
     versions = [f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)]
     assert set(versions) <= set(told.get_all("Classifier") or ())

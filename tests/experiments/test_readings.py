@@ -19,10 +19,13 @@ from adlm.curator.mechanisms.records import RecordMechanism, Settings, mechanism
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.polynomial import CROSS_ENTROPY
-from adlm.experiments import kinds, paper_page, paper_readings, readings
+from adlm.experiments import ablation, figures, kinds, paper_page, paper_readings, readings, tabulate
 from adlm.experiments import run as conduct
+from adlm.experiments.catalogue import named
+from adlm.experiments.readme import rewritten
 from adlm.experiments.registry import perform
-from adlm.experiments.trials import Trial
+from adlm.experiments.summary import summarise
+from adlm.experiments.trials import Done, Trial
 from adlm.privacy.accounting import Charge
 from adlm.public.domain import Domain
 
@@ -132,6 +135,18 @@ def test_ilm_has_the_budgets_of_adlm_or_its_total() -> None:
     assert (total.epsilon1, total.epsilon2, total.epsilon3) == (None, Fraction(1, 6), Fraction(1, 3))
 
 
+def test_the_budget_is_split_as_the_authors_code_splits_it_on_each_data_set() -> None:
+    """On CIFAR-10 their 2.5 is 0.25, 1.5 and 0.75, and one noise image serves many epochs."""
+    assert all("split" not in cell.settings for cell in named("paper-mnist").trials("quick"))
+    cells = named("paper-cifar10").trials("quick", methods=["adlm-one-image"], epsilons=["2.5"])
+    found = paper_readings.budgets_of(cells[0].method, "2.5", cells[0].settings["split"])
+    assert (found.epsilon1, found.epsilon2, found.epsilon3) == (
+        Fraction(1, 4),
+        Fraction(3, 2),
+        Fraction(3, 4),
+    )
+
+
 def test_each_reading_of_delta_h0_for_the_papers_mnist_network() -> None:
     found = paper_readings.delta_h0_readings(paper_readings.sizes_of("authors-mnist", (28, 28), 10))
     assert list(found.values()) == [39_337_984, 1_254_400, 50_176, 9_800, 1_568, 50]
@@ -160,6 +175,79 @@ def test_an_attack_on_two_records_of_a_batch_breaks_shared_noise_alone(reading: 
         assert found["lower"] <= found["proved"]
 
 
+TINY = {"n": 300, "delta_h0": "per-patch", "train_batch": 50, "rate": 1e-3, "sized": "authors-mnist",
+        "batch": 1800, "network": "authors-mnist-quarter", "steps": 6, "reading": "shared"}  # fmt: skip
+
+
+def test_an_ablation_says_of_each_cell_what_it_changes() -> None:
+    found = [ablation.told(method, settings) for method, settings in ablation.CHANGES]
+    assert found[0] == "the authors' reading"
+    assert len(set(found)) == len(found)
+    assert ablation.told("ilm-shared", ablation.BASE | {"rate": 1e-2}) == "ILM, rate 0.01"
+
+
+def test_the_table_of_an_ablation_has_a_column_for_steps_and_a_row_for_each_change(tmp_path: Path) -> None:
+    changed = {"label_noise": 0, "steps": 2000}
+    outcome = {"accuracy": 0.5, "epsilon_claimed": 0.5, "epsilon_proved": None, "delta": 0.0, "seconds": 1.0,
+               "neighbours": "replace-one", "history": [[1000, 0.25], [1500, 0.4], [2000, 0.5]]}  # fmt: skip
+    done = [Done(Trial("adlm-shared", "mnist", "0.5", settings=ablation.BASE | changed), outcome)]
+    summary = summarise(named("paper-ablation"), done, preset="quick", command="")
+    assert [entry["accuracy"] for entry in summary["published"]] == [0.9366]
+    assert tabulate.table(summary).splitlines()[-1] == "| no noise on the loss | 25.0 | 50.0 |  |  |  |  |"
+    (drawn,) = figures.draw(summary, tmp_path)
+    assert "no noise on the loss" in drawn.read_text()
+
+
+def test_trials_are_shown_at_the_steps_that_any_of_them_has(tmp_path: Path) -> None:
+    lines = [
+        {"what": "one", "history": [[300, 0.5], [400, 0.625]]},
+        {"what": "two", "history": [[400, 0.75]]},
+    ]
+    (tmp_path / "trials.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    page = rewritten("<!-- results: trials.jsonl -->\n<!-- /results -->", tmp_path)
+    assert page.splitlines()[1:-1] == [
+        "| accuracy, % after steps | 400 |", "| --- | ---: |", "| one | 62.5 |", "| two | 75.0 |",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"label_noise": 0}, {"input_clip": 1e6}, {"schedule": "cosine"}, {"optimiser": "SGD"},
+     {"split": ["0.25", "0.5", "0.25"]}],
+    ids=lambda change: next(iter(change)),
+)  # fmt: skip
+def test_a_change_of_an_ablation_reaches_what_is_trained(
+    change: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same cell, seed and noise otherwise: its weights end elsewhere."""
+    ends: list[Tensor] = []
+
+    def train_and_keep(network: nn.Module, *args: object, **options: object) -> object:
+        ended = train(network, *args, **options)  # type: ignore[arg-type]
+        ends.append(torch.cat([p.detach().flatten() for p in network.parameters()]))
+        return ended
+
+    monkeypatch.setattr(paper_readings, "train", train_and_keep)
+    monkeypatch.setattr(Trial, "entropy", 7)
+    for settings in (TINY, TINY, TINY | change):
+        perform(Trial("ilm-shared", "digits", "0.02", settings=settings))
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+
+
+def test_statistics_at_test_time_are_those_asked_for() -> None:
+    torch.manual_seed(0)
+    network = build("authors-mnist-quarter", (8, 8), 10)
+    x, labels = torch.rand(200, 8, 8), torch.arange(200) % 10
+    with torch.no_grad():
+        network(50 * torch.randn(200, 8, 8))  # averages of noisy records
+    found = {}
+    for together in (True, False):
+        found[together] = paper_readings.accuracy(network, x, labels, together=together)
+    assert found[False] == pytest.approx(0.1, abs=0.02)  # clean records all look alike
+    assert found[True] != found[False]
+
+
 def test_mistakes_are_told() -> None:
     with pytest.raises(UserError, match="reading must be one of no-noise, shared"):
         readings.read("borrowed", X, Y, perturbation(), Source.system())
@@ -184,7 +272,13 @@ def test_the_time_that_readings_take_grows_with_their_steps_and_is_said_before_a
     assert paper_readings.estimate([*cells, other]) == pytest.approx(7200)
     conduct._say_how_long("paper", [*cells, other], tmp_path, 2)
     assert "3 cells to run on 2 processes; 2 of them" in said[0]
-    assert "about 1.0 hours" in said[0]
+    assert "about 60 minutes" in said[0]
+    gradients = {"network": "authors-mnist-quarter", "n": 5000, "epochs": 9}
+    cells.append(Trial("psgd-abadi", "digits", "1", "1e-5", settings=gradients))
+    assert paper_readings.estimate(cells) == pytest.approx(7200 + 4 * 9 * 5000 / 50)
+    conduct._say_how_long("paper", [*cells, other], tmp_path, 1)
+    assert "4 cells to run on 1 processes; 3 of them" in said[1]
+    assert "about 3.0 hours" in said[1]
 
 
 def test_the_page_has_the_noise_of_each_reading_of_delta_h0_and_what_breaks_it() -> None:

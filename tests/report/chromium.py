@@ -17,7 +17,7 @@ from typing import Any
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
-    "--disable-extensions", "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND",
+    "--disable-extensions", "--hide-scrollbars", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
 )  # fmt: skip
 PATIENCE = 60.0
 
@@ -68,14 +68,14 @@ class Page:
             self.events.append(message)
         return message
 
-    def open(self, path: Path, *, width: int, dark: bool = False) -> None:
-        """Load a file at a width, in light or dark, and wait until it is there."""
+    def open(self, place: Path | str, *, width: int, dark: bool = False) -> None:
+        """Load a file or an address at a width, in light or dark, and wait until it is there."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1,
                   mobile=width < 600)  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.events.clear()
-        self.call("Page.navigate", url=path.as_uri())
+        self.call("Page.navigate", url=place if isinstance(place, str) else place.as_uri())
         while not any(e["method"] == "Page.loadEventFired" for e in self.events):
             self._next()
 
@@ -84,6 +84,32 @@ class Page:
         answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def click(self, selector: str, *, across: float = 0.5, down: float = 0.5) -> None:
+        """Click with the mouse on a place of an element, given as shares of its width and height."""
+        self.evaluate(f"document.querySelector({selector!r}).scrollIntoView({{block: 'center'}})")
+        box = f"document.querySelector({selector!r}).getBoundingClientRect()"
+        left, top, wide, high = self.evaluate(f"(b => [b.left, b.top, b.width, b.height])({box})")
+        at = {"x": left + across * wide, "y": top + down * high, "button": "left", "clickCount": 1}
+        self.call("Input.dispatchMouseEvent", type="mousePressed", buttons=1, **at)
+        self.call("Input.dispatchMouseEvent", type="mouseReleased", **at)
+
+    def press(self, key: str, code: int) -> None:
+        """Press a key where the focus is."""
+        for kind in ("rawKeyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
+
+    def type(self, text: str) -> None:
+        """Type text where the focus is."""
+        self.call("Input.insertText", text=text)
+
+    def wait(self, expression: str) -> Any:
+        """Wait until a JavaScript expression is true, and return its value."""
+        deadline = time.monotonic() + PATIENCE
+        while not (value := self.evaluate(expression)):
+            assert time.monotonic() < deadline, f"{expression} did not come true"
+            time.sleep(0.05)
+        return value
 
     def requests(self) -> list[str]:
         """Every address that was asked for since the page was opened."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -79,3 +81,20 @@ def test_a_table_is_rehearsed_on_made_records() -> None:
     assert little.accuracy < much.accuracy <= much.ceiling + 0.02
     assert much.accuracy > 0.65
     assert much.plan.reasons
+
+
+def test_noise_that_says_there_are_no_records_leaves_chance() -> None:
+    """Under add-remove n is the sum of noisy counts, which at a tiny budget can be below zero."""
+    assert forecast(FEATURES, 1437, 10, "0.02", 0, "add-remove").accuracy < 0.2
+
+
+def test_moments_of_the_whole_budget_are_rehearsed_in_place_of_gradient_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = forecast(FEATURES, 60_000, 10, "1", "1e-5", times=2)
+    assert found.plan.rounds is not None
+    assert found.signal_to_noise_second is not None
+    monkeypatch.setattr(FEATURES, "rounds_from", math.inf)
+    moments = forecast(FEATURES, 60_000, 10, "1", "1e-5", times=2)
+    assert moments.plan.rounds is None
+    assert found.accuracy == moments.accuracy

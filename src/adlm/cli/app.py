@@ -53,6 +53,7 @@ COMMANDS = (
     ("data", "data", None, "Public data sets by name.", "adlm data get mnist"),
     ("domain", "domain", None, "Declare what is public of a table.", "adlm domain init patients.csv"),
     ("plan", "plan", "plan", "What to expect, before anything is spent.", "adlm plan --data mnist"),
+    ("ui", "ui", "ui", "A page to choose an epsilon by.", "adlm ui"),
     ("release", "release", "release", "Read records once, write what may be known of them.",
      "adlm release --data digits --epsilon 2 --out R"),
     ("release-records", "release_records", "release_records", "The paper's release: noisy records.",

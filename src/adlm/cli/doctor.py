@@ -21,6 +21,7 @@ EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 USES = {
     "export": "ONNX files: adlm export, adlm verify of one",
     "baseline": "DP-SGD by Opacus, to compare with, and its audit",
+    "ui": "the page to choose an epsilon by: adlm ui",
     "docs": "the documentation",
     "dev": "the tests",
 }
@@ -100,15 +101,16 @@ def packages() -> tuple[list[Package], dict[str, list[Package]]]:
     """Return what adlm requires, and what each of its extras does; nothing when adlm is not installed."""
     try:
         lines = importlib.metadata.requires("adlm") or []
+        named = importlib.metadata.metadata("adlm").get_all("Provides-Extra") or []
     except importlib.metadata.PackageNotFoundError:
         return [], {}
     required: list[Package] = []
-    extras: dict[str, list[Package]] = {}
+    extras: dict[str, list[Package]] = {name: [] for name in named}  # one may need nothing more
     for line in lines:
         wanted = Requirement(line)
-        named = EXTRA.search(str(wanted.marker or ""))
-        if wanted.marker is None or wanted.marker.evaluate({"extra": named[1] if named else ""}):
-            (extras.setdefault(named[1], []) if named else required).append(package(wanted))
+        of = EXTRA.search(str(wanted.marker or ""))
+        if wanted.marker is None or wanted.marker.evaluate({"extra": of[1] if of else ""}):
+            (extras.setdefault(of[1], []) if of else required).append(package(wanted))
     return required, extras
 
 

@@ -17,6 +17,7 @@ app = typer.Typer(
 NAMES = {
     "paper-mnist": "The paper's Fig. 4: accuracy over epsilon and epochs on MNIST, claimed and proved.",
     "paper-cifar10": "The paper's Fig. 5: the same on CIFAR-10.",
+    "paper-ablation": "Why Fig. 4 takes what it takes: the authors' reading, one setting changed at a time.",
     "frontier-mnist": "Accuracy over proved epsilon from 0.02 to 8 on MNIST.",
     "frontier-fashion-mnist": "The same on Fashion-MNIST.",
     "frontier-cifar10": "The same on CIFAR-10.",

@@ -93,6 +93,10 @@ def plan(
         "forecasts are for synthetic classes, as near to each other as those of handwriting, garments or "
         "photographs were found to lie; yours may be easier or harder"
     )
+    if any(p.plan.rounds is not None for p in plans):
+        output.say(
+            "plans with gradient rounds: moments under the same budget were rehearsed; expect rather more"
+        )
     if picture is not None:
         from adlm.report.plots import accuracy_over_epsilon
 

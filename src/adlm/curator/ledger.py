@@ -17,6 +17,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import IO, Any
@@ -163,22 +164,27 @@ class Ledger:
         """Read all lines, dropping a torn last one and keeping the budget of a new ledger, if it has one."""
         file.seek(0)
         raw = file.read()
+        charges, torn = self._understood(raw)
+        if torn:
+            os.ftruncate(file.fileno(), len(raw) - torn)
+        return charges
+
+    def _understood(self, raw: bytes) -> tuple[list[Charge], int]:
+        """Return the charges of a file's content, and how many bytes at its end were never acknowledged."""
         whole, newline, torn = raw.rpartition(b"\n")
         if raw[: len(_START)] != _START[: len(raw)]:  # somebody's file, not a torn header
             raise UserError(
                 f"{self.path} is not an adlm ledger, and was left as it is; give another file, or a new name"
             )
-        if torn:
-            os.ftruncate(file.fileno(), len(whole) + len(newline))
         lines = whole.split(b"\n") if newline else []
         if not lines:
-            return []
+            return [], len(torn)
         entries = [self._parse(number, line) for number, line in enumerate(lines, 1)]
         self._take_budget(entries[0])
         charges: list[Charge] = []
         for entry in entries[1:]:
             charges.extend(Charge.from_dict(c) for c in entry["charges"])
-        return charges
+        return charges, len(torn)
 
     def _header(self) -> dict[str, Any]:
         budget = self.budget and {"epsilon": str(self.budget.epsilon), "delta": str(self.budget.delta)}
@@ -221,6 +227,31 @@ class Ledger:
             raise UserError(
                 f"the ledger {self.path} cannot be written: {error.strerror or error}; nothing was released"
             ) from None
+
+
+@dataclass(frozen=True)
+class LedgerView:
+    """A ledger as it was when it was read. It has no way to charge anything, and its file is not touched."""
+
+    path: Path
+    budget: Budget | None
+    charges: tuple[Charge, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> LedgerView:
+        """Read a ledger's file without opening it for writing."""
+        try:
+            raw = Path(path).read_bytes()
+        except OSError as error:
+            raise UserError(f"the ledger {path} cannot be read: {error.strerror or error}") from None
+        book = Ledger()
+        book.path = Path(path)
+        charges, _ = book._understood(raw)
+        return cls(Path(path), book.budget, tuple(charges))
+
+    def left(self, delta: Fraction = Fraction(0), neighbours: str | None = None) -> Fraction | None:
+        """Return what `Ledger.left` does."""
+        return None if self.budget is None else _left(self.budget, self.charges, delta, neighbours)
 
 
 def _left(

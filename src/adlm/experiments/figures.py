@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from adlm.experiments.tabulate import STEPS
 from adlm.experiments.tabulate import epsilon as shown
 from adlm.runtime.artefact import write_file
 
@@ -23,6 +24,7 @@ _COLOURS = {
     "ilm-shared": "#f1b6da",
     "ilm-shared-total": "#de77ae",
     "ilm-shared-own-labels": "#fdae61",
+    "adlm-one-image": "#80cdc1",
     "ilm-one-image": "#a6611a",
     "adlm-own-once": "#444444",
     "ilm-own-once": "#888888",
@@ -45,7 +47,7 @@ _FLAT = {"no-noise": ("-.", "#444444"), "ceiling": ("--", "#444444"), "prior": (
 
 def names(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = (), kept: str = "") -> list[Path]:
     """Where `draw` puts the figures of a summary."""
-    alone = {"epochs": "epochs", "search": "search", "allocation": "allocation"}.get(summary["kind"])
+    alone = {kind: kind for kind in ("epochs", "search", "allocation", "ablation")}.get(summary["kind"])
     if alone:
         return [folder / f"{alone}.svg"]
     steps = [folder / f"steps-epsilon-{epsilon}{kept}.svg" for epsilon in curves]
@@ -61,6 +63,8 @@ def draw(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = (), k
         return [save(_search(summary), folder / "search.svg")]
     if kind == "allocation":
         return [save(_allocation(summary), folder / "allocation.svg")]
+    if kind == "ablation":
+        return [save(_ablation(summary), folder / "ablation.svg")]
     made = [save(_over_epsilon(summary), folder / f"accuracy{kept}.svg")]
     for epsilon in curves:
         figure = _over_steps(summary, float(epsilon))
@@ -150,7 +154,7 @@ def _over_epsilon(summary: Mapping[str, Any]) -> Any:
 def _published(axes: Any, figures: Sequence[Mapping[str, Any]], *, apart: bool) -> None:
     """Marks for what others have published; each method by itself, or one mark for each source."""
     names = [f"{f['what']} ({f['source']})" if apart else f["source"] for f in figures]
-    for mark, name in zip("x+1234*", dict.fromkeys(names), strict=False):
+    for mark, name in zip("x+1234*dDsv^", dict.fromkeys(names), strict=False):
         own = [figure for figure, its in zip(figures, names, strict=True) if its == name]
         x, y = [figure["epsilon"] for figure in own], [100 * figure["accuracy"] for figure in own]
         axes.plot(
@@ -185,6 +189,23 @@ def _over_steps(summary: Mapping[str, Any], epsilon: float) -> Any | None:
     axes.set_xlabel("training steps")
     axes.set_ylabel("test accuracy, %")
     axes.set_title(f"{summary['title'].split(':')[0]}, epsilon {epsilon:g} as claimed", fontsize=9)
+    figure.legend(fontsize=7, loc="outside lower center", ncols=1, frameon=False)
+    return figure
+
+
+def _ablation(summary: Mapping[str, Any]) -> Any:
+    """Accuracy over training steps for each change, beside what is published."""
+    figure, axes = new(6.4, 5.4)
+    for row in summary["rows"]:
+        x, y = [point[0] for point in row["history"]], [100 * point[1] for point in row["history"]]
+        axes.plot(x, y, marker="o", ms=2, lw=1.2, label=row["label"])
+    for entry in summary["published"]:
+        label = f"published, as stated: {entry['what']} ({entry['source']})"
+        axes.axhline(100 * entry["accuracy"], ls=":", lw=1, color="#666666", label=label)
+    _log_axis(axes, STEPS)
+    axes.set_xlabel("training steps, each with a noise image of its own")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title(summary["title"], fontsize=9)
     figure.legend(fontsize=7, loc="outside lower center", ncols=1, frameon=False)
     return figure
 

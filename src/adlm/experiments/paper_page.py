@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 
-from adlm.experiments.paper_readings import SPLIT, attack, delta_h0_readings, sizes_of
+from adlm.experiments.paper_readings import CIFAR_SPLIT, SPLIT, attack, delta_h0_readings, sizes_of
 from adlm.experiments.readings import READINGS
 from adlm.experiments.tabulate import epsilon, grid
 from adlm.public import datasets
 from adlm.workflows.record_plan import Budgets
 
-NETWORKS = {"mnist": ("authors-mnist", 1800), "cifar10": ("authors-cifar10", 7200)}
+NETWORKS = {"mnist": ("authors-mnist", 1800, SPLIT), "cifar10": ("authors-cifar10", 7200, CIFAR_SPLIT)}
 CLAIMED = ("0.25", "0.5", "2", "8")
 TOLD = {
     "counted": "counted: 2 x neurons x d, Lemma 3 as it stands",
@@ -29,20 +29,20 @@ def extras(data: str) -> str:
 
 def noise(data: str) -> str:
     """How much noise a pixel in [0, 1] gets, and what is proved where each record has its own."""
-    name, batch = NETWORKS[data]
+    name, batch, split = NETWORKS[data]
     domain = datasets.domain(data)
     sizes = sizes_of(name, domain.shape, len(domain.classes))
     body = []
     for reading, delta_h0 in delta_h0_readings(sizes).items():
-        scales = [delta_h0 / batch / float(Budgets.split(e, SPLIT).epsilon2) for e in CLAIMED]
+        scales = [delta_h0 / batch / float(Budgets.split(e, split).epsilon2) for e in CLAIMED]
         proved = batch * sizes.features / delta_h0
         body.append(
             [TOLD[reading], f"{delta_h0:,}", *(f"{scale:,.3g}" for scale in scales), f"{proved:,.3g}"]
         )
     headings = ["Delta_h0 read as", "value", *(f"claimed {e}" for e in CLAIMED), "proved eps_x / eps2"]
     told = (
-        f"Scale of the noise on a pixel in [0, 1], |L| = {batch:,}, a quarter of the claimed epsilon for the "
-        "features, by each reading of Delta_h0. The last column is what is proved where each record has "
+        f"Scale of the noise on a pixel in [0, 1], |L| = {batch:,}, {split[1]} of the claimed epsilon for "
+        "the features, by each reading of Delta_h0. The last column is what is proved where each record has "
         "noise of its own."
     )
     return f"## How much noise\n\n{told}\n\n{grid(headings, body)}"

@@ -5,7 +5,7 @@ path is relative to the README. `bench.json` files give the table of the bench. 
 path keeps those rows: `<!-- results: results/frontier-mnist/summary.json moments psgd-tanh -->`. A word in
 place of a path stands for all experiments whose names begin with it: `<!-- results: frontier -->`.
 The word `tests` after the path gives the t-tests in place of the table, `calibration` how sure models are
-against how right. Results on tables are quoted by data
+against how right, `published` what others have published beside ours. Results on tables are quoted by data
 set and measure: `<!-- results: results/tables.jsonl adult accuracy -->`.
 
     python -m adlm.experiments.readme            # rewrite README.md
@@ -23,14 +23,14 @@ from typing import Any
 
 from adlm.bench.run import HEADINGS, table_rows
 from adlm.errors import UserError
-from adlm.experiments import kinds, regression
+from adlm.experiments import frontier_page, kinds, regression
 from adlm.experiments.catalogue import EXPERIMENTS
 from adlm.experiments.run import SUMMARY
 from adlm.experiments.tables import quoted
-from adlm.experiments.tabulate import calibration, grid, table, tests
+from adlm.experiments.tabulate import calibration, grid, table, tests, trials
 from adlm.runtime.artefact import write_file
 
-INSTEAD = {"tests": tests, "calibration": calibration}  # of the main table
+INSTEAD = {"tests": tests, "calibration": calibration, "published": frontier_page.table}  # of the main table
 _BLOCK = re.compile(r"<!-- results: (?P<path>\S+)(?P<methods>[^>]*?) -->\n.*?<!-- /results -->", re.DOTALL)
 
 
@@ -44,6 +44,8 @@ def rewritten(text: str, folder: Path) -> str:
             made = kinds.table(folder / path)
         elif path.endswith("regression.jsonl"):
             made = regression.quoted(folder / path, methods)
+        elif path.endswith("trials.jsonl"):
+            made = trials(folder / path)
         elif path.endswith(".jsonl"):
             made = quoted(folder / path, methods)
         elif path.endswith(".json"):

@@ -15,6 +15,7 @@ READINGS = {
     "ilm-shared": "ILM, the authors' reading; eps2, eps3 as AdLM has them",
     "ilm-shared-total": "ILM, the authors' reading; total as AdLM has it",
     "ilm-shared-own-labels": "ILM, one noise image a batch, redrawn; own label noise",
+    "adlm-one-image": "AdLM, one noise image for all of training",
     "ilm-one-image": "ILM, one noise image for all of training",
     "adlm-own-once": "AdLM, own noise once: Algorithm 1",
     "ilm-own-once": "ILM, own noise once: Algorithm 1",

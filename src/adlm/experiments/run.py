@@ -38,7 +38,7 @@ def run_experiment(
     trials = experiment.trials(preset, epsilons=epsilons, seeds=seeds, methods=methods)
     folder, kept = out / name, "-full" if experiment.kind == "paper" and preset == "full" else ""
     jobs = jobs or os.cpu_count() or 1
-    if preset == "full":
+    if preset == "full" or experiment.kind in ("paper", "ablation"):
         _say_how_long(name, trials, folder, jobs)
     if any(cell.method not in FROM_PIXELS for cell in trials):
         progress.say(f"{name}: public features of {experiment.data}, taken once")
@@ -77,11 +77,12 @@ def _say_how_long(name: str, trials: Sequence[Trial], folder: Path, jobs: int) -
     """Say what is ahead, from the speed of a few steps of each network on this machine."""
     there = {done.cell.key for done in read(folder / CELLS)}
     missing = [cell for cell in trials if cell.key not in there]
-    hours = paper_readings.estimate(missing) / jobs / 3600
-    known = sum("reading" in cell.settings for cell in missing)
+    seconds = paper_readings.estimate(missing) / jobs
+    known = sum(paper_readings.trains(cell) for cell in missing)
+    ahead = f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
     progress.say(
-        f"{name}: {len(missing)} cells to run on {jobs} processes; {known} of them train a network by a "
-        f"reading of the paper's noise and will take about {hours:.1f} hours in all"
+        f"{name}: {len(missing)} cells to run on {jobs} processes; {known} of them train a network and will "
+        f"take about {ahead} in all"
     )
 
 

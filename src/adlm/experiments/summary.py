@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from adlm.experiments import published
+from adlm.experiments import ablation, published
 from adlm.experiments.catalogue import Experiment
 from adlm.experiments.registry import LABELS
 from adlm.experiments.statistics import compare, spread
@@ -40,12 +40,19 @@ def summarise(experiment: Experiment, done: Sequence[Done], *, preset: str, comm
             "python": platform.python_version(),
         },
         "seconds": round(sum(float(item.outcome["seconds"]) for item in done), 1),
-        "rows": [_row(group) for group in _groups(done)],
+        "rows": [_row(group, experiment.kind) for group in _groups(done)],
         "tests": _tests(experiment, done),
-        "published": [figure.to_dict() for figure in published.of(experiment.data)]
-        if experiment.kind in ("paper", "frontier")
-        else [],
+        "published": [figure.to_dict() for figure in _beside(experiment)],
     }
+
+
+def _beside(experiment: Experiment) -> Sequence[published.Published]:
+    """Return the published figures beside an experiment's own; of an ablation, what it explains."""
+    if experiment.kind == "ablation":
+        claimed = published.of_paper(experiment.data)
+        return [p for p in claimed if p.what == "AdLM, claimed" and p.epsilon == 0.5]
+    known = {"paper": published.of_paper, "frontier": published.of}.get(experiment.kind)
+    return () if known is None else known(experiment.data)
 
 
 def _groups(done: Iterable[Done]) -> list[list[Done]]:
@@ -57,12 +64,12 @@ def _groups(done: Iterable[Done]) -> list[list[Done]]:
     return list(groups.values())
 
 
-def _row(group: list[Done]) -> dict[str, Any]:
+def _row(group: list[Done], kind: str) -> dict[str, Any]:
     cell, outcome = group[0].cell, group[0].outcome
     accuracies = [float(item.outcome["accuracy"]) for item in group]
     row: dict[str, Any] = {
         "method": cell.method,
-        "label": LABELS[cell.method],
+        "label": ablation.told(cell.method, cell.settings) if kind == "ablation" else LABELS[cell.method],
         "epsilon": float(cell.epsilon),
         "epsilon_claimed": outcome["epsilon_claimed"],
         "epsilon_proved": outcome["epsilon_proved"],

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+STEPS = (1_000, 2_000, 5_000, 10_000, 20_000, 40_000)  # of an ablation
+TRIED = (400, 1_600, 2_000, 4_000, 5_000, 10_000, 20_000)  # of trials
 
 
 def table(summary: Mapping[str, Any]) -> str:
     """The main table of an experiment."""
-    makers = {"epochs": _epochs, "search": _search, "allocation": _allocation}
+    makers = {"epochs": _epochs, "search": _search, "allocation": _allocation, "ablation": _ablation}
     return makers.get(str(summary["kind"]), _over_epsilon)(summary)
 
 
@@ -101,6 +106,27 @@ def _with_proved(row: Mapping[str, Any] | None) -> str:
     if row["method"].startswith("plan") or (proved is not None and proved <= 1.001 * row["epsilon"]):
         return shown
     return f"{shown} (none proved)" if proved is None else f"{shown} (proved {epsilon(proved)})"
+
+
+def _ablation(summary: Mapping[str, Any]) -> str:
+    """Rows are changes, columns are numbers of steps at which most of them were measured."""
+    body = []
+    for row in summary["rows"]:
+        points = {int(point[0]): float(point[1]) for point in row["history"]}
+        body.append([row["label"], *(percent(points.get(step)) for step in STEPS)])
+    return grid(["accuracy, % after steps", *(f"{step:,}" for step in STEPS)], body)
+
+
+def trials(path: Path) -> str:
+    """Trials of a file, one a line, over the numbers of steps of `TRIED` at which any was measured."""
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    measured = {int(step) for trial in found for step, _ in trial["history"]}
+    steps = [step for step in TRIED if step in measured]
+    body = []
+    for trial in found:
+        points = {int(step): float(accuracy) for step, accuracy in trial["history"]}
+        body.append([trial["what"], *(percent(points.get(step)) for step in steps)])
+    return grid(["accuracy, % after steps", *(f"{step:,}" for step in steps)], body)
 
 
 def _epochs(summary: Mapping[str, Any]) -> str:

@@ -23,15 +23,7 @@ BIBTEX = """@inproceedings{phan2017adaptive,
 
 def rerun(certificate: Certificate, folder: str, signature: Signature | None = None) -> Section:
     """Give the commands, the versions, the digest and who signed it."""
-    totals = certificate.totals
-    command = "release-records" if certificate.kind == "records" else "release"
-    commands = "\n".join(
-        [
-            f"adlm verify {_quoted(folder)}",
-            f"adlm {command} {_records(certificate)} {_asked(certificate)} "
-            f"--neighbours {totals.neighbours}{_size(certificate)} --out again",
-        ]
-    )
+    commands = f"adlm verify {_quoted(folder)}\n{rerun_command(certificate)}"
     facts = [
         ("certificate digest", tag("code", certificate.digest)),
         *_signed(signature),
@@ -57,6 +49,15 @@ def rerun(certificate: Certificate, folder: str, signature: Signature | None = N
         ]
     )
     return Section("cite", "Cite, check and rerun", body)
+
+
+def rerun_command(certificate: Certificate) -> str:
+    """Return the command that makes another release with the same settings."""
+    command = "release-records" if certificate.kind == "records" else "release"
+    return (
+        f"adlm {command} {_records(certificate)} {_asked(certificate)} "
+        f"--neighbours {certificate.totals.neighbours}{_size(certificate)} --out again"
+    )
 
 
 def _signed(signature: Signature | None) -> list[tuple[str, object]]:

@@ -1,26 +1,40 @@
-"""How long work shows itself: a bar on a terminal, plain lines elsewhere, nothing when quiet.
+"""How long work shows itself: a bar on a terminal or in a notebook, a few plain lines in a log file.
 
-The library is silent until a command turns progress on; everything goes to standard error.
+The library is silent in a script until a command turns progress on; in a notebook it is on from the start,
+for there is a person before it. A terminal and a log are written to by standard error. A notebook gets an
+element of its own, which is updated in place. `enable(False)` silences all of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import html
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
 Advance = Callable[[int], None]
-_PLAIN_SECONDS = 5.0  # between two plain lines
+FIRST_LINE, RAREST_LINE = 5.0, 60.0  # seconds until the first plain line, and at most between two
+REDRAW = 0.2  # seconds between two pictures of a bar in a notebook
 
 
 @dataclass
 class _State:
-    on: bool = False
+    on: bool | None = None  # None: in a notebook alone
 
 
 _state = _State()
@@ -31,41 +45,130 @@ def enable(on: bool = True) -> None:
     _state.on = on
 
 
+def enabled() -> bool:
+    """Whether anybody is to see progress."""
+    return notebook() is not None if _state.on is None else _state.on
+
+
+def notebook() -> Any | None:
+    """Return IPython's display module when this process is the kernel of a notebook, else None.
+
+    Nothing is imported for it: a kernel has loaded IPython already.
+    """
+    module = sys.modules.get("IPython")
+    shell = getattr(module, "get_ipython", lambda: None)()
+    if shell is None or getattr(shell, "kernel", None) is None:
+        return None  # no IPython, or IPython on a terminal
+    import importlib
+
+    return importlib.import_module("IPython.display")
+
+
 def say(line: str) -> None:
-    """Tell of a step on standard error, when progress is on."""
-    if _state.on:
-        print(line, file=sys.stderr, flush=True)
+    """Tell of a step, when progress is on."""
+    if enabled():
+        print(line, file=sys.stdout if notebook() is not None else sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def bar(total: int, what: str, unit: str = "") -> Iterator[Advance]:
     """Show how far some work of `total` steps has come; gives a function that takes steps done."""
-    if not _state.on or total <= 0:
+    if total <= 0 or not enabled():
         yield lambda steps: None
-    elif sys.stderr.isatty():
+        return
+    display = notebook()
+    if display is not None:
+        with _notebook_bar(display, total, what, unit) as advance:
+            yield advance
+    elif _terminal():
         with _rich(unit) as progress:
             task = progress.add_task(what, total=total)
             yield lambda steps: progress.advance(task, steps)
     else:
-        yield from _plain(total, what, unit)
+        yield _lines(total, what, unit)
+
+
+def _terminal() -> bool:
+    console = Console(stderr=True)
+    return console.is_terminal and not console.is_dumb_terminal
+
+
+class _Speed(ProgressColumn):
+    """Steps a second; nothing until it is known, which it is not before the first step."""
+
+    def __init__(self, unit: str) -> None:
+        super().__init__()
+        self.unit = unit
+
+    def render(self, task: Task) -> Text:
+        """Return what stands in the column."""
+        known = self.unit and task.speed is not None
+        return Text(f"{task.speed:.0f} {self.unit}/s" if known else "")
 
 
 def _rich(unit: str) -> Progress:
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-    speed = TextColumn("{task.speed:.0f} " + (unit or "steps") + "/s" if unit else "")
-    return Progress(*columns, speed, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(unit)]
+    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
 
 
-def _plain(total: int, what: str, unit: str) -> Iterator[Advance]:
-    done, shown, start = 0, time.monotonic(), time.monotonic()
+def _lines(total: int, what: str, unit: str) -> Advance:
+    """Write plain lines, ever rarer: work of an hour leaves about sixty of them, of a second none."""
+    done, start = 0, time.monotonic()
+    due, pause = start + FIRST_LINE, FIRST_LINE
+
+    def advance(steps: int) -> None:
+        nonlocal done, due, pause
+        done += steps
+        now = time.monotonic()
+        if now >= due or (done >= total and now - start >= FIRST_LINE):
+            pause = min(RAREST_LINE, 2 * pause)
+            due = now + pause
+            say(_words(done, total, what, unit, now - start))
+
+    return advance
+
+
+@contextlib.contextmanager
+def _notebook_bar(display: Any, total: int, what: str, unit: str) -> Iterator[Advance]:
+    """Update one element in place; when the work is over, it keeps what was done and how fast."""
+    done, start, shown = 0, time.monotonic(), time.monotonic()
+    handle = display.display(display.HTML(_element(0, total, what, "")), display_id=True)
+
+    def draw() -> None:
+        words = _words(done, total, what, unit, time.monotonic() - start)
+        handle.update(display.HTML(_element(done, total, what, words)))
 
     def advance(steps: int) -> None:
         nonlocal done, shown
         done += steps
-        now = time.monotonic()
-        if now - shown >= _PLAIN_SECONDS or (done >= total and now - start >= _PLAIN_SECONDS):
-            shown = now
-            rate = f", {done / max(now - start, 1e-9):.0f} {unit}/s" if unit else ""
-            say(f"{what}: {done} of {total}{rate}")
+        if time.monotonic() - shown >= REDRAW:
+            shown = time.monotonic()
+            draw()
 
-    yield advance
+    try:
+        yield advance
+    finally:
+        draw()
+
+
+def _element(done: int, total: int, what: str, words: str) -> str:
+    name = html.escape(words or what, quote=True)
+    drawn = (
+        f'<progress max="{total}" value="{min(done, total)}" aria-label="{html.escape(what, quote=True)}">'
+    )
+    return f'<div style="font:13px system-ui,sans-serif">{drawn}</progress> {name}</div>'
+
+
+def _words(done: int, total: int, what: str, unit: str, seconds: float) -> str:
+    rate = f", {done / max(seconds, 1e-9):.0f} {unit}/s" if unit else ""
+    left = ""
+    if 0 < done < total and seconds >= 1:
+        left = f", about {_duration(seconds * (total - done) / done)} left"
+    return f"{what}: {done} of {total}{rate}{left}"
+
+
+def _duration(seconds: float) -> str:
+    for size, name in ((3600, "h"), (60, "min")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {name}"
+    return f"{max(1, round(seconds))} s"

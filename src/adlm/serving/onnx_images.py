@@ -193,12 +193,19 @@ class WholePatches(Patches):
     def __init__(self, of: Patches) -> None:
         super().__init__(of.filters, of.threshold, of.grid)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images (n, c, h, w) to (n, width)."""
-        d = self.responses(x)
-        both = [pooled((sign * d - self.threshold).relu(), self.grid) for sign in (1.0, -1.0)]
+    def beyond(self, x: Tensor) -> Tensor:
+        """Responses less the threshold, towards zero, by a convolution."""
+        return functional.softshrink(functional.conv2d(x, self.both) / self.contrast(x), self.threshold)
+
+    def of(self, beyond: Tensor) -> Tensor:
+        """Pool, fold and root them."""
+        both = [pooled(beyond.clamp_min(0.0), self.grid), pooled((-beyond).clamp_min(0.0), self.grid)]
         halves = torch.stack(both, 1).reshape(-1, 2, 2, len(self.filters), self.grid, self.grid)
         return (0.5 * (halves[:, :, 0] + halves[:, :, 1].flip(4))).flatten(1).sqrt()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (n, c, h, w) to (n, width)."""
+        return self.of(self.beyond(x))
 
 
 class PooledColour(Colour):

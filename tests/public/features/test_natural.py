@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from adlm.bench.plain_photographs import plain_colour, plain_features, plain_patches
 from adlm.errors import UserError
 from adlm.public.features import build
 from adlm.public.features.base import PriorStatistics
@@ -155,6 +156,18 @@ def test_the_shipped_prior_is_a_prior_of_unit_vectors() -> None:
     assert length == pytest.approx(1.0, abs=0.05)
     assert float(torch.linalg.eigvalsh(prior.within).min()) > -1e-5
     assert (SHIPPED_FOLDER / f"{SHIPPED}.safetensors").stat().st_size < 12e6
+
+
+def test_the_fast_form_gives_what_the_plain_form_gives(pictures: torch.Tensor) -> None:
+    features = NaturalImages(300)
+    found, plain = features(pictures), plain_features(features, pictures)
+    assert float((found - plain).abs().max()) < 2e-5
+    torch.testing.assert_close(
+        features.blocks.fine(pictures), plain_patches(features.blocks.fine, pictures), rtol=0, atol=1e-3
+    )
+    torch.testing.assert_close(
+        features.blocks.colour(pictures), plain_colour(features.blocks.colour, pictures)
+    )
 
 
 def test_mistakes_are_told_in_a_sentence(small: str, tmp_path: Path) -> None:

@@ -6,8 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from adlm.public.features.patches import pooling
+
 # Rows: luminance, blue against yellow, red against green, each in [-0.5, 0.5] about grey for x in [0, 1].
 _AXES = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.25, 0.25, -0.5], [0.5, -0.5, 0.0]])
+
+NAMES = ("light", "yellow", "red")
 
 
 def opponent(x: Tensor) -> Tensor:
@@ -48,15 +52,19 @@ class Colour(nn.Module):
     def histogram(self, colours: Tensor) -> Tensor:
         """Share of each soft colour bin in each cell, square-rooted, of opponent colours (n, 3, h, w)."""
         parts = []
-        for channel, name in enumerate(("light", "yellow", "red")):
+        for channel, name in enumerate(NAMES):
             centres = self.get_buffer(name)
             width = centres[1] - centres[0]
             value = colours[:, channel].clamp(float(centres[0]), float(centres[-1]))
             # Triangular bins: the memberships of a value sum to one.
             parts.append((1.0 - (value[:, None] - centres[:, None, None]).abs() / width).clamp_min(0.0))
-        joint = torch.einsum("nahw,nbhw,nchw->nabchw", *parts).flatten(1, 3)
-        pooled = functional.adaptive_avg_pool2d(joint, self.grid)
-        return flip_average(pooled).flatten(1).sqrt()
+        # The share of a joint bin in a cell is a product of matrices: pairs of bins times bins by cell.
+        n, bins = len(colours), [len(self.get_buffer(name)) for name in NAMES]
+        pool = pooling(*colours.shape[2:], self.grid).to(colours)
+        pairs = (parts[0][:, :, None] * parts[1][:, None]).reshape(n, bins[0] * bins[1], -1)
+        by_cell = (parts[2].flatten(2).transpose(1, 2)[..., None] * pool[:, None]).flatten(2)
+        joint = (pairs @ by_cell).reshape(n, -1, self.grid, self.grid)
+        return flip_average(joint).flatten(1).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:
         colours = opponent(x)

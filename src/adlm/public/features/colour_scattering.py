@@ -28,7 +28,8 @@ class ColourScattering(nn.Module):
 
     def __init__(self, size: int = 32, J: int = 2, L: int = 8) -> None:
         super().__init__()
-        self.scattering = Scattering((size, size), J, L)
+        # An image's signals at a time: what fits in a core's cache is fastest.
+        self.scattering = Scattering((size, size), J, L, rows=2 * CHANNELS)
         self.orders = self.scattering.orders
         rows, columns = (side // 2 for side in self.scattering.output)
         self.left = (columns + 1) // 2
@@ -40,8 +41,14 @@ class ColourScattering(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map RGB images (n, 3, size, size) to (n, width)."""
         colours = opponent(x)
-        both = 0.5 * (self._cells(colours) + self._cells(colours.flip(3)))
-        maps = both[..., : self.left].reshape(len(x), CHANNELS, len(self.orders), -1)
+        signals = torch.stack([colours, colours.flip(3)], 1)  # an image's six side by side: one block
+        cells = self._cells(signals.flatten(0, 1))
+        both = cells.view(len(x), 2, *cells.shape[1:]).mean(1)
+        return self.normed(both)
+
+    def normed(self, both: Tensor) -> Tensor:
+        """Root, centre and norm each channel and order of flip-averaged cells: (n, width)."""
+        maps = both[..., : self.left].reshape(len(both), CHANNELS, len(self.orders), -1)
         parts = []
         for channel in range(CHANNELS):
             for order, floor in enumerate(_FLOORS):

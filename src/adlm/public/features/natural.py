@@ -24,10 +24,11 @@ from adlm.public.features.colour_scattering import ColourScattering
 from adlm.public.features.exact import ExactDirections, exact_unit_norm
 from adlm.public.features.narrowed import narrow
 from adlm.public.features.patches import Patches
+from adlm.public.features.second_layer import SecondLayer
 from adlm.public.features.threads import map_blocks_threaded
 
 SIZE = 32
-ROWS = 32  # images worked on together
+ROWS = 1  # image worked on at a time: what fits in a core's cache is fastest, and it has no place
 # Coordinates for gradient rounds, for a unit of signal and at least; fixed on held-out training images.
 ROUNDS_COORDINATES, ROUNDS_FEWEST = 0.22, 150
 LONGEST = 2.0**12  # scaled entry of a block: far above any that an image can have
@@ -44,18 +45,27 @@ class Blocks(nn.Module):
     Parameters
     ----------
     fine, coarse : (atoms, 3, side, side) patch filters for the image and for the half-size image.
+    second : weights of a second layer of patches, which takes the place of scattering; or None.
     """
 
-    def __init__(self, fine: Tensor, coarse: Tensor) -> None:
+    def __init__(self, fine: Tensor, coarse: Tensor, second: dict[str, Tensor] | None = None) -> None:
         super().__init__()
-        self.fine, self.coarse = Patches(fine), Patches(coarse)
-        self.scattering, self.colour = ColourScattering(SIZE), Colour()
-        self.widths = (self.fine.width, self.coarse.width, self.scattering.width, *self.colour.widths)
+        self.fine, self.coarse, self.colour = Patches(fine), Patches(coarse), Colour()
+        places = SIZE - fine.shape[-1] + 1
+        self.scattering = ColourScattering(SIZE) if second is None else None
+        self.second = None if second is None else SecondLayer(second, places)
+        texture = self.scattering or self.second
+        assert texture is not None  # one of the two
+        self.widths = (self.fine.width, self.coarse.width, texture.width, *self.colour.widths)
 
     def forward(self, x: Tensor) -> Tensor:
         """Join the blocks."""
         half = functional.avg_pool2d(x, 2)
-        return torch.cat([self.fine(x), self.coarse(half), self.scattering(x), self.colour(x)], 1)
+        if self.scattering is not None:
+            return torch.cat([self.fine(x), self.coarse(half), self.scattering(x), self.colour(x)], 1)
+        assert self.second is not None
+        beyond = self.fine.beyond(x)
+        return torch.cat([self.fine.of(beyond), self.coarse(half), self.second(beyond), self.colour(x)], 1)
 
 
 def compress(projection: Tensor, prefix: str = "projection") -> dict[str, Tensor]:
@@ -146,7 +156,8 @@ class NaturalImages(Features):
                 f"natural-image features have 1 to {projection.shape[1]} coordinates (got width {width})"
             )
         self.weights = weights
-        self.blocks = Blocks(stored["fine"].float(), stored["coarse"].float())
+        second = {name.removeprefix("second."): stored[name] for name in stored if name.startswith("second.")}
+        self.blocks = Blocks(stored["fine"].float(), stored["coarse"].float(), second or None)
         self.register_buffer("projection", projection[:, : self.width].contiguous())
         self.register_buffer("mean", stored["mean"].float())
         self.register_buffer("scale", stored["projection.rows"].float(), persistent=False)

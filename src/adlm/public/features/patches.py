@@ -11,13 +11,14 @@ costs one convolution only: the flip's answer is the mirrored atom's answer in t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 CONTRAST_FLOOR = 10.0 / 255.0  # added to a patch's standard deviation: flat patches stay near zero
-ROWS = 16  # images worked on together: what fits in a core's cache is fastest
+ACCELERATED = 512  # images worked on together on an accelerator
 
 
 def sample_patches(images: Tensor, side: int, count: int, generator: torch.Generator) -> Tensor:
@@ -101,8 +102,17 @@ def learn_dictionary(
     return filters.reshape(atoms, images.shape[1], side, side)
 
 
+@cache
+def pooling(height: int, width: int, grid: int) -> Tensor:
+    """Matrix (height * width, cells) that averages over the cells of a grid, flattened."""
+    places = torch.eye(height * width).reshape(-1, 1, height, width)
+    return functional.adaptive_avg_pool2d(places, grid).flatten(1)
+
+
 class Patches(nn.Module):
     """Flip-averaged patch features of images (n, c, h, w) -> (n, 2 * atoms * cells * cells).
+
+    An image at a time: its responses then stay in a core's cache from the product to the pooling.
 
     Parameters
     ----------
@@ -112,33 +122,46 @@ class Patches(nn.Module):
     """
 
     filters: Tensor
+    both: Tensor
 
     def __init__(self, filters: Tensor, threshold: float = 0.5, grid: int = 3) -> None:
         super().__init__()
         self.register_buffer("filters", filters)
-        self.threshold = threshold
-        self.grid = grid
+        self.register_buffer("both", torch.cat([filters, filters.flip(3)]), persistent=False)
+        self.threshold, self.grid = threshold, grid
         self.width = 2 * len(filters) * grid * grid
 
-    def responses(self, x: Tensor) -> Tensor:
-        """d.x for each atom, then each mirrored atom, at each place: (n, 2 * atoms, h', w')."""
+    def contrast(self, x: Tensor) -> Tensor:
+        """Standard deviation of each patch, plus a floor: (n, 1, h', w')."""
         side = self.filters.shape[-1]
         mean = functional.avg_pool2d(x.mean(1, keepdim=True), side, 1)
         power = functional.avg_pool2d(x.square().mean(1, keepdim=True), side, 1)
-        deviation = (power - mean.square()).clamp_min(0.0).sqrt()
-        # The filters sum to zero, so the patch's mean needs no subtracting.
-        both = torch.cat([self.filters, self.filters.flip(3)])
-        return functional.conv2d(x, both) / (deviation + CONTRAST_FLOOR)
+        return (power - mean.square()).clamp_min(0.0).sqrt() + CONTRAST_FLOOR
 
-    def _pooled(self, x: Tensor) -> Tensor:
-        d = self.responses(x)
-        up = functional.adaptive_avg_pool2d((d - self.threshold).relu_(), self.grid)
-        down = functional.adaptive_avg_pool2d(d.neg_().sub_(self.threshold).relu_(), self.grid)
-        pooled = torch.stack([up, down], 1).reshape(len(x), 2, 2, -1, self.grid, self.grid)
-        folded = 0.5 * (pooled[:, :, 0] + pooled[:, :, 1].flip(4))
-        return folded.reshape(len(x), -1).sqrt()
+    def responses(self, x: Tensor) -> Tensor:
+        """d.x at each place, for each atom, then each mirrored atom: (n, h' * w', 2 * atoms)."""
+        side = self.filters.shape[-1]
+        # The filters sum to zero, so the patch's mean needs no subtracting.
+        views = x.unfold(2, side, 1).unfold(3, side, 1).permute(0, 1, 4, 5, 2, 3)
+        patches = (views / self.contrast(x)[:, :, None, None]).reshape(len(x), self.both[0].numel(), -1)
+        return patches.transpose(1, 2) @ self.both.flatten(1).T
+
+    def beyond(self, x: Tensor) -> Tensor:
+        """Responses less the threshold, towards zero, as maps: (n, 2 * atoms, h', w')."""
+        side = self.filters.shape[-1]
+        found = functional.softshrink(self.responses(x), self.threshold)
+        return found.transpose(1, 2).view(len(x), -1, x.shape[2] - side + 1, x.shape[3] - side + 1)
+
+    def of(self, beyond: Tensor) -> Tensor:
+        """Pool, fold and root responses beyond the threshold: (n, width)."""
+        cells, rows = self.grid, beyond.flatten(2).transpose(1, 2)
+        pool = pooling(beyond.shape[2], beyond.shape[3], cells).to(beyond)
+        up, down = pool.T @ rows.clamp_min(0.0), -pool.T @ rows.clamp_max(0.0)
+        pooled = torch.stack([up, down], 1).reshape(len(rows), 2, cells, cells, 2, -1)
+        folded = 0.5 * (pooled[..., 0, :] + pooled[..., 1, :].flip(3))
+        return folded.permute(0, 1, 4, 2, 3).reshape(len(rows), -1).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (n, c, h, w) to (n, 2 * atoms * cells * cells)."""
-        rows = ROWS if x.device.type == "cpu" else 32 * ROWS
-        return torch.cat([self._pooled(part) for part in torch.split(x, rows)])
+        rows = 1 if x.device.type == "cpu" else ACCELERATED
+        return torch.cat([self.of(self.beyond(part)) for part in torch.split(x, rows)])

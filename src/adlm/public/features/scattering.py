@@ -128,6 +128,7 @@ class Scattering(nn.Module):
     shape : height and width of the images.
     J : number of scales; the output is sampled every 2^J pixels.
     L : number of angles in [0, pi).
+    rows : images worked on together by a thread.
 
     Notes
     -----
@@ -139,14 +140,14 @@ class Scattering(nn.Module):
 
     wavelets: Tensor
 
-    def __init__(self, shape: tuple[int, int], J: int = 2, L: int = 8) -> None:
+    def __init__(self, shape: tuple[int, int], J: int = 2, L: int = 8, *, rows: int = ROWS) -> None:
         super().__init__()
         if J < 1 or L < 1 or min(shape) < 2**J:
             raise UserError(
                 f"scattering needs J >= 1, L >= 1 and images of at least 2^J pixels a side "
                 f"(got J={J}, L={L} and shape {tuple(shape)})"
             )
-        self.shape, self.J, self.L = (int(shape[0]), int(shape[1])), J, L
+        self.shape, self.J, self.L, self.rows = (int(shape[0]), int(shape[1])), J, L, rows
         step = 2**J
         padded = (step * math.ceil(shape[0] / step) + step, step * math.ceil(shape[1] / step) + step)
         self.padded = padded
@@ -263,7 +264,7 @@ class Scattering(nn.Module):
             )
         flat = x.reshape(-1, *self.shape).to(self.wavelets.real.dtype)
         out = flat.new_empty(len(flat), self.channels, *self.output)
-        return map_blocks_threaded(self._transform, flat, out, ROWS).view(len(x), -1, *self.output)
+        return map_blocks_threaded(self._transform, flat, out, self.rows).view(len(x), -1, *self.output)
 
     def _transform(self, x: Tensor, out: Tensor) -> None:
         """Fill `out` (n, channels, h, w) with the coefficients of images x (n, H, W)."""

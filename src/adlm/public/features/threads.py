@@ -10,7 +10,7 @@ from torch import Tensor
 
 from adlm.runtime.memory import keep_freed
 
-WIDER = 32  # times as many rows in a block for an accelerator, which wants more work at once
+ACCELERATED = 1024  # rows of a block on an accelerator, which wants more work at once
 
 
 def map_blocks_threaded(
@@ -31,7 +31,7 @@ def map_blocks_threaded(
     measured (the rung separability of the audit), for no library promises it.
     """
     on_cpu = x.device.type == "cpu"
-    starts = range(0, len(x), rows if on_cpu else WIDER * rows)
+    starts = range(0, len(x), rows if on_cpu else ACCELERATED)
     own, inference, waiting = torch.get_num_threads(), torch.is_inference_mode_enabled(), iter(starts)
     # What autograd records, it records in the thread that asks for it.
     threads = min(own, len(starts)) if on_cpu and not x.requires_grad else 1

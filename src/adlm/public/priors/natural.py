@@ -21,7 +21,9 @@ from torch.nn import functional
 
 from adlm.public.features.base import PriorStatistics, unit_norm
 from adlm.public.features.natural import SIZE, Blocks, compress, expand, store_prior
-from adlm.public.features.patches import learn_dictionary
+from adlm.public.features.patches import Patches, learn_dictionary
+from adlm.public.features.second_layer import averaged_maps, learn_second_layer
+from adlm.public.features.threads import map_blocks_threaded
 from adlm.public.priors import scenes
 
 Progress = Callable[[str, int, int], None]
@@ -76,6 +78,7 @@ def build_natural(
     atoms: int = 200,
     width: int = 1000,
     samples: int = 40_000,
+    second: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
     """Learn the weights of `NaturalImages` from scene classes.
@@ -87,6 +90,7 @@ def build_natural(
     atoms : of each patch dictionary, mirror images not counted.
     width : coordinates to keep.
     samples : patches that each dictionary is learnt from.
+    second : atoms of a second layer of patches in place of scattering; 0 for scattering.
     progress : called with (what is being done, how much is done, of how much).
 
     Returns
@@ -108,10 +112,13 @@ def build_natural(
             half, 6, atoms, generator, samples=samples, progress=tell("learning coarse patches")
         )
         stored = {"fine": fine.half(), "coarse": coarse.half()}
-        blocks = Blocks(stored["fine"].float(), stored["coarse"].float())
+        above = learn_above(Patches(stored["fine"].float()), images, second, generator) if second else None
+        stored |= {f"second.{name}": value for name, value in (above or {}).items()}
+        blocks = Blocks(stored["fine"].float(), stored["coarse"].float(), above)
         raw = torch.empty((len(images), sum(blocks.widths)))
         for start in range(0, len(images), _ROWS):
-            raw[start : start + _ROWS] = blocks(images[start : start + _ROWS])
+            part = slice(start, start + _ROWS)
+            map_blocks_threaded(lambda one, mine: mine.copy_(blocks(one)), images[part], raw[part], 1)
             tell("taking features")(min(start + _ROWS, len(images)), len(images))
         mean = raw.mean(0)
         raw -= mean
@@ -130,9 +137,18 @@ def build_natural(
     return stored
 
 
-def write_natural(path: Path, seed: int = 0, progress: Progress | None = None) -> None:
+def learn_above(
+    fine: Patches, images: Tensor, atoms: int, generator: torch.Generator, most: int = 500
+) -> dict[str, Tensor]:
+    """Learn a second layer from the maps that a first layer gives on scenes, at most so many of them."""
+    chosen = images[torch.randperm(len(images), generator=generator)[:most]]
+    maps = torch.cat([averaged_maps(fine.beyond(part)) for part in torch.split(chosen, 1)])
+    return learn_second_layer(maps, atoms, generator)
+
+
+def write_natural(path: Path, seed: int = 0, second: int = 0, progress: Progress | None = None) -> None:
     """Build the weights and put them at a path, whole or not at all."""
-    weights = build_natural(seed, progress=progress)
+    weights = build_natural(seed, second=second, progress=progress)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".part")
     save_file({name: value.contiguous() for name, value in weights.items()}, partial)
@@ -143,8 +159,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Learn natural-image features from procedural scenes.")
     parser.add_argument("file", type=Path, help="where to write the .safetensors file")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--second", type=int, default=0, help="atoms of a second layer; 0: scattering")
     given = parser.parse_args()
     write_natural(
-        given.file, given.seed, lambda what, done, total: print(f"\r{what}: {done}/{total}", end="")
+        given.file,
+        given.seed,
+        given.second,
+        lambda what, done, total: print(f"\r{what}: {done}/{total}", end="", flush=True),
     )
     print()

@@ -1,0 +1,227 @@
+"""What is known of existing releases, models and ledgers, in JSON values for the page.
+
+Certificates, evaluations and audits are read from their files; nothing is opened for writing, and no record
+is anywhere near. Names of folders are told, not where they lie.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from adlm.curator.ledger import LedgerView
+from adlm.errors import UserError
+from adlm.privacy.accounting import Charge, compose, number, show
+from adlm.privacy.release import CERTIFICATE
+from adlm.public.domain import NEIGHBOURS
+from adlm.report.provenance import rerun_command
+from adlm.report.sections import MEANINGS
+from adlm.report.subject import Subject, find
+from adlm.ui.forecasts import DELTAS
+
+OTHER_STAMP = "This warning was put on the release, or on a model of it, when it was made."
+
+
+def around(folder: Path) -> list[Path]:
+    """Return the folders below one that hold a release or a model; the folder itself if it is one."""
+    if (folder / CERTIFICATE).exists():
+        return [folder]
+    return sorted(p for p in folder.iterdir() if p.is_dir() and (p / CERTIFICATE).exists())
+
+
+def subjects(folders: Sequence[Path]) -> list[Subject]:
+    """Read folders; one that holds artefacts of several releases is taken apart."""
+    found = []
+    for folder in folders:
+        try:
+            found.append(find(folder))
+        except UserError:
+            parts = around(folder) if folder.is_dir() else []
+            if len(parts) < 2:
+                raise
+            found.extend(find(part) for part in parts)
+    return _distinct(found)
+
+
+def _distinct(found: Iterable[Subject]) -> list[Subject]:
+    """Keep one subject for each release: the one that says most."""
+    best: dict[str, Subject] = {}
+    for subject in found:
+        digest = subject.certificate.digest
+        old = best.get(digest)
+        if old is None or len(subject.models) > len(old.models):
+            best[digest] = subject
+    return list(best.values())
+
+
+def artefacts(found: Sequence[Subject]) -> list[dict[str, Any]]:
+    """Describe releases and the models trained on them."""
+    names = [subject.folder.resolve().name for subject in found]
+    return [_artefact(subject, _unique(names, i)) for i, subject in enumerate(found)]
+
+
+def _unique(names: Sequence[str], index: int) -> str:
+    same = names[:index].count(names[index])
+    return names[index] if not same else f"{names[index]} ({same + 1})"
+
+
+def _artefact(subject: Subject, name: str) -> dict[str, Any]:
+    made, totals = subject.certificate, subject.certificate.totals
+    signer = subject.signature.signer if subject.signature else None
+    n = made.settings.get("n")
+    plan = made.settings.get("plan")
+    reasons = plan.get("reasons", []) if isinstance(plan, Mapping) else []
+    return {
+        "name": name,
+        "private": made.private,
+        "proved": number(totals.epsilon_proved),
+        "claimed": number(totals.epsilon_claimed),
+        "delta": float(totals.delta),
+        "neighbours": totals.neighbours,
+        "sentence": f"{totals.sentence()}.",
+        "stamps": [{"words": s, "meaning": MEANINGS.get(s, OTHER_STAMP)} for s in subject.stamps],
+        "charges": [_charge(c) for c in made.charges],
+        "models": [_model(m.name, m.training, m.evaluation) for m in subject.models],
+        "audit": _audit(subject.audit),
+        "words": [str(r) for r in reasons],
+        "verify": f"adlm verify {name}",
+        "again": rerun_command(made),
+        "facts": [
+            ["epsilon proved", show(totals.epsilon_proved)],
+            ["epsilon claimed", show(totals.epsilon_claimed)],
+            ["delta", f"{float(totals.delta):g}"],
+            ["neighbours", totals.neighbours],
+            ["kind", made.kind],
+            ["records", f"{n:,}" if isinstance(n, int) else "protected"],
+            ["most records of a person", str(made.settings.get("contributions", 1))],
+            ["classes", str(len(made.domain.classes))],
+            ["noise", ", ".join(dict.fromkeys(str(c.mechanism) for c in made.charges))],
+            ["features", _features(made.features)],
+            ["signed by", signer[:16] if signer else "nobody"],
+            ["best accuracy", _best(subject)],
+            ["digest", made.digest[:16]],
+            ["made with", ", ".join(f"{k} {v}" for k, v in sorted(made.software.items()))],
+        ],
+    }
+
+
+def _charge(charge: Charge) -> dict[str, Any]:
+    return {
+        "what": charge.what,
+        "noise": str(charge.mechanism),
+        "neighbours": charge.neighbours,
+        "claimed": show(charge.claimed),
+        "proved": show(charge.epsilon_proved),
+        "delta": f"{float(charge.delta):g}",
+        "proof": f"not proved: {charge.unproved}" if charge.unproved else charge.proof,
+    }
+
+
+def _features(features: Mapping[str, Any]) -> str:
+    spec = features.get("spec")
+    if not isinstance(spec, Mapping):
+        return "the records themselves"
+    inner = spec.get("of")
+    return str((inner if isinstance(inner, Mapping) else spec).get("name", "?"))
+
+
+def _model(name: str, training: Mapping[str, Any], found: Mapping[str, Any] | None) -> dict[str, Any]:
+    measured = found or {}
+    of = " ".join(str(measured[key]) for key in ("of", "split") if measured.get(key))
+    return {
+        "name": name,
+        "network": str(training.get("network", "?")),
+        "epochs": str(training.get("epochs", "")),
+        "accuracy": _share(measured.get("accuracy")),
+        "balanced": _share(measured.get("balanced_accuracy")),
+        "of": of or "not measured",
+    }
+
+
+def _share(value: object) -> float | None:
+    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return float(str(value)) if good else None
+
+
+def _best(subject: Subject) -> str:
+    shares = [_share((m.evaluation or {}).get("accuracy")) for m in subject.models]
+    known = [s for s in shares if s is not None]
+    return f"{max(known):.1%}" if known else "not measured"
+
+
+def _audit(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Keep what attacks found: the lower bound beside what is proved, and the verdict."""
+    raw = [f for f in (found or {}).get("findings", []) if isinstance(f, Mapping)]
+    if not raw:
+        return None
+    rows = [
+        {
+            "mechanism": str(f.get("mechanism", "?")),
+            "rung": str(f.get("rung", "")),
+            "proved": _share(f.get("epsilon_proved")),
+            "lower": _share(f.get("epsilon_lower")),
+            "verdict": str(f.get("verdict", "")),
+            "control": bool(f.get("control")),
+        }
+        for f in raw
+    ]
+    violated = sum(r["verdict"] == "VIOLATED" for r in rows)
+    attacks = sum(not r["control"] for r in rows)
+    told = "none broke what is proved" if not violated else f"{violated} broke what is proved"
+    return {"rows": rows, "violated": violated, "summary": f"{attacks} attacks, {told}"}
+
+
+def pairs(found: Sequence[Subject]) -> dict[str, str]:
+    """Say for every two releases what they would cost together, if the same records went into both."""
+    told = {}
+    for (i, a), (j, b) in combinations(enumerate(found), 2):
+        charges = (*a.certificate.charges, *b.certificate.charges)
+        if len({c.neighbours for c in charges}) == 1:
+            told[f"{i} {j}"] = f"Of the same records, both together cost {compose(charges).sentence()}."
+        else:
+            told[f"{i} {j}"] = "Their relations differ, so their epsilons do not add up."
+    return told
+
+
+def ledgers(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Describe ledgers: budget, charges, and what is left for each delta and relation of the page."""
+    return [_ledger(LedgerView.read(path)) for path in paths]
+
+
+def _ledger(book: LedgerView) -> dict[str, Any]:
+    relations = sorted({c.neighbours for c in book.charges})
+    one = len(relations) == 1
+    totals = compose(book.charges) if one else None
+    left = {
+        f"{delta} {relation}": _left(book, delta, relation) for delta in DELTAS for relation in NEIGHBOURS
+    }
+    return {
+        "name": book.path.name,
+        "budget": book.budget and {"epsilon": float(book.budget.epsilon), "delta": float(book.budget.delta)},
+        "spent": number(totals.epsilon_proved) if totals else (None if relations else 0.0),
+        "sentence": f"{totals.sentence()}." if totals else _unadded(relations),
+        "charges": [_charge(c) for c in book.charges],
+        "left": left,
+    }
+
+
+def _left(book: LedgerView, delta: str, relation: str) -> float | None:
+    left = book.left(Fraction(delta), relation)
+    return None if left is None else float(left)
+
+
+def _unadded(relations: Sequence[str]) -> str:
+    if not relations:
+        return "Nothing is spent."
+    return f"Charges under {' and '.join(relations)} do not add up."
+
+
+def as_script(value: object) -> str:
+    """Write JSON that can stand inside a script element, whatever an artefact is called."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

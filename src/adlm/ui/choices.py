@@ -1,0 +1,146 @@
+"""What a budget can be chosen for: a public data set by name, or a domain that somebody declared."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+from adlm.errors import UserError
+from adlm.public import datasets
+from adlm.public.domain import NEIGHBOURS, Domain
+from adlm.public.domain.table import TableDomain
+from adlm.public.features import Features, for_domain
+
+MOST_RECORDS = 10**9
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """A data set to plan for; nothing of it is read but what is public.
+
+    Attributes
+    ----------
+    key : names it within a page.
+    title : what a person calls it.
+    origin : how the command line names it: `--data NAME`, `--domain`, or nothing for arrays from Python.
+    file : the domain file, if it comes from one.
+    n : the number of records, public or guessed.
+    domain : of images and other arrays; None for a table.
+    table : of a table; None for arrays.
+    """
+
+    key: str
+    title: str
+    origin: str
+    n: int
+    file: str = ""
+    domain: Domain | None = None
+    table: TableDomain | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the classes."""
+        if self.table is not None:
+            return tuple(self.table.label.classes)
+        assert self.domain is not None
+        return self.domain.classes
+
+    @property
+    def neighbours(self) -> str:
+        """The relation that the domain declares."""
+        if self.table is not None:
+            return self.table.neighbours
+        assert self.domain is not None
+        return self.domain.neighbours
+
+    @property
+    def contributions(self) -> int:
+        """The most records that one person has, as declared."""
+        return 1 if self.table is None else self.table.contributions
+
+    @cached_property
+    def features(self) -> Features:
+        """The public features of arrays."""
+        assert self.domain is not None
+        return for_domain(self.domain)
+
+    def related(self, neighbours: str) -> TableDomain:
+        """The table under a relation."""
+        assert self.table is not None
+        return replace(self.table, neighbours=neighbours)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values for the page."""
+        return {
+            "key": self.key,
+            "title": self.title,
+            "origin": self.origin,
+            "file": self.file,
+            "named": self.origin.startswith("--data"),
+            "kind": "table" if self.table is not None else "array",
+            "n": self.n,
+            "classes": len(self.classes),
+            "neighbours": self.neighbours,
+            "contributions": self.contributions,
+        }
+
+
+@lru_cache(maxsize=1)
+def named() -> tuple[Choice, ...]:
+    """Return the public data sets; no record of them is read or fetched."""
+    return tuple(
+        Choice(d["name"], d["title"], f"--data {d['name']}", d["train"], domain=datasets.domain(d["name"]))
+        for d in datasets.describe()
+    )
+
+
+def declared(text: str, name: str, n: int) -> Choice:
+    """Read the text of a domain file: of a table, or of arrays.
+
+    Parameters
+    ----------
+    text : the TOML text.
+    name : the file's name, for the title and the command.
+    n : the number of records, public or guessed.
+    """
+    check_size(n)
+    key = f"domain-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+    short = Path(name).name or "domain.toml"
+    if _is_table(text):
+        return Choice(key, short, "--domain", n, name, table=TableDomain.from_toml(text))
+    return Choice(key, short, "", n, name, domain=Domain.from_toml(text))
+
+
+def _is_table(text: str) -> bool:
+    try:
+        return "columns" in tomllib.loads(text)
+    except (ValueError, RecursionError):
+        return False  # what is wrong with it is told by who reads it
+
+
+def from_file(path: Path, n: int | None) -> Choice:
+    """Read a domain file."""
+    if n is None:
+        raise UserError("--domain needs --public-size, the number of records, public or guessed")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text in UTF-8"
+        raise UserError(f"the domain file {path} cannot be read: {why}") from None
+    return declared(text, str(path), n)
+
+
+def check_size(n: int) -> None:
+    """Refuse a number of records that no data set has."""
+    if not 1 <= n <= MOST_RECORDS:
+        raise UserError(f"the number of records must lie between 1 and {MOST_RECORDS:,}, got {n:,}")
+
+
+def check_relation(neighbours: str) -> None:
+    """Refuse a relation that there is not."""
+    if neighbours not in NEIGHBOURS:
+        raise UserError(f"the relation must be one of {', '.join(NEIGHBOURS)}, got {neighbours!r}")

@@ -1,0 +1,126 @@
+"""The public figures that come with the package: what was measured, what others published, rehearsals.
+
+python -m adlm.ui.data results             # write measured.json from the results
+python -m adlm.ui.data results --forecasts # and forecasts.json, by rehearsing every budget of the page
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from adlm.errors import UserError
+from adlm.experiments import published
+from adlm.public.domain import NEIGHBOURS
+from adlm.runtime import progress
+from adlm.runtime.artefact import write_file
+from adlm.ui.choices import named
+from adlm.ui.forecasts import DELTAS, EPSILONS, KEPT, Budget, settings_of
+from adlm.workflows.forecast import forecast
+
+MEASURED = "measured.json"
+HERE = Path(__file__).parent
+# Curves that are worth a look beside a forecast, and what a person would call them.
+OURS = ("moments-pure", "moments", "moments-add-remove")
+DPSGD = ("psgd-linear", "psgd-tanh", "psgd-abadi")
+
+
+@lru_cache(maxsize=1)
+def measured() -> Mapping[str, Any]:
+    """Return the measured curves by data set."""
+    found: dict[str, Any] = json.loads((resources.files("adlm.ui") / MEASURED).read_text(encoding="utf-8"))
+    return found
+
+
+def beside(data: str) -> dict[str, Any]:
+    """Return what is measured and published for a data set, for the page."""
+    return {
+        "measured": measured().get(data, []),
+        "published": [figure.to_dict() for figure in published.of(data)],
+    }
+
+
+def from_results(results: Path) -> dict[str, list[dict[str, Any]]]:
+    """Collect the curves of the frontier experiments."""
+    found = {}
+    for choice in named():
+        path = results / f"frontier-{choice.key}" / "summary.json"
+        if not path.is_file():
+            raise UserError(f"there is no {path}; run adlm experiment frontier-{choice.key} first")
+        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        found[choice.key] = [_series(rows, name) for name in (*OURS, *DPSGD) if _rows(rows, name)]
+    return found
+
+
+def _rows(rows: list[dict[str, Any]], method: str) -> list[dict[str, Any]]:
+    return sorted((r for r in rows if r["method"] == method), key=lambda r: float(r["epsilon"]))
+
+
+def _series(rows: list[dict[str, Any]], method: str) -> dict[str, Any]:
+    own = _rows(rows, method)
+    return {
+        "method": method,
+        "family": "ours" if method in OURS else "dp-sgd",
+        "label": own[0]["label"],
+        "delta": own[0]["delta"],
+        "neighbours": own[0]["neighbours"],
+        "points": [
+            {
+                "epsilon": row["epsilon"],
+                "accuracy": round(row["accuracy"], 5),
+                "sd": None if row["sd"] is None else round(row["sd"], 5),
+                "seeds": row["seeds"],
+            }
+            for row in own
+        ],
+    }
+
+
+def rehearsed() -> dict[str, Any]:
+    """Rehearse every budget of the page for every public data set."""
+    found: dict[str, Any] = {}
+    budgets = [Budget(e, d, relation) for d in DELTAS for relation in NEIGHBOURS for e in EPSILONS]
+    for choice in named():
+        curves: dict[str, dict[str, Any]] = {}
+        with progress.bar(len(budgets), f"rehearsals for {choice.key}", "rehearsals") as advance:
+            for b in budgets:
+                one = forecast(
+                    choice.features, choice.n, len(choice.classes), b.epsilon, b.delta, b.neighbours
+                )
+                figures = [round(one.accuracy, 5), round(one.spread, 5), *settings_of(one.plan)]
+                curves.setdefault(b.curve, {})[b.epsilon] = figures
+                advance(1)
+        found[choice.key] = {"n": choice.n, "features": choice.features.fingerprint(), "curves": curves}
+    return found
+
+
+def main(words: list[str]) -> int:
+    """Write the files that come with the package."""
+    parser = argparse.ArgumentParser(prog="python -m adlm.ui.data", description=__doc__)
+    parser.add_argument("results", type=Path, help="the folder of results")
+    parser.add_argument("--forecasts", action="store_true", help="rehearse anew; takes minutes")
+    given = parser.parse_args(words)
+    progress.enable()
+    try:
+        _write(MEASURED, from_results(given.results))
+        if given.forecasts:
+            _write(KEPT, rehearsed())
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def _write(name: str, value: object) -> None:
+    text = json.dumps(value, indent=None, separators=(",", ":"), sort_keys=True)
+    write_file(HERE / name, text.replace("]},", "]},\n").encode() + b"\n", what=name)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

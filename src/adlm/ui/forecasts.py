@@ -1,0 +1,185 @@
+"""Forecasts for the page: the release is rehearsed on synthetic classes, so nothing is spent or read.
+
+Rehearsals of the public data sets come with the package (`forecasts.json`, made by `python -m adlm.ui.data`):
+the synthetic classes of photographs take a minute to draw. A kept rehearsal counts only while the features
+and the plan are those of today; any other budget is rehearsed when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
+from adlm.errors import UserError
+from adlm.privacy.accounting import parse_delta, parse_epsilon
+from adlm.public.planning.moments import MomentPlan, plan_moments
+from adlm.public.planning.tables import TablePlan
+from adlm.ui.choices import Choice, check_relation, check_size
+from adlm.workflows.forecast import forecast
+from adlm.workflows.forecast_tables import forecast_table
+
+_STEPS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 10)
+EPSILONS = tuple(f"{step:g}" for step in _STEPS)
+COARSE = ("0.1", "0.5", "1", "3", "8")  # of tables, whose rehearsals take seconds each
+DELTAS = ("0", "1e-7", "1e-6", "1e-5", "1e-4")
+KEPT = "forecasts.json"
+MOST_EPSILON = 100.0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a release would cost: budget and relation, in the words of the command line."""
+
+    epsilon: str
+    delta: str
+    neighbours: str
+
+    def __post_init__(self) -> None:
+        check_relation(self.neighbours)
+        parse_delta(self.delta)
+        if float(parse_epsilon(self.epsilon)) > MOST_EPSILON:
+            raise UserError(f"epsilon must be at most {MOST_EPSILON:g}, got {self.epsilon}")
+
+    @property
+    def curve(self) -> str:
+        """The curve that this budget lies on."""
+        return f"{self.delta} {self.neighbours}"
+
+
+def point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
+    """Rehearse a release and say what it would be; from the kept rehearsals where they hold."""
+    check_size(n)
+    found = _kept_point(choice, n, budget)
+    if found is None:
+        found = _table_point(choice, n, budget) if choice.table is not None else _point(choice, n, budget)
+    return found
+
+
+def curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
+    """Return what is known of a curve without rehearsing anything."""
+    check_size(n)
+    found = (_kept_point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in EPSILONS)
+    return [p for p in found if p is not None]
+
+
+def whole_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
+    """Rehearse a whole curve, where it is not known."""
+    epsilons = COARSE if choice.table is not None else EPSILONS
+    return [point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in epsilons]
+
+
+def _plan(choice: Choice, n: int, budget: Budget) -> MomentPlan:
+    return plan_moments(
+        n,
+        len(choice.classes),
+        float(parse_epsilon(budget.epsilon)),
+        float(parse_delta(budget.delta)),
+        budget.neighbours,
+        choice.features,
+    )
+
+
+def _kept_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any] | None:
+    kept = _kept().get(choice.key)
+    if kept is None or choice.domain is None or n != kept["n"]:
+        return None
+    figures = kept["curves"].get(budget.curve, {}).get(budget.epsilon)
+    if figures is None or kept["features"] != _fingerprint(choice):
+        return None
+    plan = _plan(choice, n, budget)
+    accuracy, spread, *settings = figures
+    return _shown(budget, accuracy, spread, plan) if settings == settings_of(plan) else None
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(choice: Choice) -> str:
+    return choice.features.fingerprint()
+
+
+@lru_cache(maxsize=1)
+def _kept() -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads((resources.files("adlm.ui") / KEPT).read_text(encoding="utf-8"))
+    return found
+
+
+def settings_of(plan: MomentPlan) -> list[Any]:
+    """What makes two plans the same to a rehearsal."""
+    return [plan.k, plan.q, float(f"{float(plan.share_sums):.6g}"), float(f"{plan.second_clip_norm:.6g}")]
+
+
+@lru_cache(maxsize=4096)
+def _point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
+    found = forecast(choice.features, n, len(choice.classes), budget.epsilon, budget.delta, budget.neighbours)
+    return _shown(budget, found.accuracy, found.spread, found.plan)
+
+
+@lru_cache(maxsize=512)
+def _table_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
+    table = choice.related(budget.neighbours)
+    found = forecast_table(table, n, budget.epsilon, budget.delta)
+    return {
+        "epsilon": float(parse_epsilon(budget.epsilon)),
+        "accuracy": round(found.accuracy, 5),
+        "low": None,
+        "high": None,
+        "ceiling": round(found.ceiling, 5),
+        "words": [_sentence(found.plan.summary), *map(_sentence, found.plan.reasons)],
+        "remark": "Records were made by a rule of our own, for nobody knows beforehand what columns say of "
+        "a label: compare budgets by these figures, do not expect them.",
+    }
+
+
+def _shown(budget: Budget, accuracy: float, spread: float, plan: MomentPlan) -> dict[str, Any]:
+    """Put a rehearsal into JSON values; the interval is one standard deviation over synthetic tasks."""
+    return {
+        "epsilon": float(parse_epsilon(budget.epsilon)),
+        "accuracy": round(accuracy, 5),
+        "low": round(max(0.0, accuracy - spread), 5),
+        "high": round(min(1.0, accuracy + spread), 5),
+        "ceiling": None,
+        "words": [plan_sentence(plan), *map(_sentence, plan.reasons)],
+        "remark": ROUNDS_REMARK if plan.rounds is not None else "",
+    }
+
+
+ROUNDS_REMARK = (
+    "Moments under the same budget were rehearsed here. Gradient rounds are taken where they do better, so "
+    "expect rather more than this."
+)
+
+
+def plan_sentence(plan: MomentPlan | TablePlan | TableRoundsPlan) -> str:
+    """Say in a sentence what would be released."""
+    if not isinstance(plan, MomentPlan):
+        return _sentence(plan.summary)
+    noise = {"gaussian": "Gaussian", "radial": "radial (pure epsilon)", "laplace": "Laplace"}[plan.noise]
+    parts = [f"Noisy sums of {plan.k} public coordinates for each class, with {noise} noise"]
+    if plan.rounds is not None:
+        parts.append(f"then {plan.rounds.rounds} rounds of noisy gradients of a linear head")
+    elif plan.q:
+        parts.append(f"and second moments of {plan.q} directions")
+    both = plan.q or plan.rounds is not None
+    share = f"{100 * float(plan.share_sums):.0f} %" if both else "all"
+    return f"{', '.join(parts)}; {share} of the budget goes to the sums."
+
+
+def _sentence(text: str) -> str:
+    """Write words as a sentence; a setting that begins it keeps its name."""
+    first = text if text[1:3] == " =" else text[:1].upper() + text[1:]
+    return first.rstrip(".") + "."
+
+
+def curves(
+    choice: Choice, deltas: Sequence[str], relations: Sequence[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return whole curves by delta and relation, as a static page needs them."""
+    return {
+        Budget("1", delta, relation).curve: whole_curve(choice, choice.n, delta, relation)
+        for delta in deltas
+        for relation in relations
+    }

@@ -1,0 +1,136 @@
+"""The page: one HTML file with its style, its script and its figures inside. It asks nobody outside."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from adlm.errors import UserError
+from adlm.public.domain import NEIGHBOURS
+from adlm.report.attacker import ALARM
+from adlm.runtime import progress
+from adlm.runtime.artefact import write_file
+from adlm.ui import artefacts
+from adlm.ui.choices import Choice, from_file, named
+from adlm.ui.data import beside
+from adlm.ui.forecasts import COARSE, DELTAS, EPSILONS, Budget, whole_curve
+from adlm.version import __version__
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a page shows.
+
+    Attributes
+    ----------
+    choices : data sets and domains to plan for.
+    found : releases and models, in JSON values.
+    pairs : what every two of them cost together.
+    ledgers : in JSON values.
+    """
+
+    choices: tuple[Choice, ...]
+    found: list[dict[str, Any]]
+    pairs: dict[str, str]
+    ledgers: list[dict[str, Any]]
+
+
+def gather(
+    folders: Sequence[Path], ledgers: Sequence[Path], domain: Path | None = None, size: int | None = None
+) -> Shown:
+    """Read what a page is to show; public numbers and certificates alone.
+
+    Parameters
+    ----------
+    folders : releases, models, or folders that hold them.
+    ledgers : files of ledgers; they are read, never opened for writing.
+    domain : a domain file to plan for, beside the public data sets.
+    size : the number of records of that domain, public or guessed.
+    """
+    if domain is None and size is not None:
+        raise UserError("--public-size is for a --domain; leave it out, or give the domain file")
+    own = () if domain is None else (from_file(domain, size),)
+    subjects = artefacts.subjects(folders)
+    return Shown(
+        (*own, *named()),
+        artefacts.artefacts(subjects),
+        artefacts.pairs(subjects),
+        artefacts.ledgers(ledgers),
+    )
+
+
+def figures(shown: Shown, *, live: bool) -> dict[str, Any]:
+    """Return all that the script needs; a static page carries every curve with it."""
+    return {
+        "version": __version__,
+        "live": live,
+        "epsilons": [float(e) for e in EPSILONS],
+        "coarse": [float(e) for e in COARSE],
+        "deltas": list(DELTAS),
+        "relations": list(NEIGHBOURS),
+        "alarm": ALARM,
+        "choices": [_choice(c, live=live) for c in shown.choices],
+        "artefacts": shown.found,
+        "pairs": shown.pairs,
+        "ledgers": shown.ledgers,
+    }
+
+
+def _choice(choice: Choice, *, live: bool) -> dict[str, Any]:
+    return choice.to_dict() | beside(choice.key) | {"curves": {} if live else _curves(choice)}
+
+
+def _curves(choice: Choice) -> dict[str, list[dict[str, Any]]]:
+    wanted = [(delta, relation) for delta in DELTAS for relation in NEIGHBOURS]
+    found = {}
+    with progress.bar(len(wanted), f"rehearsals for {choice.title}") as advance:
+        for delta, relation in wanted:
+            found[Budget("1", delta, relation).curve] = whole_curve(choice, choice.n, delta, relation)
+            advance(1)
+    return found
+
+
+def render(shown: Shown, *, live: bool) -> str:
+    """Put the page together."""
+    style, script = asset("page.css"), asset("page.js")
+    parts = {
+        "{{csp}}": policy(live=live),
+        "{{style}}": style,
+        "{{figures}}": artefacts.as_script(figures(shown, live=live)),
+        "{{script}}": script,
+    }
+    text = asset("page.html")
+    for mark, part in parts.items():
+        before, found, after = text.partition(mark)
+        assert found, mark
+        text = before + part + after
+    return text
+
+
+def policy(*, live: bool) -> str:
+    """Return the content security policy: this style, this script, and no address but the page's own."""
+    hashes = {name: _hash(asset(f"page.{name}")) for name in ("css", "js")}
+    reach = "connect-src 'self'; " if live else ""
+    return (
+        f"default-src 'none'; {reach}style-src '{hashes['css']}'; script-src '{hashes['js']}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def asset(name: str) -> str:
+    """Return the text of a file that comes with the package."""
+    return (resources.files("adlm.ui") / name).read_text(encoding="utf-8")
+
+
+def write_static(shown: Shown, out: Path) -> None:
+    """Write the page as one file; what it shows was computed beforehand."""
+    write_file(out, render(shown, live=False).encode(), what="page")

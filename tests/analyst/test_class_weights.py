@@ -80,7 +80,7 @@ def test_the_estimator_takes_weights_by_label_and_keeps_them(tmp_path: Path) -> 
 
 def test_weights_can_be_searched_on_a_release() -> None:
     made = fitted(5000).release_
-    tried = [{}, {"class_weight": "balanced"}, {"class_weight": {"rare": 3.0}}]
+    tried: list[dict[str, Any]] = [{}, {"class_weight": "balanced"}, {"class_weight": {"rare": 3.0}}]
     found = search_on_release(
         made, tried, lambda model: float((model.head.bias[1] - model.head.bias[0]).detach())
     )
@@ -97,7 +97,7 @@ def test_wrong_weights_are_one_sentence() -> None:
         ("even", "'balanced' or a weight"),
     ):
         with pytest.raises(UserError, match=told):
-            weighed(plain.model_, plain.release_, given)  # type: ignore[arg-type]
+            weighed(plain.model_, plain.release_, given)
     with pytest.raises(UserError, match="NAME=WEIGHT"):
         parse_class_weight("rare:2")
     with pytest.raises(UserError, match="dict of labels"):

@@ -51,6 +51,9 @@ class Walk:
 
 def walk(data: str, folder: Path) -> Walk:
     """Release, train and evaluate in this process, and note the way."""
+    import adlm.analyst.fit
+    import adlm.serving.predict
+    import adlm.workflows.privatise  # noqa: F401  (what runs when a module is imported is no part of the walk)
     from adlm.cli import app
 
     found = Walk()

@@ -17,7 +17,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-RUN_ELSEWHERE = {"guide-tables.md": "test_guide_tables.py"}  # on tables that the test makes first
+RUN_ELSEWHERE = {  # on data that the test makes first
+    "guide-tables.md": "test_guide_tables.py",
+    "guide-images.md": "test_guide_images.py",
+}
 BLOCK = re.compile(
     r"(?:<!-- (?P<mark>[a-z ]+): (?P<reason>[^>]*?) -->\n)?```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.M | re.S
 )

@@ -7,42 +7,17 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from tests.cli.commands import figures, run, runner
+from tests.cli.commands import place as place
 
 from adlm import UserError, __version__
 from adlm.cli import main
 from adlm.cli.app import COMMANDS, app
-from adlm.runtime import progress
 
 STABLE = {"epsilon_claimed", "epsilon_proved", "delta", "neighbours"}
-runner = CliRunner()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("cli")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("ADLM_LEDGERS", str(folder / "ledgers"))
-        yield folder
-    progress.enable(False)
-
-
-def run(*words: str) -> str:
-    done = runner.invoke(app, list(words), catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
-def figures(*words: str) -> dict[str, Any]:
-    found = json.loads(run(*words, "--json"))
-    assert isinstance(found, dict)
-    return found
 
 
 def nothing_charged(ledger: Path) -> bool:

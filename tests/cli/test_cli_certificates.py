@@ -6,13 +6,12 @@ import json
 import pydoc
 import subprocess
 import sys
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from tests.cli.commands import figures, run, runner
+from tests.cli.commands import place as place
 
 import adlm
 from adlm import Ledger, UserError
@@ -20,32 +19,6 @@ from adlm.cli import main
 from adlm.cli.app import app
 from adlm.privacy.accounting import Charge
 from adlm.privacy.release import SEEDED, WEAK_DELTA, WEAK_EPSILON
-from adlm.runtime import progress
-
-runner = CliRunner()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    folder = tmp_path_factory.mktemp("cli")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setenv("ADLM_LEDGERS", str(folder / "ledgers"))
-        yield folder
-    progress.enable(False)
-
-
-def run(*words: str) -> str:
-    done = runner.invoke(app, list(words), catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout
-
-
-def figures(*words: str) -> dict[str, Any]:
-    found = json.loads(run(*words, "--json"))
-    assert isinstance(found, dict)
-    return found
-
 
 DIGITS = ("release", "--data", "digits", "--limit", "150", "--k", "8")
 

@@ -23,7 +23,8 @@ from adlm.errors import UserError
 from adlm.experiments import published
 from adlm.runtime import progress
 from adlm.ui import artefacts, data
-from adlm.ui.choices import named
+from adlm.ui.choices import declared, named
+from adlm.ui.forecasts import Budget, point
 from adlm.ui.page import figures, gather, render
 
 ROOT = Path(__file__).parent.parent.parent
@@ -199,6 +200,17 @@ def test_a_domain_is_shown_first_and_rehearsed_for_a_static_page(
         assert [p["epsilon"] for p in points] == [0.1, 0.5, 1.0, 3.0, 8.0]
         assert points[0]["accuracy"] <= points[-1]["accuracy"] + 0.02
         assert all(p["words"] and p["ceiling"] for p in points)
+
+
+def test_a_numeric_target_is_forecast_by_the_variance_that_is_explained(tmp_path: Path) -> None:
+    label = 'kind = "label"\nclasses = ["no", "yes"]'
+    assert label in made.DOMAIN
+    text = made.DOMAIN.replace(label, 'kind = "target"\nlower = 0\nupper = 14')
+    choice = declared(text, "days.toml", 20_000)
+    assert (choice.classes, choice.to_dict()["measure"]) == ((), "R\u00b2")
+    found = point(choice, 20_000, Budget("3", "0", "replace-one"))
+    assert 0 < found["accuracy"] <= 1
+    assert found["words"]
 
 
 def test_a_domain_of_arrays_gets_lines_of_python_for_there_is_no_command(tmp_path: Path) -> None:

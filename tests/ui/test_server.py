@@ -14,7 +14,9 @@ import pytest
 from tests.ui import made
 
 from adlm.errors import UserError
+from adlm.public.domain import NEIGHBOURS
 from adlm.ui import forecasts
+from adlm.ui.choices import named
 from adlm.ui.page import gather
 from adlm.ui.server import MOST_BODY, MOST_DOMAINS, Server
 
@@ -131,9 +133,17 @@ def test_a_point_is_the_forecast_and_the_plan_of_the_command_line(server: Server
 
 def test_kept_rehearsals_are_those_of_today(server: Server) -> None:
     """After a change of features or of the rule: python -m adlm.ui.data results --forecasts."""
-    status, found = api(server, "curve", **DIGITS)
-    assert status == 200
-    assert [p["epsilon"] for p in found["points"]] == [float(e) for e in forecasts.EPSILONS]
+    for choice in named():
+        for relation in NEIGHBOURS:
+            told = DIGITS | {
+                "choice": choice.key,
+                "n": str(choice.n),
+                "delta": "1e-5",
+                "neighbours": relation,
+            }
+            status, found = api(server, "curve", **told)
+            assert status == 200
+            assert [p["epsilon"] for p in found["points"]] == [float(e) for e in forecasts.EPSILONS]
     choice = server.choice("digits")
     for epsilon, delta, relation in (("0.5", "0", "replace-one"), ("3", "1e-5", "add-remove")):
         budget = forecasts.Budget(epsilon, delta, relation)

@@ -1,4 +1,4 @@
-"""Statements about the classifier with scikit-learn's manners."""
+"""Statements about the classifier with the scikit-learn API."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from adlm.runtime.artefact import write_file
 
 FORMAT = 2
 _NETWORK, _OPTIMISER = "network/", "optimiser/"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a training run is kept after each epoch (None: nowhere), and whether to go on from it."""
+
+    path: Path | None
+    resume: bool = False
 
 
 def save(

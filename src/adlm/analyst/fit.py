@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.analyst import networks, regression, tables
+from adlm.analyst.checkpoint import Checkpoint
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
@@ -37,13 +38,13 @@ def fit(
     features: Features | None = None,
     draws: int = DRAWS,
     device: str = "cpu",
-    checkpoints: Path | None = None,
-    resume: bool = False,
+    checkpoint: Checkpoint | None = None,
 ) -> Model:
     """Make a model from a release alone; its certificate is the release's, whatever is done here.
 
     Parameters
     ----------
+    release : what may be known of the records.
     network : None for the linear classifier of a moment release in closed form, or for the network that a
         record release was made for; else a network by name, or any module that takes the features (moment
         release) or scaled records (record release).
@@ -54,9 +55,12 @@ def fit(
         the model unless it is `public`.
     features : the features of a moment release, when they are a backbone of your own.
     draws : how many labelled vectors to draw from released moments for a network.
+    device : `auto`, `cpu`, `cuda` or `mps`.
+    checkpoint : file that keeps the training of a network after each epoch, and whether to go on from it.
     """
+    kept = checkpoint or Checkpoint(None)
     origin = _origin(network, provenance)
-    made = _made(release, network, plan, features, draws, device, checkpoints, resume)
+    made = _made(release, network, plan, features, draws, device, kept.path, kept.resume)
     summary = dict(made.training) if origin is None else dict(made.training) | {"provenance": origin}
     return replace(made, training=summary, release_signature=release.signature)
 
@@ -154,14 +158,14 @@ def network_of(release: Release) -> str:
 
 
 def _closed_form(release: Release, features: Features) -> Model:
-    head = closed_form(release, features)
+    linear = closed_form(release, features).module(features.width)
     summary: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
     if (found := estimated_accuracy(release)) is not None:
         summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
     if drowned(release):
         summary["warning"] = DROWNED
-        head = discriminant.LinearHead(torch.zeros_like(head.weight), log_shares(release))
-    linear = head.module(features.width)
+        nothing = torch.zeros(len(linear.bias), features.width)
+        linear = discriminant.LinearHead(nothing, log_shares(release)).module()
     return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
 
 

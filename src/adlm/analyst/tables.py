@@ -60,9 +60,8 @@ def _linear(
     model = weighing.linear(step)
     if stages < 3 or "residuals" not in tensors:
         return model
-    summary = additive.Scores(
-        tensors["scores"], tensors["prior"], tensors["rates"], tensors["records"], float(settings["told_n"])
-    )
+    n = float(settings.get("n_estimated", settings.get("told_n")))  # files of 0.1.0 have the second name
+    summary = additive.Scores(tensors["scores"], tensors["prior"], tensors["rates"], tensors["records"], n)
     change = additive.residual_step(
         tensors["residuals"] * float(tensors["step_residuals"][0]),
         noise_penalty * float(settings["sd_residuals"]),

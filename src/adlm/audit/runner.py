@@ -21,6 +21,7 @@ from adlm.audit.membership import EPOCHS, summary
 from adlm.audit.others import audit_other, find_mechanism
 from adlm.audit.reading import product_reading
 from adlm.audit.reading_controls import READING
+from adlm.audit.reading_inputs import images_brightened_together, product_input_reading
 from adlm.audit.rounds_controls import ROUNDS
 from adlm.audit.separability import product_separability
 from adlm.audit.side_by_side import side_by_side
@@ -147,7 +148,14 @@ def run(
     else:
         steps.extend(_product(depth, source, np.random.default_rng(seed)))
     if with_controls:
-        controls: tuple[Control, ...] = (*SINGLE, *INPUTS, *READING, *ROUNDS, *TARGETS)
+        controls: tuple[Control, ...] = (
+            *SINGLE,
+            *INPUTS,
+            *READING,
+            images_brightened_together,
+            *ROUNDS,
+            *TARGETS,
+        )
         steps.extend(partial(_control, control, depth.runs, source) for control in controls)
         steps.append(lambda: half_sensitivity(source))
     findings: list[Finding] = []
@@ -186,6 +194,7 @@ def _product(depth: Depth, source: Source, rng: np.random.Generator) -> list[Ste
         )
     steps.append(product_separability)
     steps.append(partial(product_reading, depth.reading))
+    steps.append(partial(product_input_reading, max(1, depth.reading // 5)))
     steps.append(lambda: [support(exact_laplace(4.0, source), "exact Laplace noise", depth.support)])
     steps.extend(partial(_canaries, relation, depth, rng, source) for relation in NEIGHBOURS)
     return steps

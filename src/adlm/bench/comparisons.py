@@ -420,6 +420,13 @@ def _measured(
     return found
 
 
+def one_image(scale: Scale) -> list[Ratio]:
+    """One image, from a file to a class, against a forward pass of a plain network."""
+    from adlm.bench.single_image import single_image
+
+    return single_image(scale.repeats, 5 if scale.quick else 30)
+
+
 COMPARISONS = {
     "noise": noise,
     "features": featurising,
@@ -429,4 +436,5 @@ COMPARISONS = {
     "pipeline": pipeline,
     "growth": growth,
     "tables": tables,
+    "image": one_image,
 }

@@ -14,7 +14,7 @@ from adlm.cli.console import AsJson, Output, Quiet
 def bench(
     only: Annotated[
         str | None,
-        typer.Option(help="Only these: noise, features, training, pipeline, growth, tables."),
+        typer.Option(help="Only these: noise, features, training, pipeline, growth, tables, image."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less work; the spread is larger.")] = False,
     repeats: Annotated[int, typer.Option(help="Interleaved rounds.", min=1)] = 3,

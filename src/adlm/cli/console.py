@@ -19,6 +19,10 @@ from adlm.runtime import progress
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+    from adlm.analyst.model import Model
+    from adlm.privacy.release import Certificate
+    from adlm.public.features import Features
+
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
 ]
@@ -29,6 +33,12 @@ Sign = Annotated[
 Trust = Annotated[
     list[Path] | None,
     typer.Option("--trust", help="A public key that must have signed it; may be repeated.", metavar="PUBKEY"),
+]
+BackboneAgain = Annotated[
+    str | None,
+    typer.Option(
+        "--backbone", help="The encoder that the release was made with, if one was.", metavar="ENCODER"
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", metavar="DEVICE")]
 
@@ -84,6 +94,31 @@ def pick_device(device: str) -> str:
     from adlm.runtime.device import choose_device
 
     return str(choose_device(device, ("cuda",)))
+
+
+def encoder_again(backbone: str | None, certificate: Certificate, device: str = "cpu") -> Features | None:
+    """Load the encoder that a release was made with, as its certificate declares it."""
+    if backbone is None:
+        return None
+    from adlm.public.features import load_backbone
+
+    entry = certificate.features
+    return load_backbone(
+        backbone,
+        certificate.domain.shape,
+        provenance=str(entry.get("provenance", "")),
+        trained_on=str(entry.get("trained_on", "")),
+        device=device,
+    )
+
+
+def load_model(folder: Path, backbone: str | None, device: str = "cpu") -> Model:
+    """Read a model, with the encoder that its release was made with if one is given."""
+    from adlm.analyst.model import Model, read_folder
+
+    if backbone is None:
+        return Model.load(folder)
+    return Model.load(folder, features=encoder_again(backbone, read_folder(folder).certificate, device))
 
 
 def stamped(stamps: Sequence[str]) -> str:

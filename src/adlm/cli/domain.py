@@ -1,4 +1,4 @@
-"""`adlm domain`: draft a table's domain file, and check a file against it."""
+"""`adlm domain`: draft a domain file, and check a file or a folder against it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import typer
 from adlm.cli.console import AsJson, Output, Quiet
 
 app = typer.Typer(
-    help="Declare what is public of a table. Example: adlm domain init patients.csv", no_args_is_help=True
+    help="Declare what is public of records. Example: adlm domain init patients.csv", no_args_is_help=True
 )
 
 
 @app.command("init", epilog="Example: adlm domain init patients.csv --label ill --person id")
 def init(
-    file: Annotated[Path, typer.Argument(help="A CSV or Parquet file.")],
+    file: Annotated[Path, typer.Argument(help="A CSV or Parquet file, or a folder of images.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; FILE's name with .toml.")] = None,
     label: Annotated[
         str | None, typer.Option(help="The label's column; the last one when not given.")
@@ -35,18 +35,23 @@ def init(
     delimiter: Annotated[
         str | None, typer.Option(help="What stands between cells; found from the header row, or a comma.")
     ] = None,
+    family: Annotated[str | None, typer.Option(help="Images: drawn, garments, natural or generic.")] = None,
+    size: Annotated[int | None, typer.Option(help="Images: pixels a side to bring them to.", min=4)] = None,
+    colour: Annotated[str | None, typer.Option(help="Images: grey or rgb.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Draft a domain file from the header and the types alone, leaving bounds and values to fill in.
 
     The columns are named by the first line of the file; if that is a record, it would be written down, so
-    give --no-header, which numbers them.
+    give --no-header, which numbers them. Of a folder with a subfolder for each class, the names of the
+    subfolders are the classes; of a Parquet file of images or vectors, the schema says which column they are.
 
     With --peek they are taken from the data, which is not private: every certificate made with the domain is
     stamped `bounds learnt from data`. With --json: {"out", "columns", "bounds_learnt_from_data"}.
     """
     from adlm.errors import UserError
+    from adlm.readers.input_draft import Choices, draft_inputs
     from adlm.readers.table_draft import draft, header_of
     from adlm.readers.table_draft import peek as peek_at
     from adlm.runtime.artefact import write_file
@@ -56,6 +61,15 @@ def init(
         raise UserError(f"{place} exists already; choose another --out or remove it first")
     if delimiter is not None and len(delimiter) != 1:
         raise UserError(f"--delimiter is one character (got {delimiter!r})")
+    said = Choices(label, person, family, size, colour)
+    text = None if peek and not file.is_dir() else draft_inputs(file, said) if file.exists() else None
+    if text is not None:
+        if peek or header is not None or delimiter is not None:
+            raise UserError("--peek, --header and --delimiter are for tables; leave them out")
+        _write_inputs(place, text, Output(as_json, quiet))
+        return
+    if said.of_images:
+        raise UserError(f"--family, --size and --colour are for images; {file} is a table")
     if peek:
         seen = peek_at(file, label=label, person=person, header=header, delimiter=delimiter)
         text = seen.to_toml()
@@ -71,23 +85,53 @@ def init(
     )
 
 
+def _write_inputs(place: Path, text: str, output: Output) -> None:
+    """Write the draft of a domain of images or vectors, and say what is left to fill in."""
+    import tomllib
+
+    from adlm.errors import UserError
+    from adlm.public.domain.inputs import InputDomain
+    from adlm.runtime.artefact import write_file
+
+    columns = list(tomllib.loads(text)["columns"])
+    whole = "# family = " not in text and "# classes" not in text and "# size" not in text
+    if whole:
+        try:
+            InputDomain.from_toml(text)
+        except UserError as error:
+            raise UserError(f"no domain file was written: {error}") from None
+    write_file(place, text.encode(), what="domain file")
+    left = "nothing is left to fill in" if whole and "# norm" not in text else "fill in what is public"
+    output.result(
+        {"out": str(place), "columns": columns, "bounds_learnt_from_data": False},
+        f"{place}: drafted from names alone; {left}",
+    )
+
+
 @app.command("check", epilog="Example: adlm domain check patients.toml patients.csv")
 def check(
     domain: Annotated[Path, typer.Argument(help="The domain file.")],
-    file: Annotated[Path, typer.Argument(help="A CSV or Parquet file.")],
+    file: Annotated[Path, typer.Argument(help="A file or a folder of records.")],
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Say how a file fits its domain. The output is not protected: it is for the data owner alone.
 
+    Of images and vectors, every one is read. With --json: {"records", "classes": {NAME: COUNT}, "broken",
+    "refused": [SENTENCE], "persons", "most_records", "dropped", "fits"}. Of a table:
+
     With --json: {"records", "columns": {NAME: {"missing", "outside", "refused"}}, "persons", "most_records",
     "dropped", "unnamed", "fits"}. `refused` counts texts that the domain does not allow, `unnamed` records
     that name no person.
     """
+    from adlm.public.domain.inputs import is_input_domain
     from adlm.public.domain.table import TableDomain
     from adlm.readers.table_draft import check as survey
 
     output = Output(as_json, quiet)
+    if is_input_domain(domain):
+        _check_inputs(domain, file, output)
+        return
     table = TableDomain.load(domain)
     found = survey(file, table)
     fits = found.records > 0 and not found.unnamed
@@ -130,5 +174,40 @@ def check(
     output.result(
         figures,
         f"{file}: {found.records} records{people}; it {verdict} (this output is not protected: it is for the "
+        "data owner alone)",
+    )
+
+
+def _check_inputs(domain: Path, path: Path, output: Output) -> None:
+    """Say how images or vectors fit their domain."""
+    from adlm.public.domain.inputs import InputDomain
+    from adlm.readers.input_draft import check_inputs
+
+    found = check_inputs(path, InputDomain.load(domain))
+    for sentence in found.refused:
+        output.say(sentence)
+    more = found.broken - len(found.refused)
+    if more > 0:
+        output.say(f"and {more} more")
+    output.table(["class", "records"], [[name, str(count)] for name, count in sorted(found.classes.items())])
+    people = ""
+    if found.persons is not None:
+        people = (
+            f"; {found.persons} persons, at most {found.most_records} records each, {found.dropped} dropped"
+        )
+    verdict = "fits the domain" if found.fits else f"does not fit: {found.broken} records cannot be read"
+    figures = {
+        "records": found.records,
+        "classes": dict(found.classes),
+        "broken": found.broken,
+        "refused": found.refused,
+        "persons": found.persons,
+        "most_records": found.most_records,
+        "dropped": found.dropped,
+        "fits": found.fits,
+    }
+    output.result(
+        figures,
+        f"{path}: {found.records} records{people}; it {verdict} (this output is not protected: it is for the "
         "data owner alone)",
     )

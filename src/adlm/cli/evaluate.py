@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adlm.cli.console import AsJson, Device, Output, Quiet, pick_device, stamped
+from adlm.cli.console import AsJson, BackboneAgain, Device, Output, Quiet, load_model, pick_device, stamped
 
 if TYPE_CHECKING:
     from adlm.analyst.model import Model
@@ -18,12 +18,13 @@ SHOWN_CLASSES = 12  # a larger confusion table does not fit a terminal; --json h
 
 def evaluate(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
-    file: Annotated[Path | None, typer.Argument(help="A CSV or Parquet file with labels.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="A file or a folder of records with labels.")] = None,
     data: Annotated[str | None, typer.Option(help="A data set by name.")] = None,
     split: Annotated[str, typer.Option(help="Which split of a named data set.")] = "test",
     save: Annotated[
         Path | None, typer.Option(help="Keep the figures in this JSON file, for adlm report.")
     ] = None,
+    backbone: BackboneAgain = None,
     device: Device = "auto",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -38,7 +39,6 @@ def evaluate(
     """
     from adlm.analyst.class_sizes import SmallClass, sentences
     from adlm.analyst.metrics import measure
-    from adlm.analyst.model import Model
     from adlm.errors import UserError
     from adlm.runtime.artefact import canonical, write_file
     from adlm.serving.predict import measure_file, measure_values_file
@@ -46,7 +46,7 @@ def evaluate(
     output = Output(as_json, quiet)
     if (file is None) == (data is None):
         raise UserError("give either a file or --data NAME; adlm data list shows the names")
-    loaded = Model.load(model)
+    loaded = load_model(model, backbone, pick_device(device))
     domain = loaded.certificate.domain
     if loaded.target is not None:
         if file is None:
@@ -55,10 +55,12 @@ def evaluate(
         _numeric(loaded, measured.to_dict() | {"of": str(file), "split": None}, save, output)
         return
     if data is not None:
+        import numpy as np
+
         from adlm.public import datasets
 
         records = datasets.load(data, split)
-        codes = domain.encode_labels([records.domain.classes[c] for c in records.y])
+        codes = domain.encode_labels(np.asarray(records.domain.classes)[records.y])
         found = measure(loaded.probabilities(records.x, device=pick_device(device)), codes)
     else:
         assert file is not None

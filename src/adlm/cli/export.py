@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from adlm.cli.console import AsJson, Output, Quiet, Sign, key_of, stamped
+from adlm.cli.console import AsJson, BackboneAgain, Output, Quiet, Sign, key_of, load_model, stamped
 
 
 def export(
@@ -16,6 +16,7 @@ def export(
     encoded: Annotated[
         bool, typer.Option("--encoded", help="Tables: take the encoded record instead of raw columns.")
     ] = False,
+    backbone: BackboneAgain = None,
     sign: Sign = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -25,10 +26,9 @@ def export(
     A table's file has an input for each column: doubles for numbers (NaN where missing) and dates (days from
     1970-01-01), strings for the rest. With --json: {"out", "bytes", "stamps"} and the totals.
     """
-    from adlm.analyst.model import Model
     from adlm.serving.onnx import export_onnx
 
-    key, loaded = key_of(sign), Model.load(model)
+    key, loaded = key_of(sign), load_model(model, backbone)
     export_onnx(loaded, out, encoded=encoded, key=key)
     totals = loaded.certificate.totals
     Output(as_json, quiet).result(

@@ -38,7 +38,7 @@ def plan(
     """
     from adlm.errors import UserError
     from adlm.public import datasets
-    from adlm.public.domain import Domain
+    from adlm.public.domain.inputs import array_domain
     from adlm.public.domain.table import is_table_domain
     from adlm.public.features import for_domain
     from adlm.runtime import progress
@@ -59,7 +59,7 @@ def plan(
         if is_table_domain(domain):
             _plan_table(domain, public_size, epsilon.split(","), delta, neighbours, fourier, output, picture)
             return
-        known, n = Domain.load(domain), public_size
+        known, n = array_domain(domain), public_size
     features = for_domain(known)
     relation = neighbours or known.neighbours
     budgets = epsilon.split(",")

@@ -7,29 +7,33 @@ from typing import Annotated
 
 import typer
 
-from adlm.cli.console import AsJson, Output, Quiet, stamped
+from adlm.cli.console import AsJson, BackboneAgain, Output, Quiet, load_model, stamped
 
 
 def predict(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
-    file: Annotated[Path, typer.Argument(help="A CSV or Parquet file of new records; no label is needed.")],
+    file: Annotated[
+        Path, typer.Argument(help="A file or a folder of new records, or one image; no label is needed.")
+    ],
     out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
+    backbone: BackboneAgain = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Predict a class for each record of a file, in its order, with the probability of each class.
 
+    For a model of images, give an image, a folder of images at any depth, or any file of images that
+    `adlm release` reads; a first column names each record.
     A model of a numeric target gives a number within its bounds.
 
     With --json: {"out", "records", "stamps"} and the certificate's totals.
     """
-    from adlm.analyst.model import Model
     from adlm.errors import UserError
     from adlm.serving.predict import predict_file
 
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out or remove it first")
-    loaded = Model.load(model)
+    loaded = load_model(model, backbone)
     records = predict_file(loaded, file, out)
     totals = loaded.certificate.totals
     Output(as_json, quiet).result(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -24,6 +25,7 @@ from adlm.cli.release_job import (
 
 if TYPE_CHECKING:
     from adlm.privacy.release import Release
+    from adlm.public.features import Features
 
 
 def release(
@@ -60,6 +62,21 @@ def release(
         str | None,
         typer.Option(help="Tables: random Fourier features of the numeric columns.", metavar="N|auto"),
     ] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(
+            help="Images and vectors: a public encoder, as FILE.onnx, timm:NAME or a folder that "
+            "transformers saved.",
+            metavar="ENCODER",
+        ),
+    ] = None,
+    provenance: Annotated[
+        str | None,
+        typer.Option(help="public or private, declared of the --backbone: had private records a part in it?"),
+    ] = None,
+    trained_on: Annotated[
+        str | None, typer.Option(help="What the --backbone was trained on; it is said in the report.")
+    ] = None,
     public_size: Annotated[
         int | None,
         typer.Option(help="A public guess of the number of records, if that is private.", min=1),
@@ -80,6 +97,7 @@ def release(
     "signed_by"}.
     """
     from adlm.errors import UserError
+    from adlm.public.domain.inputs import InputDomain
     from adlm.workflows.privatise import privatise
 
     output = Output(as_json, quiet)
@@ -94,6 +112,11 @@ def release(
         raise UserError(
             "--method ilm is identical noise: leave out --allocation and --relevance, or take --method adlm"
         )
+    chosen = pick_device(device)
+    of_table = file is not None and not request.of_inputs
+    encoder = Encoder.asked(backbone, provenance, trained_on, of_table=of_table)
+    if fourier is not None and not of_table:
+        raise UserError("--fourier is for tables from a file; leave it out")
     job = request.open(public_size)
     options: dict[str, Any] = {
         "epsilon": epsilon,
@@ -111,12 +134,61 @@ def release(
     def make() -> Release:
         if file is None:
             given = request.records()
-            chosen = pick_device(device)
-            return privatise(given.x, given.labels, given.domain, device=chosen, cache=cache, **options)
+            features = None if encoder is None else encoder.load(given.domain.shape, chosen)
+            return privatise(
+                given.x, given.labels, given.domain, device=chosen, cache=cache, features=features, **options
+            )
+        if not of_table:
+            declared = InputDomain.load(request.domain_file())
+            features = None if encoder is None else encoder.load(declared.domain.shape, chosen)
+            return privatise(
+                file, None, declared, neighbours=neighbours, device=chosen, features=features, **options
+            )
         options["fourier"] = random_fourier_features(fourier)
         return privatise(file, domain=request.domain_file(), neighbours=neighbours, **options)
 
     job.run(make, "moments", output)
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A public encoder that was asked for: which one, and what is declared of it."""
+
+    name: str
+    provenance: str
+    trained_on: str
+
+    @classmethod
+    def asked(
+        cls, name: str | None, provenance: str | None, trained_on: str | None, *, of_table: bool
+    ) -> Encoder | None:
+        """Check the options that speak of an encoder; None if there is none.
+
+        Parameters
+        ----------
+        name, provenance, trained_on : what was given on the command line.
+        of_table : whether the records are those of a table, which takes no encoder.
+        """
+        from adlm.errors import UserError
+
+        if (name is None) != (provenance is None) or (name is None and trained_on is not None):
+            raise UserError(
+                "--backbone ENCODER needs --provenance public or private, and both --provenance and "
+                "--trained-on are for a --backbone"
+            )
+        if name is None or provenance is None:
+            return None
+        if of_table:
+            raise UserError("--backbone is for images and vectors; leave it out for a table")
+        return cls(name, provenance, trained_on or "")
+
+    def load(self, shape: tuple[int, ...], device: str) -> Features:
+        """Load the encoder, before a record is read."""
+        from adlm.public.features import load_backbone
+
+        return load_backbone(
+            self.name, shape, provenance=self.provenance, trained_on=self.trained_on, device=device
+        )
 
 
 def random_fourier_features(text: str | None) -> int | Literal["auto"]:

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 METHODS = ("adlm", "ilm")
 LARGE_EPSILON = 10  # from here on a person is warned
 
-File = Annotated[Path | None, typer.Argument(help="A CSV or Parquet file; needs --domain.")]
+File = Annotated[Path | None, typer.Argument(help="A file or a folder of records; needs --domain.")]
 Data = Annotated[str | None, typer.Option(help="A data set by name (see adlm data list).")]
-DomainFile = Annotated[Path | None, typer.Option("--domain", help="The TOML file that declares the columns.")]
+DomainFile = Annotated[Path | None, typer.Option("--domain", help="The TOML file that declares the records.")]
 Epsilon = Annotated[str, typer.Option(help="The privacy budget of this release.")]
 Out = Annotated[Path, typer.Option(help="Folder to make.")]
 Neighbours = Annotated[str | None, typer.Option(help="replace-one or add-remove.")]
@@ -51,7 +51,7 @@ class Request:
 
     Attributes
     ----------
-    file, data, domain : where the records are: a table's file with its domain, or a data set's name.
+    file, data, domain : where the records are: a file or a folder with its domain, or a data set's name.
     epsilon, delta : the budget, as it was written.
     out : the folder to make.
     neighbours, limit : the relation instead of the declared one, and how many records to read.
@@ -83,10 +83,10 @@ class Request:
                 "give either a file with --domain, or --data NAME; adlm data list shows the names"
             )
         needed, names = (
-            ("tables from a file", ("domain", *only_for_files))
-            if self.file is None
-            else ("--data", ("limit", "cache"))
+            ("tables from a file", only_for_files) if self.file is None else ("--data", ("limit", "cache"))
         )
+        if self.file is None and given(context, "domain"):
+            raise UserError("--domain is for tables from a file, and for images and vectors; leave it out")
         for name in names:
             if given(context, name):
                 raise UserError(f"--{name} is for {needed}; leave it out")
@@ -98,9 +98,9 @@ class Request:
         from adlm.privacy.budget import Budget
         from adlm.runtime.artefact import require_room
 
+        require_room(self.out, what="release")
         _warn(self.epsilon, self.delta, public_size)
         key = key_of(self.sign)
-        require_room(self.out, what="release")
         place = self.ledger or default_path(self.data or str(self.file and self.file.resolve()))
         ledger = Ledger(place, None if self.budget is None else Budget.parse(self.budget))
         source = Source.system() if self.seed is None else Source.seeded_with(self.seed)
@@ -122,6 +122,13 @@ class Request:
         size = datasets.size(self.data, "train")
         kept = window(records.x, records.y, self.limit, neighbours=domain.neighbours, size=size)
         return PrivateRecords(records.x[kept], records.y[kept], domain)
+
+    @property
+    def of_inputs(self) -> bool:
+        """Whether the file or folder holds images or vectors, by its domain."""
+        from adlm.public.domain.inputs import is_input_domain
+
+        return self.domain is not None and is_input_domain(self.domain)
 
     def domain_file(self) -> Path:
         """The domain of a file, which must be given."""

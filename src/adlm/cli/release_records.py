@@ -99,7 +99,10 @@ def release_records(
     if relevance_network is None and (relevance_provenance is not None or trust):
         raise UserError("--relevance-provenance and --trust are for a --relevance-network; leave them out")
     job = request.open()
-    records = request.records() if file is None else _from_table(file, request)
+    if file is None:
+        records = request.records()
+    else:
+        records = (_from_inputs if request.of_inputs else _from_table)(file, request)
     shape, classes = records.domain.shape, len(records.domain.classes)
     network = network or networks.proposed(shape)
     built = networks.build(network, shape, classes)
@@ -186,6 +189,25 @@ def _from_table(file: Path, request: Request) -> PrivateRecords:
         {"spec": {"name": "tabular", "table": table.to_dict()}},
         (PEEKED,) if table.bounds_learnt_from_data else (),
     )
+
+
+def _from_inputs(path: Path, request: Request) -> PrivateRecords:
+    """Read all images or vectors of a file or a folder."""
+    from adlm.curator.mechanisms.records import PrivateRecords
+    from adlm.errors import UserError
+    from adlm.public.domain.inputs import InputDomain
+    from adlm.readers.inputs import read_inputs
+
+    declared = InputDomain.load(request.domain_file())
+    if request.neighbours is not None:
+        declared = replace(declared, neighbours=request.neighbours)
+    if declared.contributions > 1:
+        raise UserError(
+            f"a record release protects single records, and a person may have {declared.contributions} of "
+            "them here; declare one record a person, or make a moment release"
+        )
+    x, codes = read_inputs(path, declared)
+    return PrivateRecords(x, codes, declared.domain)
 
 
 def _delta_h0(text: str) -> str | Fraction:

@@ -9,7 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from adlm.cli.console import AsJson, Device, Output, Quiet, Sign, given, key_of, pick_device, stamped
+from adlm.cli.console import (
+    AsJson,
+    BackboneAgain,
+    Device,
+    Output,
+    Quiet,
+    Sign,
+    encoder_again,
+    given,
+    key_of,
+    pick_device,
+    stamped,
+)
 
 FOR_NETWORKS = (
     "epochs",
@@ -58,6 +70,7 @@ def train(
         int, typer.Option(help="Order of batches; nothing to do with privacy.", min=0, max=2**32 - 1)
     ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from OUT's checkpoint.")] = False,
+    backbone: BackboneAgain = None,
     class_weight: Annotated[
         str | None,
         typer.Option(
@@ -77,6 +90,7 @@ def train(
     a network on noisy records. With --json: {"out", "network", "epochs", "first_loss", "loss",
     "stopped", "stamps", and "small_classes" if there are any} and the certificate's totals.
     """
+    from adlm.analyst.checkpoint import Checkpoint
     from adlm.analyst.class_sizes import sentences, small_classes
     from adlm.analyst.class_weights import class_weights, parse_class_weight, weighed
     from adlm.analyst.fit import fit, network_of
@@ -114,8 +128,15 @@ def train(
     )
     few = "" if network is None else _few(plan.total(examples), ENOUGH_STEPS)
     checkpoint = out.parent / f"{out.name}.checkpoint"
+    chosen = pick_device(device)
     model = fit(
-        made, network, plan, draws=draws, device=pick_device(device), checkpoints=checkpoint, resume=resume
+        made,
+        network,
+        plan,
+        features=encoder_again(backbone, made.certificate, chosen),
+        draws=draws,
+        device=chosen,
+        checkpoint=Checkpoint(checkpoint, resume),
     )
     model = weighed(model, made, weights)
     small = small_classes(made)

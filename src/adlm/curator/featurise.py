@@ -20,6 +20,7 @@ from adlm.public.domain import Domain
 from adlm.public.features import Features, Narrowed, brought_along
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
+from adlm.runtime.memory import keep_freed
 
 
 def cache_folder() -> Path:
@@ -66,6 +67,7 @@ def featurise(
     kept = cache_folder() / f"{_key(records, domain, features)}.npy" if cache else None
     if kept is not None and kept.exists():
         return np.asarray(np.load(kept, mmap_mode="r", allow_pickle=False))
+    keep_freed()
     mapped = np.empty((len(records), features.width), dtype=np.float32)
     features = features.to(device).eval()
     with torch.inference_mode(), progress.bar(len(records), "features", "records") as advance:

@@ -3,7 +3,7 @@
 Stage one releases, for each column, a table of its cells by class. From these come *scores*: smoothed log
 ratios, one for each cell and class. Stage two releases the first and second derivatives of the logistic
 loss at a public share of the sum of the scores, in one weight a column; a Newton step gives the weights,
-and so takes account of what the columns tell twice. Stage three releases tables of what is still
+and so takes account of redundant columns. Stage three releases tables of what is still
 unexplained. Everything here reads noisy numbers alone: it is post-processing, for the curator between stages
 and for the analyst.
 """

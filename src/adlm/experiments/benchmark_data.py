@@ -97,7 +97,15 @@ def vectors(data: str, part: str, wide: int | None = None) -> npt.NDArray[np.flo
 def narrowed(
     data: str, part: str, width: int, n: int | None = None, wide: int | None = None
 ) -> npt.NDArray[np.float32]:
-    """The `width` coordinates at unit norm that a release of them has, of the first n records."""
+    """The `width` coordinates at unit norm that a release of them has, of the first n records.
+
+    Parameters
+    ----------
+    data, part : data set, and `train` or `test`.
+    width : coordinates to keep.
+    n : records; None for all.
+    wide : width that they are cut from.
+    """
     z, public = vectors(data, part, wide)[:n], features(data, wide)
     kept = features_of(public, width)
     taken: npt.NDArray[np.float32] = (
@@ -139,7 +147,14 @@ class ReleaseRequest:
 
 
 def planned(data: str, epsilon: str, delta: str, asked: ReleaseRequest) -> MomentPlan:
-    """The plan that a release follows."""
+    """The plan that a release follows.
+
+    Parameters
+    ----------
+    data : data set.
+    epsilon, delta : the budget.
+    asked : what differs from the rule.
+    """
     own, public = asked.domain(data), features(data, asked.wide)
     n = int(asked.kept(data, "train", asked.n).sum())
     plan = plan_moments(n, len(own.classes), float(epsilon), float(delta), asked.neighbours, public)
@@ -150,7 +165,15 @@ def planned(data: str, epsilon: str, delta: str, asked: ReleaseRequest) -> Momen
 def moment_release(
     data: str, asked: ReleaseRequest | None = None, *, epsilon: str, delta: str = "0", seed: int
 ) -> Release:
-    """Make the release that `adlm.privatise` makes, on features that were taken before."""
+    """Make the release that `adlm.privatise` makes, on features that were taken before.
+
+    Parameters
+    ----------
+    data : data set.
+    asked : what differs from the rule.
+    epsilon, delta : the budget.
+    seed : of the noise.
+    """
     asked = asked or ReleaseRequest()
     plan, public = planned(data, epsilon, delta, asked), features(data, asked.wide)
     kept = asked.kept(data, "train", asked.n)
@@ -172,7 +195,15 @@ def moment_release(
 
 
 def measured(head: torch.nn.Module, data: str, width: int, asked: ReleaseRequest | None = None) -> Measures:
-    """Measure a head on features of that width against the test records."""
+    """Measure a head on features of that width against the test records.
+
+    Parameters
+    ----------
+    head : classifier of features.
+    data : data set.
+    width : of the features.
+    asked : what the release was asked for.
+    """
     asked = asked or ReleaseRequest()
     kept = asked.kept(data, "test")
     z = torch.from_numpy(np.array(narrowed(data, "test", width, wide=asked.wide)[kept]))

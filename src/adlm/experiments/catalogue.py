@@ -65,7 +65,13 @@ class Experiment:
         seeds: int | None = None,
         methods: Sequence[str] | None = None,
     ) -> list[Trial]:
-        """The cells of a preset, with epsilons, seeds and methods changed as asked."""
+        """The cells of a preset, with epsilons, seeds and methods changed as asked.
+
+        Parameters
+        ----------
+        preset : `quick` or `full`.
+        epsilons, seeds, methods : instead of the preset's.
+        """
         if preset not in PRESETS:
             raise UserError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
         groups = self.quick if preset == "quick" else self.full

@@ -46,7 +46,15 @@ _FLAT = {"no-noise": ("-.", "#444444"), "ceiling": ("--", "#444444"), "prior": (
 
 
 def names(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = (), kept: str = "") -> list[Path]:
-    """Where `draw` puts the figures of a summary."""
+    """Where `draw` puts the figures of a summary.
+
+    Parameters
+    ----------
+    summary : of the experiment.
+    folder : of the figures.
+    curves : epsilons with a figure over training steps.
+    kept : end of the files' names.
+    """
     alone = {kind: kind for kind in ("epochs", "search", "allocation", "ablation")}.get(summary["kind"])
     if alone:
         return [folder / f"{alone}.svg"]
@@ -55,7 +63,12 @@ def names(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = (), 
 
 
 def draw(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = (), kept: str = "") -> list[Path]:
-    """Draw what suits the kind of experiment; return the files, whose names end in `kept`."""
+    """Draw what suits the kind of experiment; return the files, whose names end in `kept`.
+
+    Parameters
+    ----------
+    summary, folder, curves, kept : as for `names`.
+    """
     kind = summary["kind"]
     if kind == "epochs":
         return [save(_epochs(summary), folder / "epochs.svg")]

@@ -151,7 +151,14 @@ def perform(cell: Trial) -> Outcome:
 
 @torch.no_grad()
 def accuracy(network: nn.Module, x: Tensor, labels: Any, *, together: bool = True) -> float:
-    """Share of records whose class is found, with the statistics of all of them or those training kept."""
+    """Share of records whose class is found, with the statistics of all of them or those training kept.
+
+    Parameters
+    ----------
+    network : classifier.
+    x, labels : (n, *shape) records and their n classes.
+    together : whether to normalise by the records' own statistics.
+    """
     was, right = network.training, torch.as_tensor(labels)
     with by_batch(network.eval(), together):
         found = in_chunks.forward(network, x).argmax(1)
@@ -259,6 +266,13 @@ def attack(reading: str, epsilon: str, *, runs: int = 2000, seed: int = 0) -> di
 
     The bound is wrong once in 1,000 runs (Clopper-Pearson). With noise of its own a record stays hidden up to
     what is proved; with shared noise the difference is the pixel itself.
+
+    Parameters
+    ----------
+    reading : of the paper's noise.
+    epsilon : as claimed.
+    runs : of each world.
+    seed : of the noise.
     """
     domain = Domain((28, 28), 0.0, 255.0, tuple("0123456789"))
     scale = {"sized": "authors-mnist", "batch": 1800, "delta_h0": "per-patch"}

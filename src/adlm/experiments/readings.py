@@ -132,6 +132,13 @@ def certify(
 ) -> Certificate:
     """What a reading claims, and what is proved of it after every record was read so many times.
 
+    Parameters
+    ----------
+    reading : of the paper's noise.
+    perturbation : settings made ready.
+    extra : charges that came before.
+    reads : times that each record is read.
+
     Formal guarantees
     -----------------
     `own-once`: those of `RecordMechanism.charges`. `own-redrawn`: the features' charge once for each time a
@@ -158,7 +165,12 @@ def certify(
 
 
 def totals(reading: str, perturbation: RecordMechanism, extra: tuple[Charge, ...], reads: int) -> Totals:
-    """Claimed and proved epsilon of a reading."""
+    """Claimed and proved epsilon of a reading.
+
+    Parameters
+    ----------
+    reading, perturbation, extra, reads : as for `certify`.
+    """
     return compose(certify(reading, perturbation, extra, reads).charges)
 
 

@@ -116,7 +116,14 @@ def _cells(
 
 
 def ours(split: TargetSplit, epsilon: str, delta: str, releases: int) -> tuple[list[NumericMeasures], int]:
-    """Fresh releases with the system's noise: none of them can be repeated, so the mean is what counts."""
+    """Fresh releases with the system's noise: none of them can be repeated, so the mean is what counts.
+
+    Parameters
+    ----------
+    split : the table.
+    epsilon, delta : the budget.
+    releases : how many.
+    """
     batches = [(split.x[i : i + BATCH], split.y[i : i + BATCH]) for i in range(0, len(split.y), BATCH)]
     found, drowned, truth = [], 0, split.values(split.held)
     for _ in range(releases):
@@ -143,6 +150,13 @@ def diffprivlib_linear(
 
     Columns and target are handed over in a temporary folder that only its owner can read; weights come back.
     Predictions are clipped to the bounds of the target, as ours are.
+
+    Parameters
+    ----------
+    split : the table.
+    epsilon : the budget.
+    runs : how many.
+    python : the interpreter.
     """
     script = Path(__file__).with_name("diffprivlib_linear.py")
     with tempfile.TemporaryDirectory() as folder:

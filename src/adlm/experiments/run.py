@@ -33,6 +33,15 @@ def run_experiment(
     """Run what is missing of an experiment, write its folder, and return the summary.
 
     The folder `out/name` gets `cells.jsonl`, `summary.json`, `README.md` and the figures.
+
+    Parameters
+    ----------
+    name : of the experiment.
+    preset : `quick` or `full`.
+    epsilons, seeds, methods : instead of the preset's.
+    resume : whether to keep what was done before.
+    jobs : processes; as many as there are cores when not given.
+    out : folder of results.
     """
     experiment = named(name)
     trials = experiment.trials(preset, epsilons=epsilons, seeds=seeds, methods=methods)

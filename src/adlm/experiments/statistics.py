@@ -52,7 +52,13 @@ class Comparison:
 
 
 def compare(first: str, second: str, a: Sequence[float], b: Sequence[float]) -> Comparison | None:
-    """Compare paired accuracies; None when there are fewer than two pairs."""
+    """Compare paired accuracies; None when there are fewer than two pairs.
+
+    Parameters
+    ----------
+    first, second : names of the methods.
+    a, b : their accuracies, seed by seed.
+    """
     if len(a) != len(b):
         raise ValueError(f"pairs need as many of one as of the other, got {len(a)} and {len(b)}")
     if len(a) < 2:

@@ -25,7 +25,15 @@ _CARRIED = (
 
 
 def summarise(experiment: Experiment, done: Sequence[Done], *, preset: str, command: str) -> dict[str, Any]:
-    """Return the summary of finished cells in JSON values."""
+    """Return the summary of finished cells in JSON values.
+
+    Parameters
+    ----------
+    experiment : what was run.
+    done : its finished trials.
+    preset : `quick` or `full`.
+    command : that made them.
+    """
     return {
         "experiment": experiment.name,
         "title": experiment.title,

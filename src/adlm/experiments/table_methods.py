@@ -34,7 +34,15 @@ def diffprivlib_name(penalty: str) -> str:
 
 
 def ours(split: Split, epsilon: str, delta: str, releases: int, fourier: Fourier = 0) -> list[Measures]:
-    """Fresh releases with the system's noise: none of them can be repeated, so the mean is what counts."""
+    """Fresh releases with the system's noise: none of them can be repeated, so the mean is what counts.
+
+    Parameters
+    ----------
+    split : the table.
+    epsilon, delta : the budget.
+    releases : how many.
+    fourier : random Fourier features: a number, or `auto`.
+    """
     batches = [(split.x[i : i + BATCH], split.y[i : i + BATCH]) for i in range(0, len(split.y), BATCH)]
     found = []
     for _ in range(releases):
@@ -83,6 +91,14 @@ def diffprivlib_logistic(split: Split, epsilon: str, penalty: str, runs: int, py
     """diffprivlib's logistic regression on the same cells, by an interpreter that has it.
 
     The cells are handed over in a temporary folder that only its owner can read; the weights come back.
+
+    Parameters
+    ----------
+    split : the table.
+    epsilon : the budget.
+    penalty : C of the regression.
+    runs : how many.
+    python : the interpreter.
     """
     z, test = split.features()
     with tempfile.TemporaryDirectory() as folder:

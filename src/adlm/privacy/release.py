@@ -226,12 +226,12 @@ class Release:
 
     def save(self, folder: Path | str) -> None:
         """Write the release by one rename: it is there whole, or not at all."""
+        # Noisy records are written as they are made, before their digest is known: no header names it.
+        whole = self.certificate.kind != "records"
+        entries = to_entries(_header(self.certificate, self.signature)) if whole else None
         with new_folder(Path(folder), what="release") as temporary:
             if self.signature is not None:
                 (temporary / signature.FILE).write_bytes(canonical(self.signature.to_dict()))
-            # Noisy records are written as they are made, before their digest is known: no header names it.
-            whole = self.certificate.kind != "records"
-            entries = to_entries(_header(self.certificate, self.signature)) if whole else None
             (temporary / TENSORS).write_bytes(save_tensors(dict(self.tensors), entries))
             (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
 

@@ -105,7 +105,14 @@ def draft(
     header: bool | None = None,
     delimiter: str | None = None,
 ) -> str:
-    """Draft a domain file from the header and the schema's types alone, leaving what is public to fill in."""
+    """Draft a domain file from the header and the schema's types alone, leaving what is public to fill in.
+
+    Parameters
+    ----------
+    path : the file.
+    label, person : columns of that kind.
+    header, delimiter : of a CSV file; found out when not given.
+    """
     kinds = _named(path, label, person, header_of(path, header=header, delimiter=delimiter))
     label = label or list(kinds)[-1]
     lines = [
@@ -153,7 +160,12 @@ def peek(
     header: bool | None = None,
     delimiter: str | None = None,
 ) -> TableDomain:
-    """Fill in a domain from the data. Whatever is made with it says that its bounds were learnt from data."""
+    """Fill in a domain from the data. Whatever is made with it says that its bounds were learnt from data.
+
+    Parameters
+    ----------
+    path, label, person, header, delimiter : as for `draft`.
+    """
     names = list(_named(path, label, person, header_of(path, header=header, delimiter=delimiter)))
     label = label or names[-1]
     if len(names) < 2:

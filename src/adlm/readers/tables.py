@@ -126,7 +126,15 @@ def raw_batches(
     comments: bool = False,
     block: int | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Give the wanted columns of a file as Arrow arrays, a few rows at a time."""
+    """Give the wanted columns of a file as Arrow arrays, a few rows at a time.
+
+    Parameters
+    ----------
+    path, table : the file and its declaration.
+    wanted : columns.
+    rows, block : records of a batch, and bytes parsed at once.
+    comments : whether commented lines above the first record are passed over.
+    """
     if not path.is_file():
         raise UserError(f"there is no file {path}; give a CSV or Parquet file")
     if path.suffix.lower() in PARQUET:
@@ -146,7 +154,14 @@ def _parquet(path: Path, wanted: Sequence[str], rows: int) -> Iterator[dict[str,
 
 
 def check_header(path: Path, names: Sequence[str], wanted: Sequence[str], *, shown: bool = True) -> None:
-    """Refuse a file with a missing or doubled column; its first line is not `shown` if it may be a record."""
+    """Refuse a file with a missing or doubled column; its first line is not `shown` if it may be a record.
+
+    Parameters
+    ----------
+    path : the file.
+    names, wanted : columns it has, and those it must have.
+    shown : whether a sentence may show its first line.
+    """
     for name in wanted:
         if name not in names:
             have = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -28,6 +28,7 @@ def rerun(certificate: Certificate, folder: str, signature: Signature | None = N
         ("certificate digest", tag("code", certificate.digest)),
         *_signed(signature),
         ("features", _features(certificate)),
+        *_encoder(certificate),
         *((f"{name} version", version) for name, version in sorted(certificate.software.items())),
         *((name, _value(value)) for name, value in sorted(certificate.settings.items()) if value is not None),
     ]
@@ -71,6 +72,8 @@ def _records(certificate: Certificate) -> str:
     """Where the records come from, in the words of the command line: a table's file, or a name."""
     spec = certificate.features.get("spec")
     of_table = isinstance(spec, Mapping) and spec.get("name") in TABLES
+    if not of_table and certificate.settings.get("input") is not None:
+        return "FILES --domain DOMAIN.toml"
     return "TABLE.csv --domain DOMAIN.toml" if of_table else "--data NAME"
 
 
@@ -104,6 +107,24 @@ def _features(certificate: Certificate) -> object:
         return "the records themselves"
     fingerprint = str(certificate.features.get("fingerprint", ""))
     return join([f"{spec.get('name', '?')}, fingerprint ", tag("code", fingerprint[:16])])
+
+
+def _encoder(certificate: Certificate) -> list[tuple[str, object]]:
+    """Say what features of somebody's own were declared to be, and that it rests on their word."""
+    entry = certificate.features
+    if "provenance" not in entry:
+        return []
+    spec = entry["spec"]
+    while "of" in spec:
+        spec = spec["of"]
+    name = str(spec.get("file") or spec.get("encoder") or spec.get("module") or spec.get("name"))
+    hashed = f", SHA-256 {spec['sha256']}" if "sha256" in spec else ""
+    trained = entry.get("trained_on") or "not said"
+    said = (
+        f"{name}{hashed}; declared {entry['provenance']}; declared to have been trained on: {trained}. "
+        "Nothing in a file shows what it was trained on: this rests on the word of whoever made the release."
+    )
+    return [("encoder", said)]
 
 
 def _value(value: object) -> str:

@@ -16,6 +16,7 @@ import io
 import json
 import logging
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ from adlm.privacy.header import privacy_header
 from adlm.public.domain import Domain
 from adlm.public.domain.encoding import encode_frame
 from adlm.public.domain.table import TableDomain
-from adlm.public.features import TABLES
+from adlm.public.features import TABLES, OnnxBackbone
 from adlm.runtime.artefact import write_file
+from adlm.serving.onnx_encoder import JOINTS, AfterEncoder, BeforeEncoder, encoder_of, joined
 from adlm.serving.onnx_images import traceable
 from adlm.serving.onnx_table import (
     OPSET,
@@ -55,11 +57,9 @@ class Served(nn.Module):
 
     def __init__(self, model: Model) -> None:
         super().__init__()
-        domain = model.certificate.domain
-        lower = torch.tensor(np.broadcast_to(domain.lower, domain.size).copy(), dtype=torch.float32)
-        upper = torch.tensor(np.broadcast_to(domain.upper, domain.size).copy(), dtype=torch.float32)
-        self.register_buffer("_lower", lower.reshape(domain.shape))
-        self.register_buffer("_range", (upper - lower).reshape(domain.shape))
+        lower, span = _bounds(model.certificate.domain)
+        self.register_buffer("_lower", lower)
+        self.register_buffer("_range", span)
         self.features = None if model.features is None else traceable(model.features)
         self.head = copy.deepcopy(model.head).float()
         self._target = model.target
@@ -84,9 +84,13 @@ def export_onnx(
     key : sign the file, and with it that it was made from the model's release.
     encoded : for a table, take the encoded record as `records` instead of the raw columns.
     """
-    served = Served(model).eval()
     trial = _trial(model.certificate.domain)
-    raw = _traced(served, trial[:2], model)
+    encoder = encoder_of(model.features)
+    if encoder is None:
+        names = OUTPUTS if model.target is None else (PREDICTION,)
+        raw = _traced(Served(model).eval(), trial[:2], model, "records", names)
+    else:
+        raw = _with_encoder(model, encoder, trial[:2])
     table = None if encoded else _table(model)
     inputs: dict[str, Any] = {"records": trial.numpy()}
     if table is not None:
@@ -118,6 +122,13 @@ def _table(model: Model) -> TableDomain | None:
     return TableDomain.from_dict(spec["table"]) if spec.get("name") in TABLES else None
 
 
+def _bounds(domain: Domain) -> tuple[Tensor, Tensor]:
+    """Lower bounds and ranges of a domain, in the shape of a record."""
+    lower = torch.tensor(np.broadcast_to(domain.lower, domain.size).copy(), dtype=torch.float32)
+    upper = torch.tensor(np.broadcast_to(domain.upper, domain.size).copy(), dtype=torch.float32)
+    return lower.reshape(domain.shape), (upper - lower).reshape(domain.shape)
+
+
 def _trial(domain: Domain) -> Tensor:
     """A few records within the bounds, drawn without any data."""
     generator = torch.Generator().manual_seed(0)
@@ -127,9 +138,24 @@ def _trial(domain: Domain) -> Tensor:
     return (lower + share * (upper - lower)).float()
 
 
-def _traced(served: Served, trial: Tensor, model: Model) -> bytes:
+def _with_encoder(model: Model, encoder: OnnxBackbone, trial: Tensor) -> bytes:
+    """Trace what comes before and after an encoder, and put its own graph between them."""
+    lower, span = _bounds(model.certificate.domain)
+    before = BeforeEncoder(lower, span, encoder).eval()
+    scaled = before(trial)
+    encoded = torch.from_numpy(encoder.session.run(None, {encoder.input: scaled.numpy()})[0])
+    assert model.features is not None
+    after = AfterEncoder(model.features, copy.deepcopy(model.head).float()).eval()
+    first = _traced(before, trial, model, "records", JOINTS[:1])
+    last = _traced(after, encoded, model, JOINTS[1], OUTPUTS)
+    try:
+        return joined(first, encoder.data, last, library("onnx"))
+    except Exception as error:  # graphs of anybody's making fail in as many ways
+        raise _unable(model, str(error).strip().splitlines()[0]) from None
+
+
+def _traced(served: nn.Module, trial: Tensor, model: Model, taken: str, names: Sequence[str]) -> bytes:
     buffer = io.BytesIO()
-    names = list(OUTPUTS) if model.target is None else [PREDICTION]
     chatter = logging.getLogger("torch.onnx")
     level = chatter.level
     try:
@@ -142,9 +168,9 @@ def _traced(served: Served, trial: Tensor, model: Model) -> bytes:
                 buffer,  # type: ignore[arg-type]  # a stream is what the tracing exporter takes
                 dynamo=False,
                 opset_version=OPSET,
-                input_names=["records"],
-                output_names=names,
-                dynamic_axes={name: {0: "n"} for name in ("records", *names)},
+                input_names=[taken],
+                output_names=list(names),
+                dynamic_axes={name: {0: "n"} for name in (taken, *names)},
             )
     except Exception as error:  # torch raises many kinds, all of them for an operation without a twin
         raise _unable(model, str(error).strip().splitlines()[0]) from None

@@ -16,6 +16,7 @@ from torch.nn import functional
 from adlm.public.features.base import Features, unit_norm
 from adlm.public.features.colour import Colour, flip_average, opponent
 from adlm.public.features.colour_scattering import _FLOORS, CHANNELS, ColourScattering
+from adlm.public.features.multiscale import MultiscaleImages
 from adlm.public.features.natural import NaturalImages
 from adlm.public.features.patches import Patches
 from adlm.public.features.prior import PriorProjection
@@ -45,6 +46,8 @@ def _whole(features: nn.Module) -> Features | None:
             return WholeProjection(features)
         case NaturalImages():
             return WholeNatural(features)
+        case MultiscaleImages():
+            return WholeMultiscale(features)
         case _:
             return None
 
@@ -53,7 +56,7 @@ def _twin(part: nn.Module) -> nn.Module | None:
     match part:
         case Scattering():
             return DenseScattering(part)
-        case PriorProjection() | NaturalImages():
+        case PriorProjection() | NaturalImages() | MultiscaleImages():
             return _whole(part)
         case ColourScattering():
             return WholeColourScattering(part)
@@ -167,6 +170,29 @@ class WholeNatural(Features):
         return self.of.spec()
 
 
+class WholeMultiscale(Features):
+    """`MultiscaleImages` of a whole batch; a resized image is a product with fixed matrices on both sides."""
+
+    def __init__(self, of: MultiscaleImages) -> None:
+        super().__init__()
+        self.of, self.width, self.resized = of, of.width, of.resized
+        if self.resized:
+            height, width = of.shape[-2:]
+            self.register_buffer("rows", resizing(height, of.size, "bilinear"))
+            self.register_buffer("columns", resizing(width, of.size, "bilinear"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, *shape) to (n, width)."""
+        images = x.reshape(-1, self.of.channels, *self.of.shape[-2:])
+        if self.resized:
+            images = (self.get_buffer("rows") @ images @ self.get_buffer("columns").T).clamp(0, 1)
+        return unit_norm(self.of.blocks(images) @ self.of.projection - self.of.offset.float())
+
+    def spec(self) -> dict[str, object]:
+        """Describe the map that this one is a twin of."""
+        return self.of.spec()
+
+
 class WholeColourScattering(nn.Module):
     """`ColourScattering` of a batch of any size, with slices in place of masks."""
 
@@ -234,10 +260,10 @@ def _memberships(value: Tensor, centres: Tensor) -> Tensor:
     return (1.0 - (value - centres[:, None, None]).abs() / float(centres[1] - centres[0])).clamp_min(0.0)
 
 
-def resizing(size: int, to: int) -> Tensor:
-    """Matrix of bicubic resizing along one side: (to, size)."""
+def resizing(size: int, to: int, mode: str = "bicubic") -> Tensor:
+    """Matrix of resizing along one side: (to, size)."""
     lines = torch.eye(size).reshape(size, 1, size, 1).expand(-1, -1, -1, size)  # images that vary downwards
-    resized = functional.interpolate(lines, (to, to), mode="bicubic", antialias=True)
+    resized = functional.interpolate(lines, (to, to), mode=mode, antialias=True)
     return resized[:, 0, :, 0].T.contiguous()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +14,22 @@ import numpy as np
 from adlm.analyst.metrics import Measures, NumericMeasures, measure, measure_values
 from adlm.analyst.model import Model
 from adlm.errors import UserError
+from adlm.privacy.release import Certificate
 from adlm.public.domain.encoding import TARGET_UNIT
+from adlm.public.domain.inputs import InputDomain
+from adlm.public.features import TABLES
+from adlm.readers.inputs import input_batches
 from adlm.readers.tables import read_batches, read_labelled, table_of
 
 
 def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
     """Write a prediction for each record; return how many.
 
-    That is the predicted class and the probability of each class, or the predicted number.
+    That is the predicted class and the probability of each class, or the predicted number. Records of images
+    are named by a first column.
     """
-    table = table_of(_spec(model))
+    batches = _records(model, file)
+    named = declared_of(model.certificate) is not None
     out = Path(out)
     records = 0
     temporary: Path | None = None
@@ -33,16 +39,17 @@ def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
         temporary = Path(name)
         with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream, lineterminator="\n")
-            writer.writerow(["prediction", *(f"probability of {name}" for name in model.classes)])
-            for batch in read_batches(file, table, labels=False, bounded=False, comments=True):
+            first = ["record"] if named else []
+            writer.writerow([*first, "prediction", *(f"probability of {name}" for name in model.classes)])
+            for x, names in batches:
+                records += len(x)
                 if model.target is not None:
-                    writer.writerows([f"{value:.6g}"] for value in model.values(batch.x))
-                    records += len(batch.x)
+                    writer.writerows([f"{value:.6g}"] for value in model.values(x))
                     continue
-                chance = model.probabilities(batch.x)
-                for code, row in zip(chance.argmax(1), chance, strict=True):
-                    writer.writerow([model.classes[int(code)], *(f"{p:.6f}" for p in row)])
-                records += len(batch.x)
+                chance = model.probabilities(x)
+                for at, (code, row) in enumerate(zip(chance.argmax(1), chance, strict=True)):
+                    who = [names[at]] if named else []
+                    writer.writerow([*who, model.classes[int(code)], *(f"{p:.6f}" for p in row)])
             if not records:
                 raise UserError(f"{file} holds no records; give at least one")
             stream.flush()
@@ -54,6 +61,27 @@ def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
     return records
+
+
+def _records(model: Model, file: Path | str) -> Iterator[tuple[Any, tuple[str, ...]]]:
+    """Records of a file without labels, batch by batch, with their names where they have any."""
+    declared = declared_of(model.certificate)
+    if declared is not None:
+        return ((b.x, b.names) for b in input_batches(file, declared, labels=False, bounded=False))
+    read = read_batches(file, table_of(_spec(model)), labels=False, bounded=False, comments=True)
+    return ((batch.x, ()) for batch in read)
+
+
+def declared_of(certificate: Certificate) -> InputDomain | None:
+    """How files of images or vectors are read for a release's models; None for a table's.
+
+    It stands in the certificate where columns have names of their own, and else follows from the domain.
+    """
+    spec = certificate.features.get("spec")
+    if isinstance(spec, Mapping) and spec.get("name") in TABLES:
+        return None
+    kept = certificate.settings.get("input")
+    return InputDomain.of_domain(certificate.domain) if kept is None else InputDomain.from_dict(kept)
 
 
 def _spec(model: Model) -> Mapping[str, Any]:
@@ -80,7 +108,13 @@ def measure_values_file(model: Model, file: Path | str, *, device: str = "cpu") 
 def _answers(predict: Any, model: Model, file: Path | str, device: str) -> tuple[Any, Any]:
     """Predictions for a file's records, and their labels or targets as they are encoded."""
     predicted, truth = [], []
-    for batch in read_labelled(file, _spec(model)):
+    declared = declared_of(model.certificate)
+    batches: Any = (
+        read_labelled(file, _spec(model))
+        if declared is None
+        else input_batches(file, declared, bounded=False)
+    )
+    for batch in batches:
         predicted.append(predict(batch.x, device=device))
         truth.append(batch.y)
     if not truth:

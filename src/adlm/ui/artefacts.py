@@ -18,7 +18,7 @@ from adlm.curator.ledger import LedgerView
 from adlm.errors import UserError
 from adlm.privacy.accounting import Charge, compose, number, show
 from adlm.privacy.release import CERTIFICATE
-from adlm.public.domain import NEIGHBOURS
+from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.report.provenance import rerun_command
 from adlm.report.sections import MEANINGS
 from adlm.report.subject import Subject, find
@@ -99,11 +99,11 @@ def _artefact(subject: Subject, name: str) -> dict[str, Any]:
             ["kind", made.kind],
             ["records", f"{n:,}" if isinstance(n, int) else "protected"],
             ["most records of a person", str(made.settings.get("contributions", 1))],
-            ["classes", str(len(made.domain.classes))],
+            ["predicts", _answer(made.domain)],
             ["noise", ", ".join(dict.fromkeys(str(c.mechanism) for c in made.charges))],
             ["features", _features(made.features)],
             ["signed by", signer[:16] if signer else "nobody"],
-            ["best accuracy", _best(subject)],
+            ["best accuracy" if made.domain.classes else "best R\u00b2", _best(subject)],
             ["digest", made.digest[:16]],
             ["made with", ", ".join(f"{k} {v}" for k, v in sorted(made.software.items()))],
         ],
@@ -137,10 +137,21 @@ def _model(name: str, training: Mapping[str, Any], found: Mapping[str, Any] | No
         "name": name,
         "network": str(training.get("network", "?")),
         "epochs": str(training.get("epochs", "")),
-        "accuracy": _share(measured.get("accuracy")),
+        "accuracy": _score(measured),
         "balanced": _share(measured.get("balanced_accuracy")),
         "of": of or "not measured",
     }
+
+
+def _score(measured: Mapping[str, Any]) -> float | None:
+    """Return accuracy, or R2 where a number is predicted."""
+    return _share(measured.get("accuracy", measured.get("r2")))
+
+
+def _answer(domain: Domain) -> str:
+    if domain.target is None:
+        return f"{len(domain.classes)} classes"
+    return f"a number between {domain.target[0]:g} and {domain.target[1]:g}"
 
 
 def _share(value: object) -> float | None:
@@ -149,7 +160,7 @@ def _share(value: object) -> float | None:
 
 
 def _best(subject: Subject) -> str:
-    shares = [_share((m.evaluation or {}).get("accuracy")) for m in subject.models]
+    shares = [_score(m.evaluation or {}) for m in subject.models]
     known = [s for s in shares if s is not None]
     return f"{max(known):.1%}" if known else "not measured"
 

@@ -43,9 +43,9 @@ class Choice:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes."""
+        """Names of the classes; none where a number is predicted."""
         if self.table is not None:
-            return tuple(self.table.label.classes)
+            return tuple(self.table.answer.classes)
         assert self.domain is not None
         return self.domain.classes
 
@@ -84,6 +84,7 @@ class Choice:
             "kind": "table" if self.table is not None else "array",
             "n": self.n,
             "classes": len(self.classes),
+            "measure": "accuracy" if self.classes else "R\u00b2",
             "neighbours": self.neighbours,
             "contributions": self.contributions,
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -20,8 +20,8 @@ from adlm.experiments import published
 from adlm.public.domain import NEIGHBOURS
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
-from adlm.ui.choices import named
-from adlm.ui.forecasts import DELTAS, EPSILONS, KEPT, Budget, settings_of
+from adlm.ui.choices import Choice, named
+from adlm.ui.forecasts import DELTAS, EPSILONS, KEPT, Budget, plan_of, settings_of
 from adlm.workflows.forecast import forecast
 
 MEASURED = "measured.json"
@@ -82,35 +82,54 @@ def _series(rows: list[dict[str, Any]], method: str) -> dict[str, Any]:
     }
 
 
-def rehearsed() -> dict[str, Any]:
-    """Rehearse every budget of the page for every public data set."""
-    found: dict[str, Any] = {}
+def rehearsed(old: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Rehearse every budget of the page; give all that is known after each data set.
+
+    Parameters
+    ----------
+    old : what was kept before; what rests on the features and the plans of today is taken from there.
+    """
+    found = dict(old)
     budgets = [Budget(e, d, relation) for d in DELTAS for relation in NEIGHBOURS for e in EPSILONS]
     for choice in named():
+        before = old.get(choice.key, {})
+        features = choice.features.fingerprint()
+        same = (before.get("n"), before.get("features")) == (choice.n, features)
         curves: dict[str, dict[str, Any]] = {}
         with progress.bar(len(budgets), f"rehearsals for {choice.key}", "rehearsals") as advance:
             for b in budgets:
-                one = forecast(
-                    choice.features, choice.n, len(choice.classes), b.epsilon, b.delta, b.neighbours
-                )
-                figures = [round(one.accuracy, 5), round(one.spread, 5), *settings_of(one.plan)]
-                curves.setdefault(b.curve, {})[b.epsilon] = figures
+                kept = before["curves"].get(b.curve, {}).get(b.epsilon) if same else None
+                curves.setdefault(b.curve, {})[b.epsilon] = _rehearsed(choice, b, kept)
                 advance(1)
-        found[choice.key] = {"n": choice.n, "features": choice.features.fingerprint(), "curves": curves}
-    return found
+        found[choice.key] = {"n": choice.n, "features": features, "curves": curves}
+        yield found
+
+
+def _rehearsed(choice: Choice, budget: Budget, kept: list[Any] | None) -> list[Any]:
+    """Return accuracy, spread and what they rest on."""
+    settings = settings_of(plan_of(choice, choice.n, budget, rounds=False))
+    if kept is not None and kept[2:] == settings:
+        return kept
+    one = forecast(
+        choice.features, choice.n, len(choice.classes), budget.epsilon, budget.delta, budget.neighbours
+    )
+    return [round(one.accuracy, 5), round(one.spread, 5), *settings]
 
 
 def main(words: list[str]) -> int:
     """Write the files that come with the package."""
     parser = argparse.ArgumentParser(prog="python -m adlm.ui.data", description=__doc__)
     parser.add_argument("results", type=Path, help="the folder of results")
-    parser.add_argument("--forecasts", action="store_true", help="rehearse anew; takes minutes")
+    parser.add_argument("--forecasts", action="store_true", help="rehearse what is not kept; takes minutes")
+    parser.add_argument("--anew", action="store_true", help="with --forecasts: keep nothing")
     given = parser.parse_args(words)
     progress.enable()
     try:
         _write(MEASURED, from_results(given.results))
         if given.forecasts:
-            _write(KEPT, rehearsed())
+            old = {} if given.anew else json.loads((HERE / KEPT).read_text(encoding="utf-8"))
+            for found in rehearsed(old):
+                _write(KEPT, found)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

@@ -61,19 +61,33 @@ def point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
 
 
 def curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
-    """Return what is known of a curve without rehearsing anything."""
+    """Return what is known of a curve without rehearsing anything.
+
+    Parameters
+    ----------
+    choice : data set or table.
+    n : number of records.
+    delta : of every budget of the curve.
+    neighbours : the relation.
+    """
     check_size(n)
     found = (_kept_point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in EPSILONS)
     return [p for p in found if p is not None]
 
 
 def whole_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
-    """Rehearse a whole curve, where it is not known."""
+    """Rehearse a whole curve, where it is not known.
+
+    Parameters
+    ----------
+    choice, n, delta, neighbours : as for `curve`.
+    """
     epsilons = COARSE if choice.table is not None else EPSILONS
     return [point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in epsilons]
 
 
-def _plan(choice: Choice, n: int, budget: Budget) -> MomentPlan:
+def plan_of(choice: Choice, n: int, budget: Budget, *, rounds: bool = True) -> MomentPlan:
+    """Return the rule's plan; without rounds it is the one that is rehearsed."""
     return plan_moments(
         n,
         len(choice.classes),
@@ -81,6 +95,7 @@ def _plan(choice: Choice, n: int, budget: Budget) -> MomentPlan:
         float(parse_delta(budget.delta)),
         budget.neighbours,
         choice.features,
+        rounds=rounds,
     )
 
 
@@ -91,9 +106,10 @@ def _kept_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any] | None
     figures = kept["curves"].get(budget.curve, {}).get(budget.epsilon)
     if figures is None or kept["features"] != _fingerprint(choice):
         return None
-    plan = _plan(choice, n, budget)
     accuracy, spread, *settings = figures
-    return _shown(budget, accuracy, spread, plan) if settings == settings_of(plan) else None
+    if settings != settings_of(plan_of(choice, n, budget, rounds=False)):
+        return None
+    return _shown(budget, accuracy, spread, plan_of(choice, n, budget))
 
 
 @lru_cache(maxsize=8)
@@ -108,7 +124,7 @@ def _kept() -> Mapping[str, Any]:
 
 
 def settings_of(plan: MomentPlan) -> list[Any]:
-    """What makes two plans the same to a rehearsal."""
+    """Return what makes two plans the same to a rehearsal."""
     return [plan.k, plan.q, float(f"{float(plan.share_sums):.6g}"), float(f"{plan.second_clip_norm:.6g}")]
 
 

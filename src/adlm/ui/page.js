@@ -126,7 +126,7 @@ function chart(current) {
   const x = e => left + Math.log(e / low) / Math.log(high / low) * (width - left - right);
   const y = a => height - bottom - (a - least) / Math.max(1e-9, most - least) * (height - top - bottom);
   const said = current ? `Forecast ${percent(current.accuracy)} at epsilon ${number(state.epsilon)}` : "No forecast yet";
-  const svg = shape("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Accuracy over epsilon for ${state.choice.title}. ${said}. All figures are in the table below.`});
+  const svg = shape("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${sentence(state.choice.measure)} over epsilon for ${state.choice.title}. ${said}. All figures are in the table below.`});
   const step = most - least > 0.5 ? 0.2 : most - least > 0.22 ? 0.1 : 0.05;
   for (let a = Math.ceil(least / step - 1e-9) * step; a <= most + 1e-9; a += step) {
     svg.append(shape("line", {class: "grid", x1: left, x2: width - right, y1: y(a), y2: y(a)}),
@@ -138,7 +138,7 @@ function chart(current) {
   }
   svg.append(shape("line", {class: "axis", x1: left, x2: width - right, y1: height - bottom, y2: height - bottom}),
     shape("text", {x: (left + width - right) / 2, y: height - 6, "text-anchor": "middle"}, "epsilon"),
-    shape("text", {x: left + 4, y: top - 3}, "accuracy, %"));
+    shape("text", {x: left + 4, y: top - 3}, `${state.choice.measure}, %`));
   const path = list => list.map((p, i) => `${i ? "L" : "M"}${x(p.epsilon).toFixed(1)},${y(p.accuracy).toFixed(1)}`).join("");
   const clip = shape("clipPath", {id: "inside"});  // a curve may leave the picture; the table has all of it
   clip.append(shape("rect", {x: left - 5, y: top - 6, width: width - left - right + 10, height: height - top - bottom + 6}));
@@ -241,7 +241,7 @@ function draw() {
   const other = theirs().map(m => [m, between(m.points, state.epsilon)]).find(([, p]) => p);
   const tile = (title, value, note, style) => el("section", {class: `tile ${style || ""}`}, el("h3", {text: title}), el("b", {text: value}), el("p", {text: note}));
   const interval = current && current.low !== null ? `between ${percent(current.low)} and ${percent(current.high)}` : current && current.ceiling ? `of at most ${percent(current.ceiling)}` : "";
-  const tiles = [tile("Forecast accuracy", current ? percent(current.accuracy) : "…", current ? interval + (current.exact ? "" : ", between two rehearsals") : "not rehearsed yet", "main")];
+  const tiles = [tile(`Forecast ${state.choice.measure}`, current ? percent(current.accuracy) : "…", current ? interval + (current.exact ? "" : ", between two rehearsals") : "not rehearsed yet", "main")];
   if (own) tiles.push(tile("Measured on its test set", percent(own.accuracy), `${own.exact ? `mean of ${own.seeds} release${own.seeds === 1 ? "" : "s"}` : "between two measured budgets"}`));
   if (other) tiles.push(tile("DP-SGD, measured", percent(other[1].accuracy), `${other[0].label}, delta 1e-5, ${other[0].neighbours}`, "theirs"));
   tiles.push(tile("An attacker guesses right", percent(guess), "at most, between two possibilities; a coin has 50 %"));
@@ -270,7 +270,7 @@ function figuresTable() {
   const rows = [...known(state).values()].sort((a, b) => a.epsilon - b.epsilon).map(p => ["forecast", number(p.epsilon), percent(p.accuracy), p.low === null ? "" : `${percent(p.low)} to ${percent(p.high)}`, "", "synthetic records"]);
   for (const m of state.choice.measured) for (const p of m.points) rows.push([m.label, number(p.epsilon), percent(p.accuracy), p.sd === null ? "" : `± ${percent(p.sd)}`, m.neighbours, `measured here, ${p.seeds} seed${p.seeds === 1 ? "" : "s"}`]);
   for (const p of state.choice.published) rows.push([p.what, number(p.epsilon), percent(p.accuracy), "", p.relation || "not stated", `${p.source}, ${p.status}`]);
-  byId("figures-table").replaceChildren(table("Accuracy of every curve and mark above", ["what", "epsilon", "accuracy", "interval", "relation", "from"], rows, true));
+  byId("figures-table").replaceChildren(table("Accuracy of every curve and mark above", ["what", "epsilon", state.choice.measure, "interval", "relation", "from"], rows, true));
 }
 function command() {
   const c = state.choice, quoted = word => /^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`;

@@ -12,16 +12,18 @@ import numpy.typing as npt
 
 from adlm.curator.featurise import featurise
 from adlm.curator.mechanisms.calibration import Upstream
-from adlm.curator.mechanisms.moments import Batch, CrossMoments, MomentConfig, Second, calibrate, release
+from adlm.curator.mechanisms.moments import CrossMoments, MomentConfig, Second, calibrate, release
 from adlm.errors import UserError
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import NOT_PUBLIC, Release
 from adlm.public.domain import Domain
+from adlm.public.domain.inputs import InputDomain, is_input_domain
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import Features, for_domain, narrowed, provenance_of
 from adlm.public.features.narrowed import narrow
 from adlm.public.planning.moments import MomentPlan, plan_moments
 from adlm.readers.frames import frame_reader
+from adlm.readers.inputs import read_inputs
 from adlm.readers.tables import file_reader
 from adlm.workflows import pilot
 from adlm.workflows.options import Reader, ReleaseOptions, check_options, opened, public_size
@@ -35,7 +37,7 @@ BATCH = 4096  # records whose features are added up at once
 def privatise(
     x: Any,
     y: npt.ArrayLike | None = None,
-    domain: Domain | TableDomain | Path | str | None = None,
+    domain: Domain | TableDomain | InputDomain | Path | str | None = None,
     *,
     epsilon: object,
     delta: object = 0,
@@ -43,16 +45,19 @@ def privatise(
 ) -> Release:
     """Read private records once and make a release: noisy numbers to train on, and a certificate.
 
-    The domain decides what the records are. An array with a `Domain` becomes noisy sums of public features.
-    A file or a data frame with a `TableDomain` becomes what a model of a table needs.
+    The domain decides what the records are. An array with a `Domain`, or files of images or vectors with an
+    `InputDomain`, become noisy sums of public features. A file or a data frame with a `TableDomain` becomes
+    what a model of a table needs.
 
     Parameters
     ----------
     x : (n, *shape) records in the units of a `Domain`; or, for a table, a CSV or Parquet file, a data frame,
         or a reader: a function without parameters that gives batches of encoded records (n, width) in [0, 1]
-        with their (n,) class codes, the same ones each time it is called.
+        with their (n,) class codes, the same ones each time it is called. For images and vectors, a file or
+        a folder (`adlm.readers.input_files`).
     y : n labels; None for a file or a reader, and for a data frame that has the label's column.
-    domain : what is public of the records: a `Domain`, a `TableDomain`, or the domain file of a table.
+    domain : what is public of the records: a `Domain`, a `TableDomain`, an `InputDomain`, or the domain file
+        of a table, of images or of vectors.
     epsilon, delta : the budget, a number or an exact one such as "1/3"; delta 0 gives pure epsilon.
     neighbours : the relation, instead of the domain's: `replace-one` or `add-remove`.
     ledger : where the cost is written before noise is drawn; in memory when not given.
@@ -76,7 +81,8 @@ def privatise(
     Formal guarantees
     -----------------
     Relation: the domain's. Guarantee: the certificate's, at most the budget. Proved in docs/proof-moments.md,
-    docs/proof-tables.md and docs/proof-gradients.md.
+    docs/proof-tables.md and docs/proof-gradients.md. Of files, the number of records and, in a folder, the
+    order of the file names are public under replace-one of single records.
 
     Examples
     --------
@@ -89,7 +95,7 @@ def privatise(
     """
     if domain is None:
         raise UserError("the domain is not given; declare what is public of the records, domain=...")
-    declared = TableDomain.load(domain) if isinstance(domain, Path | str) else domain
+    declared = _loaded(domain) if isinstance(domain, Path | str) else domain
     neighbours = options.get("neighbours")
     if neighbours is not None:
         declared = replace(declared, neighbours=neighbours)
@@ -97,10 +103,29 @@ def privatise(
     budget = Budget.of(epsilon, delta)
     if isinstance(declared, TableDomain):
         return privatise_table(_reader(x, y, declared), declared, budget, options)
+    if isinstance(declared, InputDomain):
+        if y is not None:
+            raise UserError("labels of images and vectors stand beside them; leave y out")
+        return _privatise_inputs(x, declared, budget, options, {"epsilon": str(epsilon), "delta": str(delta)})
     if y is None:
         raise UserError("labels are not given; an array needs one label for each record, y=...")
     asked = {"epsilon": str(epsilon), "delta": str(delta)}
     return _privatise_arrays(np.asarray(x), y, declared, budget, options, asked)
+
+
+def _loaded(path: Path | str) -> TableDomain | InputDomain:
+    """Read the domain file of a table, of images or of vectors."""
+    return InputDomain.load(path) if is_input_domain(path) else TableDomain.load(path)
+
+
+def _privatise_inputs(
+    path: Path | str, declared: InputDomain, budget: Budget, options: ReleaseOptions, asked: dict[str, Any]
+) -> Release:
+    """Read files of images or vectors whole, and release them as arrays."""
+    if declared.contributions > 1:  # before anything is read
+        public_size(declared.neighbours, declared.contributions, options.get("size"), lambda: 0)
+    x, codes = read_inputs(path, declared)
+    return _privatise_arrays(x, codes, declared.domain, budget, options, asked, declared)
 
 
 def _reader(x: Any, y: npt.ArrayLike | None, table: TableDomain) -> Reader:
@@ -126,36 +151,37 @@ def _privatise_arrays(
     budget: Budget,
     options: ReleaseOptions,
     asked: dict[str, Any],
+    declared: InputDomain | None = None,
 ) -> Release:
+    """Release arrays; `declared` is what was said of the files that they were read from, if they were."""
+    contributions = 1 if declared is None else declared.contributions
     allocation, relevance = options.get("allocation"), options.get("relevance", "prior")
     if relevance not in RELEVANCES:
         raise UserError(f"relevance must be one of {', '.join(RELEVANCES)}, got {relevance!r}")
     if relevance == "private" and allocation == "identical":
         raise UserError("identical noise follows no relevance: leave out the private relevance, which costs")
-    codes = domain.encode_labels(y)
-    if len(records) != len(codes):
-        raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
-    if len(codes) == 0:
+    if relevance == "private" and contributions > 1:
+        raise UserError("private relevance is for one record a person; leave it out, or declare one record")
+    if len(records) == 0:
         raise UserError("there are no records to release; give at least one")
-    features = options.get("features") or for_domain(domain)
+    ledger, source = opened(options)
+    features, plan = _planned(domain, len(records), budget, options, contributions)
     public = provenance_of(features, domain.shape) == "public"
     stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
-    plan = _planned(features, domain, len(codes), budget, options)
+    codes = domain.encode_labels(y) if declared is None else np.asarray(y, dtype=np.int64)
+    if len(records) != len(codes):
+        raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
     features = narrowed(features, plan.k)
     z = featurise(
         records, domain, features, device=options.get("device", "cpu"), cache=options.get("cache", False)
     )
-
-    def batches() -> list[Batch]:
-        return [(z[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(z), BATCH)]
-
+    batches = [(z[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(z), BATCH)]
     asked = asked | {
         "k": options.get("k"),
         "second": options.get("second"),
         "share": options.get("share_sums"),
         "allocation": allocation,
     }
-    ledger, source = opened(options)
     first = pilot.NO_PILOT
     if relevance == "private":
         early, budget = pilot.shares(budget)
@@ -165,7 +191,7 @@ def _privatise_arrays(
             *calibrate(config, domain.neighbours).charges,
         )
         first = pilot.pilot_release(
-            batches,
+            lambda: batches,
             domain,
             features,
             plan=plan,
@@ -175,15 +201,16 @@ def _privatise_arrays(
             unproved=unproved,
         )
         plan = replace(plan, scales=pilot.scales(first.relevance, first.typical, allocation or "optimal"))
+    settings = {"plan": plan.to_dict(), "relevance": relevance, "asked": asked}
     return release(
-        batches,
+        lambda: batches,
         domain=domain,
         features=features,
-        config=moment_config(plan, budget),
+        config=moment_config(plan, budget, contributions),
         ledger=ledger,
         source=source,
         upstream=Upstream(
-            settings={"plan": plan.to_dict(), "relevance": relevance, "asked": asked},
+            settings=settings | _kept(declared),
             stamps=stamps,
             unproved=unproved,
             charges=first.charges,
@@ -192,17 +219,25 @@ def _privatise_arrays(
     )
 
 
+def _kept(declared: InputDomain | None) -> dict[str, Any]:
+    """What a certificate says of a declared file, so that models can read such files: nothing if the domain
+    says it all."""
+    return {} if declared is None or declared.is_usual else {"input": declared.to_dict()}
+
+
 def _planned(
-    features: Features, domain: Domain, n: int, budget: Budget, options: ReleaseOptions
-) -> MomentPlan:
-    """Return the plan that was given, or the public rule's, with the single settings that were asked for."""
+    domain: Domain, n: int, budget: Budget, options: ReleaseOptions, contributions: int = 1
+) -> tuple[Features, MomentPlan]:
+    """Return features and plan: given ones or the public rule's, with the settings that were asked for."""
     plan, allocation = options.get("plan"), options.get("allocation")
     private = options.get("relevance") == "private"
+    features = options.get("features") or for_domain(domain)
     if plan is None:
+        size = public_size(domain.neighbours, contributions, options.get("size"), lambda: n)
         plan = plan_moments(
-            public_size(domain.neighbours, 1, options.get("size"), lambda: n),
+            size,
             len(domain.classes),
-            float(budget.epsilon),
+            float(budget.epsilon / contributions),
             float(budget.delta),
             domain.neighbours,
             features,
@@ -210,14 +245,11 @@ def _planned(
         )
     if not isinstance(plan, MomentPlan):
         raise UserError(f"a release of arrays follows a MomentPlan, got {type(plan).__name__}")
-    return adjusted(
-        plan,
-        features,
-        k=options.get("k"),
-        second=options.get("second"),
-        share_sums=options.get("share_sums"),
-        allocation=None if private else allocation,
-    )
+    changes: dict[str, Any] = {name: options.get(name) for name in ("k", "second", "share_sums")}
+    changes["allocation"] = None if private else allocation
+    if options.get("plan") is None and not any(value is not None for value in changes.values()):
+        return features, plan
+    return features, adjusted(plan, features, **changes)
 
 
 def moment_config(plan: MomentPlan, budget: Budget, contributions: int = 1) -> MomentConfig:

@@ -251,7 +251,7 @@ def test_the_number_of_records_is_kept_only_where_it_is_public() -> None:
         privatise(passes(x, y), domain=private, epsilon=1, seed=0)
     certificate = privatise(passes(x, y), domain=private, epsilon=1, seed=0, size=1000).certificate
     assert certificate.settings["n"] is None
-    assert certificate.settings["told_n"] != 800
+    assert certificate.settings["n_estimated"] != 800
 
 
 def test_learnt_bounds_stamp_the_certificate() -> None:

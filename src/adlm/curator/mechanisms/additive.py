@@ -233,7 +233,7 @@ class _Stages:
             "rates": summary.rates,
             "records": summary.records,
         } | second
-        facts: dict[str, Any] = {"told_n": summary.n}
+        facts: dict[str, Any] = {"n_estimated": summary.n}
         weighing = additive.Weighing.of(summary.scores, summary.prior, self.features.blocks)
         if noise.gradient:
             gradient, curvature, small, coarse = self._derivatives(

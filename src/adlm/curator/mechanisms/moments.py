@@ -27,7 +27,6 @@ from adlm.curator.noise import Source
 from adlm.curator.sums import add_class_sums
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import class_offsets, final_head
-from adlm.estimation.moments import Moments
 from adlm.privacy.accounting import Mechanism
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain import Domain
@@ -95,7 +94,7 @@ def release(
     if config.second is not None and fine_clip is not None:
         across = None
         if config.second.later:
-            known, outer = stage.second_moment_basis(Moments.from_tensors(tensors, stated), config.second)
+            known, outer = stage.second_moment_basis(tensors, stated, config.second)
             second, across = stage.products(
                 batches, known.get("centres"), known.get("basis"), fine_clip, outer
             )

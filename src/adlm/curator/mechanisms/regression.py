@@ -234,7 +234,15 @@ def _calibrated(config: RegressionConfig, neighbours: str, loss: Fraction) -> Ca
 def plan_target(
     table: TableDomain, n: int, epsilon: Fraction, delta: Fraction, fourier: int = 0
 ) -> RegressionPlan:
-    """Choose settings for n records of a table with a numeric target; `fourier` 0 leaves that to the rule."""
+    """Choose settings for n records of a table with a numeric target; `fourier` 0 leaves that to the rule.
+
+    Parameters
+    ----------
+    table : the declared table, with a numeric target.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
+    fourier : number of random Fourier features; 0 leaves it to the rule.
+    """
     ordered = [is_ordered(column) for column in table.features]
     count = fourier or (FOURIER if any(ordered) and delta else 0)
     if delta:

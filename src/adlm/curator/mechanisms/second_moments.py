@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from adlm.curator.clipping import EXACT_ROWS, Clip, Reals
 from adlm.curator.noise import Source
@@ -141,12 +142,15 @@ def frame(sums: Reals, q: int) -> Reals:
     return np.asarray(basis[:, :q])
 
 
-def second_moment_basis(released: Moments, second: Second) -> tuple[dict[str, Reals], Outside | None]:
-    """Return where the second stage looks, from noisy class sums alone: centres, basis, what is outside.
+def second_moment_basis(
+    tensors: Mapping[str, Tensor], settings: Mapping[str, Any], second: Second
+) -> tuple[dict[str, Reals], Outside | None]:
+    """Return where the second stage is taken, from noisy class sums alone: centres, basis, what is outside.
 
     A class mean lies in the unit ball of its features; a noisy one is brought back to it.
     """
     known: dict[str, Reals] = {}
+    released = Moments.from_tensors(tensors, settings)
     sums = released.sums.numpy()
     classes, k = sums.shape
     if second.around == "means":

@@ -22,7 +22,16 @@ from adlm.public.domain import declaration
 from adlm.public.domain.labels import encode_labels
 
 NEIGHBOURS = ("replace-one", "add-remove")
-FAMILIES = ("drawn", "garments", "natural", "tabular", "generic")
+FAMILY_USES = {
+    "drawn": "pen strokes, bright on a dark ground",
+    "garments": "single things on an empty dark ground",
+    "natural": "photographs",
+    "tabular": "rows of a table",
+    "vector": "embeddings of bounded length",
+    "generic": "anything else, taken as it is",
+}
+FAMILIES = tuple(FAMILY_USES)
+FITS = ("crop", "pad", "stretch")
 
 _BLOCK = 1 << 22  # values scaled at a time: keeps the float64 copy small beside 50,000 colour images
 
@@ -42,9 +51,13 @@ class Domain:
     neighbours
         `replace-one` (n is public) or `add-remove` (n is private too).
     family
-        What kind of records these are, so that suitable public features can be proposed.
+        What kind of records these are, so that suitable public features can be proposed: `drawn`, `garments`,
+        `natural`, `tabular`, `vector` or `generic`.
     features
         Optional names of the features in C order, used in messages.
+    fit
+        How an image file of another aspect is brought to the shape: `crop` (which None means too), `pad` or
+        `stretch`.
     target
         Bounds of the number that is predicted, where it is no class.
     """
@@ -57,6 +70,7 @@ class Domain:
     family: str = "generic"
     features: tuple[str, ...] | None = None
     target: tuple[float, float] | None = None
+    fit: str | None = None
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # the way a frozen dataclass may normalise what it was given
@@ -72,7 +86,14 @@ class Domain:
         elif len(self.classes) < 2:
             raise UserError(f"domain.classes must name at least two classes (got {len(self.classes)})")
         declaration.one_of("neighbours", self.neighbours, NEIGHBOURS)
-        declaration.one_of("family", self.family, FAMILIES)
+        if self.family not in FAMILIES:
+            uses = "; ".join(f"{name} for {use}" for name, use in FAMILY_USES.items())
+            raise UserError(
+                f"domain.family must be one of {', '.join(FAMILIES)} (got {declaration.show(self.family)}): "
+                f"{uses}; say which, for no record may decide it"
+            )
+        if self.fit is not None:
+            declaration.one_of("fit", self.fit, FITS)
         if self.features is not None:
             put(self, "features", declaration.names("features", self.features, "feature"))
             if len(self.features) != self.size:

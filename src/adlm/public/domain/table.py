@@ -26,6 +26,7 @@ from adlm.errors import UserError
 from adlm.public.domain import declaration
 from adlm.public.domain.column import FEATURE_KINDS, Column
 from adlm.public.domain.domain import NEIGHBOURS, Domain
+from adlm.public.domain.inputs import is_input_domain
 
 _SETTINGS = (
     "neighbours",
@@ -264,8 +265,8 @@ def _named_columns(raw: Any) -> list[tuple[str, Any]] | None:
 
 
 def is_table_domain(path: str | Path) -> bool:
-    """Whether a domain file declares a table's columns, rather than an array's bounds."""
+    """Whether a domain file declares a table's columns, rather than an array's bounds, images or vectors."""
     try:
-        return "columns" in declaration.load(path, declaration.toml)
+        return "columns" in declaration.load(path, declaration.toml) and not is_input_domain(path)
     except UserError:
         return False

@@ -9,13 +9,16 @@ from adlm.errors import UserError
 from adlm.public.domain import Domain
 from adlm.public.features.backbone import Backbone
 from adlm.public.features.base import Features, PriorStatistics, declared, unit_norm
+from adlm.public.features.encoders import load_backbone
 from adlm.public.features.narrowed import Narrowed, RandomDirections, narrowed
+from adlm.public.features.onnx_backbone import OnnxBackbone
 from adlm.public.features.probe import coupling
 
 __all__ = [
     "Backbone",
     "Features",
     "Narrowed",
+    "OnnxBackbone",
     "PriorStatistics",
     "RandomDirections",
     "TABLES",
@@ -25,6 +28,7 @@ __all__ = [
     "declared",
     "described",
     "for_domain",
+    "load_backbone",
     "narrowed",
     "provenance_of",
     "unit_norm",
@@ -59,9 +63,23 @@ def build(spec: Mapping[str, Any]) -> Features:
             from adlm.public.features.natural import NaturalImages
 
             return NaturalImages.from_spec(spec)
+        case "multiscale":
+            from adlm.public.features.multiscale import MultiscaleImages
+
+            return MultiscaleImages.from_spec(spec)
+        case "vector":
+            from adlm.public.features.vector import BoundedVector
+
+            return BoundedVector.from_spec(spec)
         case "backbone":
             raise UserError(
-                f"the features are a backbone of your own, {spec.get('module')}: give it again (features=...)"
+                f"the features are a backbone of your own, {spec.get('encoder') or spec.get('module')}: "
+                "give it again (--backbone, features=...)"
+            )
+        case "onnx":
+            raise UserError(
+                f"the features are the encoder {spec.get('file')}, SHA-256 {str(spec.get('sha256'))[:12]}: "
+                "give it again (--backbone FILE.onnx, features=...)"
             )
         case other:
             raise UserError(f"there are no public features called {other!r}")
@@ -71,6 +89,12 @@ def for_domain(domain: Domain) -> Features:
     """Return the public features that suit the declared family and shape of the records."""
     if domain.family == "natural" and domain.shape == (3, 32, 32):
         return build({"name": "natural", "width": 1000, "weights": "natural-32"})
+    if domain.family == "natural" and (len(domain.shape) == 2 or domain.shape[0] in (1, 3)):
+        from adlm.public.features.multiscale import MultiscaleImages
+
+        return MultiscaleImages(domain.shape)
+    if domain.family == "vector":
+        return build({"name": "vector", "size": domain.size})
     if domain.family in ("drawn", "garments"):
         return build({"name": "prior-projection", "family": domain.family, "shape": list(domain.shape)})
     return build({"name": "identity", "shape": list(domain.shape)})
@@ -108,7 +132,10 @@ def described(features: Features) -> dict[str, Any]:
     """Return what a certificate says of a feature map."""
     entry = {"spec": features.spec(), "fingerprint": features.fingerprint()}
     own = _own(features)
-    return entry if own is None else entry | {"provenance": own.provenance or "undeclared"}
+    if own is None:
+        return entry
+    told = {"provenance": own.provenance or "undeclared"}
+    return entry | told | ({"trained_on": own.trained_on} if own.trained_on else {})
 
 
 def brought_along(features: Features) -> bool:
@@ -120,7 +147,8 @@ def _own(features: Features) -> Features | None:
     """Return the map that a person brought along, perhaps narrowed; None for one of adlm's own."""
     if isinstance(features, Narrowed):
         return _own(features.inner)
-    ours = type(features).__module__.partition(".")[0] == "adlm" and not isinstance(features, Backbone)
+    brought = isinstance(features, Backbone | OnnxBackbone)
+    ours = type(features).__module__.partition(".")[0] == "adlm" and not brought
     return None if ours else features
 
 

@@ -46,6 +46,7 @@ class Backbone(Features):
             raise UserError(f"the centre must have shape ({self.width},), got {tuple(centre.shape)}")
         self.register_buffer("centre", torch.zeros(self.width) if centre is None else centre.float())
         self.prior: PriorStatistics | None = None
+        self.label = ""  # where the module came from, if it came by name
 
     centre: Tensor
 
@@ -57,7 +58,8 @@ class Backbone(Features):
     def spec(self) -> dict[str, Any]:
         """Describe the map; the weights are in the fingerprint."""
         kind = type(self.module)
-        return {
+        spec = {
             "name": "backbone", "module": f"{kind.__module__}.{kind.__qualname__}", "shape": list(self.shape),
             "width": self.width,
         }  # fmt: skip
+        return spec | ({"encoder": self.label} if self.label else {})

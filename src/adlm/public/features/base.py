@@ -52,6 +52,7 @@ class Features(nn.Module, ABC):
         1.0  # how far real classes lie apart, compared with the most alike synthetic ones
     )
     provenance: str = ""  # of features of your own: `public`, or `private` if records had a part in them
+    trained_on: str = ""  # of features of your own: what they are declared to have been trained on
     rounds_from: float = 350.0  # signal from which gradient rounds do better than moments; fixed likewise
     path: float = 0.1  # of gradient rounds, over the signal; fixed on held-out training images
     batch: int = 512  # records that are best mapped together, for their time and their memory

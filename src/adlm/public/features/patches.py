@@ -22,7 +22,15 @@ ACCELERATED = 512  # images worked on together on an accelerator
 
 
 def sample_patches(images: Tensor, side: int, count: int, generator: torch.Generator) -> Tensor:
-    """Cut patches at random places of random images (n, c, h, w): (count, c * side * side)."""
+    """Cut patches at random places of random images (n, c, h, w): (count, c * side * side).
+
+    Parameters
+    ----------
+    images : (n, c, h, w).
+    side : of a patch, in pixels.
+    count : of patches.
+    generator : of the draw.
+    """
     n, channels, height, width = images.shape
     which = torch.randint(n, (count,), generator=generator)
     top = torch.randint(height - side + 1, (count,), generator=generator)
@@ -66,6 +74,15 @@ def spherical_kmeans(
 
     A point joins the atom with which it, or its mirror image, has the largest absolute product; the atom
     becomes the signed sum of its points (Coates and Ng, 2012), so no atom mirrors or negates another.
+
+    Parameters
+    ----------
+    points : (count, p) patches.
+    atoms : how many.
+    side : of a patch, in pixels.
+    generator : of the first atoms.
+    rounds : of clustering.
+    progress : called with the rounds done and all rounds.
     """
     dictionary = functional.normalize(points[torch.randperm(len(points), generator=generator)[:atoms]], dim=1)
     flipped = mirror(points, side)
@@ -92,7 +109,17 @@ def learn_dictionary(
     samples: int = 40_000,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
-    """Learn filters (atoms, c, side, side) from images (n, c, h, w); whitening is folded into them."""
+    """Learn filters (atoms, c, side, side) from images (n, c, h, w); whitening is folded into them.
+
+    Parameters
+    ----------
+    images : (n, c, h, w).
+    side, atoms : of a filter in pixels, and how many.
+    generator : of the draw.
+    ridge : added to variances before they are whitened.
+    samples : patches.
+    progress : called with the rounds done and all rounds.
+    """
     patches = normalise_contrast(sample_patches(images, side, samples, generator))
     # Whitening that commutes with the mirror, so that a mirrored filter is the filter of the mirrored atom.
     whiten = zca(torch.cat([patches, mirror(patches, side)]), ridge)

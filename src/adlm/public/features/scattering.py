@@ -43,6 +43,13 @@ def morlet(shape: tuple[int, int], scale: int, angle: float, slant: float) -> ND
     """Morlet wavelet on a torus, with mean exactly zero: (H, W), centred on pixel (0, 0).
 
     psi(u) = envelope(u) (exp(i xi.u) - c), the envelope a Gaussian elongated by 1/slant across the wave.
+
+    Parameters
+    ----------
+    shape : (H, W) of the torus.
+    scale : j; the wave is 2^j times as long.
+    angle : radians.
+    slant : ratio of the envelope's axes.
     """
     sigma, xi = SIGMA * 2**scale, XI / 2**scale
     height, width = shape

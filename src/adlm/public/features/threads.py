@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -11,6 +13,23 @@ from torch import Tensor
 from adlm.runtime.memory import keep_freed
 
 ACCELERATED = 1024  # rows of a block on an accelerator, which wants more work at once
+
+
+_UNPADDED: ContextVar[bool] = ContextVar("unpadded", default=False)
+
+
+@contextlib.contextmanager
+def unpadded() -> Iterator[None]:
+    """Work on no more records than there are, while this lasts: for a prediction that somebody waits for.
+
+    Last bits may then depend on how many records there are. That is of no concern to a prediction, which is
+    made of a release; before a release it would be.
+    """
+    token = _UNPADDED.set(True)
+    try:
+        yield
+    finally:
+        _UNPADDED.reset(token)
 
 
 def map_blocks_threaded(
@@ -21,6 +40,12 @@ def map_blocks_threaded(
     Transforms of small images are too short to be shared out among cores one by one, so each thread takes
     whole blocks, and works on them with one core. Work inside a lane that is itself cut into blocks stays in
     its lane.
+
+    Parameters
+    ----------
+    work : fills its part of the result.
+    x, out : inputs and results, record by record.
+    rows : records of a block.
 
     Formal guarantees
     -----------------
@@ -59,6 +84,9 @@ def map_blocks_threaded(
 
 def _fill(work: Callable[[Tensor, Tensor], object], x: Tensor, out: Tensor, rows: int) -> None:
     """Do the work on a block of exactly `rows` records, and keep what belongs to those that are there."""
+    if _UNPADDED.get():
+        work(x, out)
+        return
     block = x.new_zeros(rows, *x.shape[1:])
     block[: len(x)] = x
     if len(x) == rows:

@@ -1,4 +1,4 @@
-"""A classifier with scikit-learn's manners: `fit` makes one release and trains on it.
+"""A classifier with the scikit-learn API: `fit` makes one release and trains on it.
 
 >>> from sklearn.datasets import load_iris
 >>> from adlm import AdLMClassifier

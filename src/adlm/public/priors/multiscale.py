@@ -1,0 +1,75 @@
+"""Learn the features of photographs of 32, 64 and 96 pixels from procedural scenes of these sizes.
+
+`python -m adlm.public.priors.multiscale FOLDER --size 64 --colour` writes the weights that the package ships.
+Shares, whitening and its floor are those of `adlm.public.priors.natural`; nothing was tuned for these sizes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from adlm.public.features.base import unit_norm
+from adlm.public.features.multiscale import SCALES, WIDTH, MultiscaleBlocks, weights_name
+from adlm.public.features.natural import compress, expand, store_prior
+from adlm.public.priors import scenes
+from adlm.public.priors.natural import FLOOR, POWER, principal_directions, prior_statistics
+
+# Synthetic variance given to each block: scattering and thumbnail of grey images; scattering of luminance and
+# of chroma, histogram and thumbnail of colour images.
+SHARES = {False: (1.0, 0.1), True: (1.0, 0.5, 0.3, 0.1)}
+_ROWS = 200
+
+
+def build_multiscale(
+    size: int, colour: bool, *, seed: int = 0, classes: int = 600, per_class: int = 10, width: int = WIDTH
+) -> dict[str, Tensor]:
+    """Learn the weights of `MultiscaleImages` from scene classes.
+
+    Parameters
+    ----------
+    size : side of the images, one of `SCALES`.
+    colour : for red, green and blue, else for grey.
+    seed : of every random number.
+    classes, per_class : scene classes, and pictures of each.
+    width : coordinates to keep.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    blocks = MultiscaleBlocks(size, colour)
+    with torch.no_grad():
+        images, labels = scenes.draw(classes, per_class, generator, size)
+        images = images if colour else images.mean(1, keepdim=True)
+        raw = torch.cat([blocks(part) for part in torch.split(images, _ROWS)])
+        mean = raw.mean(0)
+        raw -= mean
+        parts = torch.split(raw, list(blocks.widths), dim=1)
+        scale = torch.cat(
+            [
+                torch.full((part.shape[1],), math.sqrt(share / float(part.square().sum(1).mean())))
+                for share, part in zip(SHARES[colour], parts, strict=True)
+            ]
+        )
+        values, directions = principal_directions(raw * scale, width, generator)
+        whiten = (values + FLOOR * values[0]) ** -POWER
+        stored = {"mean": mean} | compress(scale[:, None] * directions * whiten)
+        return stored | store_prior(prior_statistics(unit_norm(raw @ expand(stored)), labels))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Learn features of photographs from procedural scenes.")
+    parser.add_argument("folder", type=Path, help="where to write the .safetensors file")
+    parser.add_argument("--size", type=int, choices=sorted(SCALES), required=True)
+    parser.add_argument("--colour", action="store_true")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    learnt = build_multiscale(given.size, given.colour, seed=given.seed)
+    file = given.folder / f"{weights_name(given.size, given.colour)}.safetensors"
+    given.folder.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(file.name + ".part")
+    save_file({name: value.contiguous() for name, value in learnt.items()}, partial)
+    partial.replace(file)

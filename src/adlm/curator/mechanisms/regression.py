@@ -50,6 +50,7 @@ from adlm.public.planning.regression import (
     MOMENTS_SIGNAL,
     PURE_ROUNDS,
     PURE_SHARES,
+    PURE_STRONG,
     RegressionPlan,
     Shares,
     plan_regression,
@@ -257,13 +258,19 @@ def plan_target(
     count = fourier or (FOURIER if any(ordered) and delta else 0)
     if delta:
         mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(shares_of(delta).learnt)
-        return plan_regression(n, signal(n, mu, table.neighbours, table.contributions), count, pure=False)
+        return plan_regression(n, signal(n, mu, table.neighbours, table.contributions), count)
     columns, loss = len(ordered), float(epsilon * shares_of(delta).learnt)
     each = signal(n, loss, table.neighbours, table.contributions) / columns
     if not fourier and all(ordered) and columns <= MOMENTS_COLUMNS and each < MOMENTS_SIGNAL:
         return plan_ridge(n, columns)
-    mu = loss / math.sqrt(PURE_ROUNDS * (1 + ScaledTable.width_of(table, count)))
-    return plan_regression(n, signal(n, mu, table.neighbours, table.contributions), count, pure=True)
+    width = 1 + ScaledTable.width_of(table, count)
+    few, many = (
+        signal(n, loss / math.sqrt(rounds * width), table.neighbours, table.contributions)
+        for rounds in PURE_ROUNDS
+    )
+    if few < PURE_STRONG:
+        return plan_regression(n, few, count, pure=PURE_ROUNDS[0])
+    return plan_regression(n, many, count, pure=PURE_ROUNDS[1])
 
 
 def release(

@@ -77,7 +77,11 @@ def test_a_package_fits_only_in_a_version_that_is_asked_for() -> None:
 
 @pytest.mark.parametrize(
     ("words", "offered"),
-    [("adlm re", {"release", "report"}), ("adlm evaluate --sp", {"--split"}), ("adlm ledger s", {"show"})],
+    [
+        ("adlm rel", {"release", "release-records"}),
+        ("adlm evaluate --sp", {"--split"}),
+        ("adlm ledger s", {"show"}),
+    ],
 )
 def test_a_shell_completes_commands_and_options(words: str, offered: set[str]) -> None:
     asked = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,8 +51,9 @@ def rounds_head(release: Release) -> Head:
         return head
     step = float(release.tensors["step"][0])
     spread = calibration_spread(sd * step, float(settings["sd_predicted"]))
+    known = plausible_counts(counts, sd).astype(np.float64) * step
     for row in release.tensors["predicted"].numpy():
-        head = calibrated(head, plausible_counts(counts, sd) * step, row / RESIDUAL_UNIT, spread)
+        head = calibrated(head, known, row / RESIDUAL_UNIT, spread)
     return head
 
 

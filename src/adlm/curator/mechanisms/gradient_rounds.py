@@ -111,9 +111,9 @@ class GradientClip:
     def chances(self, z: Reals, head: Head) -> Reals:
         """Return (n, M) predicted probabilities, the same in any batch."""
         scores = self.scores(z, head)
-        scores -= scores.max(1, keepdims=True)
+        scores -= np.ascontiguousarray(scores.T).max(0)[:, None]  # faster than along short rows
         chance = np.rint(exact.exp(scores) * CHANCE_UNIT)
-        chance /= chance.sum(1, keepdims=True)
+        chance /= _row_sums(chance)[:, None]
         return np.asarray(chance)
 
     def residuals(self, z: Reals, codes: Integers, head: Head, allowed: Integers | None = None) -> Reals:
@@ -136,11 +136,11 @@ class GradientClip:
 
     def shrunk(self, fine: Reals, allowed: Integers) -> Reals:
         """Shrink (n, M) residuals in steps of 1 / FINE to the allowed squared norms, in exact integers."""
-        size = np.sqrt((fine * fine).sum(1)) * (RESIDUAL_UNIT / FINE)
+        size = np.sqrt(_row_sums(fine * fine)) * (RESIDUAL_UNIT / FINE)
         shrink = np.minimum(1.0, np.sqrt(allowed.astype(np.float64)) / np.maximum(size, 1e-300))
         fine = fine * (RESIDUAL_UNIT / FINE)
         rows = np.trunc(fine * shrink[:, None])
-        over = np.flatnonzero((rows * rows).sum(1) > allowed)
+        over = np.flatnonzero(_row_sums(rows * rows) > allowed)
         while over.size:  # the root was a rounding error too large
             shrink[over] *= 1 - 2.0**-30
             rows[over] = np.trunc(fine[over] * shrink[over, None])
@@ -161,6 +161,11 @@ class GradientClip:
         total[:, 0] = self.unit * rows.sum(0).astype(np.int64)
         total[:, 1:] = _product(rows.T, values).astype(np.int64)
         return total
+
+
+def _row_sums(whole: Reals) -> Reals:
+    """Sum short rows of whole numbers: a product, which is exact here and faster than NumPy's sum."""
+    return np.asarray(whole @ np.ones(whole.shape[1]))
 
 
 def _product(a: Reals, b: Reals) -> Reals:
@@ -192,14 +197,14 @@ class GradientPass:
 
         starts = range(0, len(self.codes), ROWS)
         total = np.zeros((len(head.integers), 1 + self.z.shape[1]), dtype=np.int64)
-        with _one_core_each(), ThreadPoolExecutor(max(1, min(threads, len(starts)))) as pool:
+        with one_core_each(), ThreadPoolExecutor(max(1, min(threads, len(starts)))) as pool:
             for piece in pool.map(part, starts):
                 total += piece
         return total
 
 
 @contextlib.contextmanager
-def _one_core_each() -> Iterator[None]:
+def one_core_each() -> Iterator[None]:
     """Let the threads that start while this lasts work with one core each."""
     own = torch.get_num_threads()
     with threadpool_limits(1):

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import moments
 from adlm.curator.mechanisms import second_moments as stage
 from adlm.curator.mechanisms.calibration import Calibration, Upstream, off_diagonal
+from adlm.curator.mechanisms.gradient_rounds import one_core_each
 from adlm.curator.mechanisms.moment_config import Indicators, MomentConfig, Scales
 from adlm.curator.noise import Source
 from adlm.errors import UserError
@@ -31,13 +35,16 @@ from adlm.public.planning.rounds import (
     PURE_TABLE_PATH,
     TABLE_PATH,
     TABLE_STEP,
+    fewer_rounds,
     plan_rounds,
     signal,
     table_clip_norm,
 )
 
+Number = TypeVar("Number", np.float32, np.float64)
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
 FOURIER, PURE_FOURIER = (200, 512), 200  # fewest and most random Fourier features of the ordered columns
+FOURIER_MANY, VERY_MANY = 100, 200_000  # fewest of a table with more records than these, where they cost time
 FOURIER_EACH = 8  # for each of them
 PURE_FROM = 1_500.0  # signal from which rounds with radial noise do better than an additive model
 CATEGORICAL_FROM = 50_000.0  # the same with delta, for two classes and mostly categorical columns
@@ -91,10 +98,10 @@ def plan_table(
     if n < 1:
         raise UserError(f"a plan needs at least one record, got {n}")
     strength = table_signal(table, n, epsilon, delta)
-    count = fourier or fourier_count(table, delta)
+    count = fourier or fourier_count(table, n, delta)
     clip_norm = table_clip_norm(strength)
     path = TABLE_PATH if delta else PURE_TABLE_PATH
-    rounds = plan_rounds(n, strength, path=path, longest_step=TABLE_STEP, clip_norm=clip_norm)
+    rounds = fewer_rounds(plan_rounds(n, strength, path=path, longest_step=TABLE_STEP, clip_norm=clip_norm))
     if not delta:
         rounds = replace(rounds, rounds=PURE_ROUNDS, step=rounds.step * rounds.rounds / PURE_ROUNDS)
     values = values_share(table, n, epsilon, delta)
@@ -117,12 +124,13 @@ def _per_cent(share: Fraction) -> str:
     return f"{float(100 * share):g} %"
 
 
-def fourier_count(table: TableDomain, delta: Fraction) -> int:
+def fourier_count(table: TableDomain, n: int, delta: Fraction) -> int:
     """Return the number of random Fourier features: more where they have more columns to mix."""
     ordered = sum(is_ordered(column) for column in table.features)
     if not ordered:
         return 0
-    return min(max(FOURIER_EACH * ordered, FOURIER[0]), FOURIER[1]) if delta else PURE_FOURIER
+    fewest = FOURIER[0] if n <= VERY_MANY else FOURIER_MANY
+    return min(max(FOURIER_EACH * ordered, fewest), FOURIER[1]) if delta else PURE_FOURIER
 
 
 def values_share(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> Fraction:
@@ -241,8 +249,7 @@ def release(
     assert config.indicators is not None
     clip = config.indicators.clip()
     total, n = np.zeros(counted.width, dtype=np.int64), 0
-    for x, _ in _blocks(passes):
-        rows = clip.integers(counted(torch.from_numpy(x)).numpy())
+    for rows, _ in _mapped(lambda x: clip.integers(counted(x).numpy()), passes):
         total += rows.sum(0).astype(np.int64)
         n += len(rows)
     if n == 0:
@@ -260,7 +267,7 @@ def release(
         features = ScaledTable(table, shares, fourier=plan.fourier, mixing=mixing)
 
     def batches() -> Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-        return ((features(torch.from_numpy(x)).numpy(), y) for x, y in _blocks(passes))
+        return _mapped(lambda x: np.asarray(features(x).numpy()), passes)
 
     return moments.release(
         batches,
@@ -282,15 +289,31 @@ def _second_moments(
 ) -> NDArray[np.int64]:
     """Release the second moments of standardised values, in rows of length 1: the upper triangle, (d, d)."""
     clip, total = first.values_clip(), np.zeros((first.values,) * 2, dtype=np.int64)
-    for x, _ in _blocks(passes):
-        rows = clip.integers(unit_rows(features.values(torch.from_numpy(x)).numpy()))
+    for rows, _ in _mapped(lambda x: clip.integers(unit_rows(features.values(x).numpy())), passes):
         stage.add_products(total, rows, rows)
     return stage.noisy_triangle(total, "gaussian", off_diagonal(scale), scale, source)
 
 
-def _blocks(passes: Callable[[], Iterable[Encoded]]) -> Iterable[Encoded]:
-    """Cut batches into blocks that fit into a processor's cache."""
-    with torch.inference_mode():
+def _mapped(
+    work: Callable[[Tensor], NDArray[Number]], passes: Callable[[], Iterable[Encoded]]
+) -> Iterator[tuple[NDArray[Number], NDArray[np.int64]]]:
+    """Map records in blocks that fit into a processor's cache, in several threads with a core to each.
+
+    Threads that share the work on one small block would wait for each other most of the time.
+    """
+
+    def done(x: NDArray[np.float32]) -> NDArray[Number]:
+        with torch.inference_mode():
+            return work(torch.from_numpy(x))
+
+    threads, waiting = torch.get_num_threads(), deque[tuple[Future[NDArray[Number]], NDArray[np.int64]]]()
+    with one_core_each(), ThreadPoolExecutor(threads) as pool:
         for x, y in passes():
             for start in range(0, len(y), ROWS):
-                yield x[start : start + ROWS], y[start : start + ROWS]
+                block = slice(start, start + ROWS)
+                waiting.append((pool.submit(done, x[block]), y[block]))
+                if len(waiting) > 2 * threads:
+                    mapped, codes = waiting.popleft()
+                    yield mapped.result(), codes
+        for mapped, codes in waiting:
+            yield mapped.result(), codes

@@ -311,11 +311,14 @@ class ScaledTable(Features):
             assert values is not None
             angle = (values[:, self._ordered] * _VALUE) @ self._directions.to(x) * (1 / (_VALUE * _ANGLE))
             parts.append(_cosine(angle + self._phases.to(x)) * self._fourier_scale)
-        whole = torch.round(torch.cat(parts, 1) * _LENGTH)
+        whole = torch.cat(parts, 1).mul_(_LENGTH).round_()  # in place: this is what a pass waits for
         length = (whole * whole).sum(1, keepdim=True).sqrt().clamp_min(1.0)
-        unit = whole / length * _UNIT
-        towards_zero = torch.where(unit < 0, torch.ceil(unit), torch.floor(unit))  # ONNX has no trunc
-        return (towards_zero * (1 / _UNIT)).float()
+        unit = whole.div_(length).mul_(_UNIT)
+        if torch.onnx.is_in_onnx_export():  # ONNX has no trunc
+            unit = torch.where(unit < 0, torch.ceil(unit), torch.floor(unit))
+        else:
+            unit.trunc_()
+        return unit.mul_(1 / _UNIT).float()
 
     def values(self, x: Tensor) -> Tensor:
         """Standardised values of (n, inputs) encoded records, (n, d) on a grid; 0 where missing."""
@@ -359,18 +362,18 @@ class ScaledTable(Features):
 def _cosine(x: Tensor) -> Tensor:
     """Return cos(x) for |x| below 10^6, by single IEEE operations, to about 15 digits."""
     quarter = torch.round(x * (2 / math.pi))
-    rest = (x - quarter * _HALF_PI[0]) - quarter * _HALF_PI[1]
+    rest = (x - quarter * _HALF_PI[0]).sub_(quarter * _HALF_PI[1])
     # cos(q pi/2 + r) = sin((q + 1) pi/2 + r); an odd quarter turn makes a cosine of r, sin(pi/2 - |r|)
-    turn = quarter + 1.0
-    turn = turn - 4.0 * torch.floor(turn * 0.25)
+    turn = quarter.add_(1.0)
+    turn = turn - torch.floor(turn * 0.25).mul_(4.0)
     odd = (turn == 1.0) | (turn == 3.0)
     inner = torch.where(odd, math.pi / 2 - rest.abs(), rest)
     square = inner * inner
     value = torch.full_like(inner, _SINE[0])
     for coefficient in _SINE[1:]:
-        value = value * square + coefficient
-    value = value * inner
-    return torch.where(turn >= 2.0, -value, value)
+        value.mul_(square).add_(coefficient)
+    value.mul_(inner)
+    return value.mul_(torch.where(turn >= 2.0, -1.0, 1.0).to(value))
 
 
 def frequencies(counts: npt.NDArray[np.float64], blocks: Sequence[Block]) -> npt.NDArray[np.float64]:

@@ -22,7 +22,7 @@ GOLDEN = {
     "digits": "d5e44b5c784d366f813e030095b9eccedd53bf9198ac639771ce082aff5fdbdd",
     "digits, delta": "1109e757c837b6d14d087db0f134a1c0e5494fdc90f562187cded97e0c0d4e8d",
     "records": "7a3b3e01c3cd68570defa141b6c97243a755ffc82218aa589cb6d436a14ee92c",
-    "table": "7ce752f70fcaaf062964f035b791f503d95392e07724b68d87245b36b6cf6eed",
+    "table": "b5b49ea2aa6812c1ba63e9a22edcd0f4461607a7879c0adadaa8a60f508db65e",
 }
 
 

@@ -83,10 +83,12 @@ def test_the_python_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     patients(800, 3).to_csv("patients.csv", index=False)
     Path("patients.toml").write_text(blocks("toml")[0], encoding="utf-8")
+    Path("stays.toml").write_text(blocks("toml")[1], encoding="utf-8")
     names: dict[str, Any] = {}
     for block in blocks("python")[1:]:
         exec(compile(block, "guide", "exec"), names)
     assert names["model"].certificate_.stamps == ()
+    assert names["model"].predict(names["frame"]).max() <= 30
     assert (tmp_path / "classifier" / "release" / "certificate.json").is_file()
 
 

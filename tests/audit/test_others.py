@@ -139,3 +139,23 @@ def test_mistakes_in_plug_ins_are_one_sentence(tmp_path: Path) -> None:
         audit_other(Mechanism("x", lambda r: float("nan"), 0, 1, 1, "add-remove"), 100)
     with pytest.raises(UserError, match="--subject goes without --release"):
         CliRunner().invoke(app, ["audit", "--subject", "numpy-laplace", "--controls"], catch_exceptions=False)
+
+
+def test_diffprivlib_is_run_by_its_own_python_or_told_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [name for name in SHIPPED if name.startswith("diffprivlib")]
+    assert len(names) == 3
+    monkeypatch.setenv("ADLM_DIFFPRIVLIB_PYTHON", "/no/such/python")
+    for name in names:
+        with pytest.raises(UserError, match="environment of its own"):
+            find_mechanism(name)
+
+
+def test_diffprivlibs_mechanisms_give_numbers_where_it_is_installed() -> None:
+    import os
+
+    if not os.environ.get("ADLM_DIFFPRIVLIB_PYTHON"):
+        pytest.skip("ADLM_DIFFPRIVLIB_PYTHON names no Python that has diffprivlib")
+    for name, width in (("linear-regression", 2), ("standard-scaler", 2), ("quantile", 1)):
+        mechanism = find_mechanism(f"diffprivlib-{name}")
+        assert mechanism.outputs(mechanism.data, 3).shape == (3, width)
+        assert mechanism.name.startswith("diffprivlib 0.")

@@ -96,7 +96,7 @@ def test_the_legend_says_which_epsilon_is_claimed_and_which_is_proved(
     over_epsilon, over_epochs = (path.read_text() for path in made)
     assert f"{READ}: epsilon claimed, proved 72.6 times that" in over_epsilon
     assert "pSGD (a), Abadi et al. settings: epsilon claimed and proved" in over_epsilon
-    assert "as stated: AdLM, claimed (Phan, Wu, Hu, Dou 2017 (corrected version))" in over_epsilon
+    assert "as stated: AdLM (Phan, Wu, Hu, Dou 2017 (corrected version))" in over_epsilon
     assert (
         "AdLM, the authors' reading: one noise image a batch, redrawn: claimed 0.5, proved 36.3"
         in over_epochs

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import hashlib
 import lzma
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,12 +16,10 @@ import pyarrow as pa
 import pytest
 
 from adlm.errors import UserError
-from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.tabular import TabularFeatures
 from adlm.readers import contributions
 from adlm.readers import tables as files
-from adlm.readers.contributions import Contributions
 from adlm.readers.table_draft import check, peek
 from adlm.readers.tables import read_batches, read_labelled
 
@@ -38,6 +38,7 @@ values = ["Ulm, north", "Köln"]
 kind = "label"
 classes = ["no", "yes"]
 """
+TOWNS = ["Ulm, north", "Köln"]
 ROWS = [("p1", 10, "Ulm, north", "no"), ("p2", 20, "Köln", "yes"), ("p1", 30, "Köln", "no"),
         ("p1", 40, "Köln", "no"), ("p3", 50, "Ulm, north", "yes")]  # fmt: skip
 
@@ -56,35 +57,68 @@ def ages(path: Path, table: TableDomain, **options: bool) -> list[float]:
     return [round(float(v) * 100) for b in read_batches(path, table, **options) for v in b.x[:, column]]
 
 
-def test_only_the_first_records_of_a_person_are_kept(tmp_path: Path, table: TableDomain) -> None:
+def kept(data: pd.DataFrame, most: int = 2) -> list[int]:
+    """The ages that the rule keeps, by hand: those of the smallest digests of each person, the slow twin."""
+
+    def digest(row: Any) -> int:
+        who = hashlib.blake2b(row.person.encode(), digest_size=16).digest()
+        age, town = np.float32(row.age / 100).tobytes(), bytes([TOWNS.index(row.town)])
+        ill = np.int64(["no", "yes"].index(row.ill)).tobytes()
+        return int.from_bytes(hashlib.blake2b(who + age + town + ill, digest_size=8).digest(), "little")
+
+    rows: list[Any] = list(data.itertuples())
+    smallest: dict[str, list[int]] = {}
+    for row in rows:
+        smallest[row.person] = sorted([*smallest.get(row.person, []), digest(row)])[:most]
+    return [int(row.age) for row in rows if digest(row) in smallest[row.person]]
+
+
+KEPT = kept(frame())
+
+
+def test_a_person_has_at_most_the_declared_number_of_records(tmp_path: Path, table: TableDomain) -> None:
     frame().to_csv(tmp_path / "a.csv", index=False)
-    assert ages(tmp_path / "a.csv", table) == [10, 20, 30, 50]
+    assert len(KEPT) == 4
+    assert ages(tmp_path / "a.csv", table) == KEPT
     assert ages(tmp_path / "a.csv", table, bounded=False) == [10, 20, 30, 40, 50]
 
 
-def test_what_is_kept_of_a_person_does_not_depend_on_others(tmp_path: Path, table: TableDomain) -> None:
+def people(rows: int = 200) -> pd.DataFrame:
+    """Records of three persons; no two of a person are alike."""
     generator = np.random.default_rng(0)
-    data = frame().loc[generator.integers(0, 5, 200)].reset_index(drop=True)
-    data["age"] = range(200)
-    data["age"] %= 100
+    data = frame().loc[generator.integers(0, 5, rows)].reset_index(drop=True)
+    return data.assign(age=np.arange(rows) % 100).drop_duplicates(ignore_index=True)
+
+
+def test_what_is_kept_of_a_person_does_not_depend_on_others(tmp_path: Path, table: TableDomain) -> None:
+    data = people()
     data.to_csv(tmp_path / "all.csv", index=False)
     data[data.person != "p2"].to_csv(tmp_path / "without.csv", index=False)
-    mine = data[data.person != "p2"].groupby("person").head(2).age.tolist()
-    assert ages(tmp_path / "without.csv", table) == mine
-    kept = data.groupby("person").head(2)
-    assert ages(tmp_path / "all.csv", table) == kept.age.tolist()
+    assert ages(tmp_path / "without.csv", table) == kept(data[data.person != "p2"])
+    assert ages(tmp_path / "all.csv", table) == kept(data)
 
 
-def test_persons_are_counted_alike_in_memory_and_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    import pyarrow as pa
+def test_what_is_kept_does_not_depend_on_files_or_on_their_order(tmp_path: Path, table: TableDomain) -> None:
+    """A person's records in three files, shuffled, as CSV and as Parquet: the same ones are kept."""
+    data = people()
+    shuffled = data.sample(frac=1, random_state=1)
+    folder = tmp_path / "visits"
+    (folder / "2024").mkdir(parents=True)
+    shuffled[:50].to_csv(folder / "b.csv", index=False)
+    shuffled[50:90].to_parquet(folder / "a.parquet", row_group_size=7)
+    shuffled[90:].to_csv(folder / "2024" / "c.csv.gz", index=False)
+    (folder / "_notes.csv").write_text("not a table", encoding="utf-8")
+    assert sorted(ages(folder, table)) == sorted(kept(data))
+    assert sorted(ages(folder, table, bounded=False)) == sorted(data.age)
 
-    names = [str(v) for v in np.random.default_rng(1).integers(0, 50, 500)]
-    parts = [pa.array(names[i : i + 60]) for i in range(0, 500, 60)]
-    with Contributions(Column("p", "person", records=3)) as memory:
-        expected = np.concatenate([memory.keep(part) for part in parts])
-    monkeypatch.setattr(contributions, "IN_MEMORY", 10)
-    with Contributions(Column("p", "person", records=3)) as spilt:
-        assert np.array_equal(np.concatenate([spilt.keep(part) for part in parts]), expected)
+
+def test_persons_are_sorted_alike_at_once_and_a_share_at_a_time() -> None:
+    generator = np.random.default_rng(1)
+    persons = generator.integers(0, 2**64, (50, 2), dtype=np.uint64)[generator.integers(0, 50, 500)]
+    records = generator.integers(0, 2**64, 500, dtype=np.uint64)
+    expected = contributions.chosen(persons, records, 3)
+    parts = [(persons[i : i + 60], records[i : i + 60]) for i in range(0, 500, 60)]
+    assert np.array_equal(contributions.chosen_in_parts(parts, 500, 3, at_once=40), expected)
     assert expected.sum() == 150
 
 
@@ -94,7 +128,7 @@ def test_any_usual_dialect_reads_alike(tmp_path: Path, table: TableDomain, delim
     path = tmp_path / "d.csv"
     text = frame().to_csv(index=False, sep=delimiter, lineterminator=end)
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
-    assert ages(path, table) == [10, 20, 30, 50]
+    assert ages(path, table) == KEPT
 
 
 def compressed(text: bytes, kind: str) -> bytes:
@@ -116,14 +150,14 @@ def test_compressed_files_and_parquet_read_alike(tmp_path: Path, table: TableDom
     frame().to_parquet(tmp_path / "a.parquet")
     names = "a.csv.gz", "a.csv.bz2", "a.csv.xz", "a.csv.zst", "a.csv.lz4", "a.zip", "a.parquet"
     for name in names:
-        assert ages(tmp_path / name, table) == [10, 20, 30, 50], name
+        assert ages(tmp_path / name, table) == KEPT, name
 
 
 def test_a_file_without_header_and_with_comments_is_read_in_the_declared_order(tmp_path: Path) -> None:
     table = TableDomain.from_toml('header = false\ncomment = "|"\n' + TOML)
     text = "|a, comment\n" + frame().to_csv(index=False, header=False, sep=",") + "\n"
     (tmp_path / "a.data.gz").write_bytes(gzip.compress(text.encode()))
-    assert ages(tmp_path / "a.data.gz", table, comments=True) == [10, 20, 30, 50]
+    assert ages(tmp_path / "a.data.gz", table, comments=True) == KEPT
 
 
 @pytest.mark.parametrize(
@@ -158,7 +192,7 @@ def test_decimals_may_stand_after_a_comma(tmp_path: Path) -> None:
     assert TableDomain.from_dict(table.to_dict()) == table
     text = frame().to_csv(index=False, sep=";").replace(";20;", ";20,9;")
     (tmp_path / "d.csv").write_text(text, encoding="utf-8")
-    assert ages(tmp_path / "d.csv", table) == [10, 21, 30, 50]
+    assert ages(tmp_path / "d.csv", table, bounded=False) == [10, 21, 30, 40, 50]
     with pytest.raises(UserError, match="decimal must be a point or a comma"):
         TableDomain.from_toml('decimal = "x"\n' + TOML)
 

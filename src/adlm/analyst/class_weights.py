@@ -2,7 +2,9 @@
 
 A classifier that is trained with weights w_c on a loss of log probabilities has logits that are larger by
 log w_c than one trained without. So weights need no new release: they move the biases of the model that a
-release gives. `balanced` takes them from counts that were released and charged already, never from records.
+release gives. `balanced` takes them from what was released and charged already, never from records: where
+class means are known, the biases make all scores alike half-way between them, because scores of gradient
+rounds are held back by their clip and log shares would not make up for it.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from adlm.analyst.fit import closed_form
 from adlm.analyst.model import Model
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import class_offsets
+from adlm.estimation.shrinkage import class_means
 from adlm.privacy.release import Release
 
 BALANCED = "balanced"
@@ -75,12 +79,22 @@ def weighed(model: Model, release: Release, given: Weights | None) -> Model:
     if not isinstance(model.head, nn.Linear):
         raise UserError("class weights go with a linear model; leave out the network, or the weights")
     head = nn.Linear(model.head.in_features, model.head.out_features, dtype=model.head.weight.dtype)
+    summary = dict(model.training)
     with torch.no_grad():
         head.weight.copy_(model.head.weight)
-        head.bias.copy_(model.head.bias + torch.tensor([math.log(w) for w in weights.values()]))
-    summary = dict(model.training) | {
+        if given == BALANCED and release.kind in ("moments", "rounds"):
+            # Also of a model that was replaced by the largest class, for plain accuracy is not what is asked.
+            weight = closed_form(release, release.features(model.features)).weight
+            middle = class_means(release.moments()).mean(0)  # every class counts alike
+            head.weight.zero_()
+            head.weight[:, : weight.shape[1]] = weight.to(head.weight.dtype)
+            head.bias.copy_(-(weight.double() @ middle[: weight.shape[1]]))
+            summary.pop("warning", None)
+        else:
+            head.bias.copy_(model.head.bias + torch.tensor([math.log(w) for w in weights.values()]))
+    summary |= {
         "class_weight": given if isinstance(given, str) else "given",
-        "class_weights": {name: float(f"{weight:.6g}") for name, weight in weights.items()},
+        "class_weights": {name: float(f"{w:.6g}") for name, w in weights.items()},
     }
     return replace(model, head=head, training=summary)
 

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from adlm.analyst import checkpoint, in_chunks
+from adlm.analyst import checkpoint, distributed, in_chunks
 from adlm.analyst.examples import Examples, batch_loss
 from adlm.analyst.normalisation import TOGETHER, by_batch, even_parts
 from adlm.errors import UserError
@@ -128,6 +128,9 @@ def train(
     -----
     A loss that is not finite ends training: the network goes back to how the epoch began, and the history
     says so. It also says when the trained network's own loss is not finite, or far above where it began.
+
+    Under `torchrun` every process takes a share of each batch, gradients are averaged, and rank 0 writes the
+    checkpoint. Layers with statistics of a batch take those of their own share.
     """
     if len(examples) == 0:
         raise UserError("there are no examples to train on.")
@@ -143,6 +146,7 @@ def train(
     if resume and checkpoints is not None and checkpoints.exists():
         losses = checkpoint.load(checkpoints, network, optimiser, described)
     at_first = losses[0] if losses else _loss_now(network, examples, place)
+    together = distributed.wrapped(network)
     total, per_epoch = plan.total(len(examples)), math.ceil(len(examples) / plan.batch_size)
     stopped = ""
     with progress.bar(total * plan.batch_size, "training", "records") as advance:
@@ -152,15 +156,16 @@ def train(
             try:
                 first, last = epoch * per_epoch, min(total, (epoch + 1) * per_epoch)
                 losses.append(
-                    _epoch(network, optimiser, examples, plan, (first, last, total), place, advance)
+                    _epoch(together, optimiser, examples, plan, (first, last, total), place, advance)
                 )
             except _NotFiniteError:
                 network.load_state_dict(before)
                 stopped = f"the loss was not finite in epoch {epoch + 1}; the network is as that epoch began"
                 progress.say(f"training: {stopped}")
                 break
-            if checkpoints is not None:
+            if checkpoints is not None and distributed.rank() == 0:
                 checkpoint.save(checkpoints, network, optimiser, described, losses)
+            distributed.wait()
             if after_epoch is not None:
                 after_epoch(epoch + 1, network)
     at_last = _loss_now(network, examples, place)
@@ -196,24 +201,29 @@ def _epoch(
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(plan.seed * 1_000_003 + first)
         order = torch.randperm(len(examples))
+        if distributed.size() > 1:
+            torch.manual_seed(distributed.seed_of(plan.seed * 1_000_003 + first))
         for step in range(first, last):
             rows = order[(step - first) * plan.batch_size : (step - first + 1) * plan.batch_size]
             for group in optimiser.param_groups:
                 group["lr"] = plan.learning_rate * SCHEDULES[plan.schedule](step / total)
-            sum_of_losses += _step(network, optimiser, *examples.batch(rows, device))
+            mine, weight = distributed.share(rows)
+            sum_of_losses += _step(network, optimiser, *examples.batch(mine, device), weight)
             advance(len(rows))
     return sum_of_losses / (last - first)
 
 
-def _step(network: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, target: Any) -> float:
+def _step(
+    network: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, target: Any, weight: float = 1.0
+) -> float:
     """theta_{t+1} = theta_t - eta_t grad F_L(theta_t) / |L| (line 29), or whatever the optimiser makes of
     it.
     """
 
     def closure() -> float:
         optimiser.zero_grad()
-        value = batch_loss(in_chunks.forward(network, x), target)
-        found = float(value.detach())
+        value = batch_loss(in_chunks.forward(network, x), target) * weight
+        found = distributed.mean(float(value.detach()))
         if not math.isfinite(found):
             raise _NotFiniteError
         value.backward()  # type: ignore[no-untyped-call]

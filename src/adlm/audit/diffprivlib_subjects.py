@@ -48,8 +48,8 @@ def quantile() -> Mechanism:
     return _mechanism(
         "quantile",
         "quantile, a median",
-        np.array([0.0, 0.0, 1.0]),
-        np.array([0.0, 1.0, 1.0]),
+        np.array([0.05, 1.0]),
+        np.array([0.05, 0.0]),
         slow=1,
         not_tried="other quantiles, several at once, missing values, bounds learnt from data",
     )

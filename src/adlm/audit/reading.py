@@ -54,7 +54,7 @@ def product(written: Written) -> Read:
     frame = written.frame
     y = encode_labels(table.label, frame[table.label.name], table.missing)
     x = encode_frame(table, frame)
-    keep = kept_records(table, frame) if table.person else np.ones(len(x), np.bool_)
+    keep = kept_records(table, frame, y) if table.person else np.ones(len(x), np.bool_)
     return Read(tuple(rows_of(x[keep], y[keep])))
 
 

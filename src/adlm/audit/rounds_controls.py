@@ -15,8 +15,7 @@ from adlm.audit.replay import replay
 from adlm.audit.subject import Records
 from adlm.audit.subjects import DELTA, of_moments
 from adlm.audit.tap import DivergedError
-from adlm.curator.feature_store import FeatureStore
-from adlm.curator.mechanisms.gradient_rounds import GradientClip, GradientPass
+from adlm.curator.mechanisms.gradient_rounds import GradientClip, GradientRecords
 from adlm.curator.mechanisms.moments import MomentConfig
 from adlm.curator.noise import Source
 from adlm.estimation.gradient_head import Descent, GradientRounds
@@ -96,14 +95,12 @@ def head_before_noise(runs: int, source: Source) -> Finding:
     del runs
 
     def peeking(
-        store: FeatureStore, plan: GradientRounds, offsets: Any, law: tuple[str, int], source: Source
+        kept: GradientRecords, plan: GradientRounds, offsets: Any, law: tuple[str, int], source: Source
     ) -> Any:
-        z, codes = store.arrays()
-        over = GradientPass.over(z, codes, GradientClip(plan.clip_norm, plan.constant))
-        descent = Descent(replace(plan, step=1e4), np.zeros_like(offsets), z.shape[1])
+        descent = Descent(replace(plan, step=1e4), np.zeros_like(offsets), kept.width)
         released = []
         for _ in range(plan.rounds):
-            total = over.sum(descent.head())
+            total = kept.gradient(descent.head())
             released.append(total + source.gaussian(total.shape, law[1]))
             descent.update(total)  # should be what was released
         return np.stack(released)
@@ -135,14 +132,12 @@ def noise_used_again(runs: int, source: Source) -> Finding:
     del runs
 
     def again(
-        store: FeatureStore, plan: GradientRounds, offsets: Any, law: tuple[str, int], source: Source
+        kept: GradientRecords, plan: GradientRounds, offsets: Any, law: tuple[str, int], source: Source
     ) -> Any:
-        z, codes = store.arrays()
-        over = GradientPass.over(z, codes, GradientClip(plan.clip_norm, plan.constant))
-        descent = Descent(plan, offsets, z.shape[1])
+        descent = Descent(plan, offsets, kept.width)
         drawn, released = None, []
         for _ in range(plan.rounds):
-            total = over.sum(descent.head())
+            total = kept.gradient(descent.head())
             drawn = source.gaussian(total.shape, law[1]) if drawn is None else drawn
             released.append(total + drawn)
             descent.update(released[-1])

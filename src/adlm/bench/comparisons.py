@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from adlm.analyst.in_chunks import ROWS
+from adlm.bench.engines import engines, reading
 from adlm.bench.ratio import Ratio, Sense, exponent, interleave, ratio
 from adlm.bench.subjects import Figures, measure, write_table
 from adlm.curator.noise import Source
@@ -468,6 +469,8 @@ COMPARISONS = {
     "pipeline": pipeline,
     "growth": growth,
     "tables": tables,
+    "reading": reading,
+    "engines": engines,
     "rounds": rounds,
     "image": one_image,
 }

@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from adlm.bench.engines import release_numbers
+
 Given = dict[str, Any]
 Figures = dict[str, Any]
 
@@ -402,6 +404,7 @@ SUBJECTS: dict[str, Callable[[Given], Figures]] = {
     "records": release_records_to_disk,
     "moments": release_moments_of,
     "table": release_table,
+    "numbers": release_numbers,
     "wide-table": release_wide_table,
 }
 

@@ -15,7 +15,8 @@ def bench(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Only these: noise, features, training, networks, pipeline, growth, tables, rounds, image."
+            help="Only these: noise, features, training, networks, pipeline, growth, tables, reading, "
+            "engines, rounds, image."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less work; the spread is larger.")] = False,

@@ -14,11 +14,16 @@ app = typer.Typer(
 
 @app.command("clear", epilog="Example: adlm cache clear")
 def clear(as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """Remove every kept file of features. With --json: {"removed"}."""
+    """Remove every kept file of features, and what killed runs of --engine ray left. With --json: {"removed",
+    "clusters"}.
+    """
     from adlm.curator.featurise import clear_cache
+    from adlm.engines.ray_engine import remove_left_behind
 
-    removed = clear_cache()
-    Output(as_json, quiet).result({"removed": removed}, f"{removed} files of features removed")
+    removed, clusters = clear_cache(), remove_left_behind()
+    words = f"{removed} files of features removed"
+    words += f", and the files of {clusters} Ray clusters" if clusters else ""
+    Output(as_json, quiet).result({"removed": removed, "clusters": clusters}, words)
 
 
 @app.command("where", epilog="Example: adlm cache where")

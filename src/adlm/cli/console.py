@@ -51,7 +51,7 @@ class Output:
     quiet: bool = False
 
     def __post_init__(self) -> None:
-        progress.enable(not self.quiet)
+        progress.enable(not self.quiet and not self.as_json)
 
     def say(self, line: str) -> None:
         """Print a line of result for a person."""

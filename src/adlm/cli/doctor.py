@@ -19,6 +19,7 @@ from adlm.version import __version__
 
 EXTRA = re.compile(r"extra\s*==\s*['\"]([\w-]+)['\"]")
 USES = {
+    "ray": "passes on a cluster: adlm release --engine ray",
     "export": "ONNX files: adlm export, adlm verify of one",
     "baseline": "DP-SGD by Opacus, to compare with, and its audit",
     "ui": "the page to choose an epsilon by: adlm ui",

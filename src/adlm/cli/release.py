@@ -84,6 +84,13 @@ def release(
     limit: Limit = None,
     seed: Seed = None,
     cache: Annotated[bool, typer.Option("--cache", help="Keep features of the records on disk.")] = False,
+    engine: Annotated[
+        str, typer.Option(help="Where passes run: local or ray; the release is the same.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="A Ray cluster, such as auto; one of this machine alone is started without it."),
+    ] = None,
     sign: Sign = None,
     device: Device = "auto",
     kind: Annotated[str, typer.Option(hidden=True)] = "moments",
@@ -94,8 +101,9 @@ def release(
 
     Every charge is in the ledger before its noise is drawn. With --json: {"out", "kind", "n",
     "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "ledger", "charges",
-    "signed_by"}.
+    "signed_by"}, and "engine" where the release says it.
     """
+    from adlm.engines import open_engine
     from adlm.errors import UserError
     from adlm.public.domain.inputs import InputDomain
     from adlm.workflows.privatise import privatise
@@ -112,6 +120,8 @@ def release(
         raise UserError(
             "--method ilm is identical noise: leave out --allocation and --relevance, or take --method adlm"
         )
+    if engine == "ray" and cache:
+        raise UserError("--cache is for the local engine; leave it out with --engine ray")
     chosen = pick_device(device)
     of_table = file is not None and not request.of_inputs
     encoder = Encoder.asked(backbone, provenance, trained_on, of_table=of_table)
@@ -132,20 +142,20 @@ def release(
     }
 
     def make() -> Release:
-        if file is None:
-            given = request.records()
-            features = None if encoder is None else encoder.load(given.domain.shape, chosen)
-            return privatise(
-                given.x, given.labels, given.domain, device=chosen, cache=cache, features=features, **options
-            )
-        if not of_table:
-            declared = InputDomain.load(request.domain_file())
-            features = None if encoder is None else encoder.load(declared.domain.shape, chosen)
-            return privatise(
-                file, None, declared, neighbours=neighbours, device=chosen, features=features, **options
-            )
-        options["fourier"] = random_fourier_features(fourier)
-        return privatise(file, domain=request.domain_file(), neighbours=neighbours, **options)
+        declared = request.domain_file() if file is not None else None
+        with open_engine(engine, ray_address, device=chosen, cache=cache) as opened:
+            options["engine"] = opened
+            if file is None:
+                given = request.records()
+                features = None if encoder is None else encoder.load(given.domain.shape, chosen)
+                return privatise(given.x, given.labels, given.domain, features=features, **options)
+            if not of_table:
+                assert declared is not None
+                inputs = InputDomain.load(declared)
+                features = None if encoder is None else encoder.load(inputs.domain.shape, chosen)
+                return privatise(file, None, inputs, neighbours=neighbours, features=features, **options)
+            options["fourier"] = random_fourier_features(fourier)
+            return privatise(file, domain=declared, neighbours=neighbours, **options)
 
     job.run(make, "moments", output)
 

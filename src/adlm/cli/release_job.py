@@ -23,7 +23,13 @@ if TYPE_CHECKING:
 METHODS = ("adlm", "ilm")
 LARGE_EPSILON = 10  # from here on a person is warned
 
-File = Annotated[Path | None, typer.Argument(help="A file or a folder of records; needs --domain.")]
+File = Annotated[
+    str | None,
+    typer.Argument(
+        help="A file or a folder of records; of a table also a glob ('visits/*.parquet'), here or at an "
+        "address (s3://, gs://). Needs --domain."
+    ),
+]
 Data = Annotated[str | None, typer.Option(help="A data set by name (see adlm data list).")]
 DomainFile = Annotated[Path | None, typer.Option("--domain", help="The TOML file that declares the records.")]
 Epsilon = Annotated[str, typer.Option(help="The privacy budget of this release.")]
@@ -59,7 +65,7 @@ class Request:
     seed, sign : repeatable noise, and the key to sign with.
     """
 
-    file: Path | None
+    file: str | None
     data: str | None
     domain: Path | None
     epsilon: str
@@ -101,7 +107,7 @@ class Request:
         require_room(self.out, what="release")
         _warn(self.epsilon, self.delta, public_size)
         key = key_of(self.sign)
-        place = self.ledger or default_path(self.data or str(self.file and self.file.resolve()))
+        place = self.ledger or default_path(self.data or _named(self.file))
         ledger = Ledger(place, None if self.budget is None else Budget.parse(self.budget))
         source = Source.system() if self.seed is None else Source.seeded_with(self.seed)
         return Job(self.out, ledger, place, source, key)
@@ -183,6 +189,8 @@ class Job:
             "charges": len(self.ledger.charges),
             "signed_by": made.signature and made.signature.signer,
         }
+        if made.engine is not None:
+            figures["engine"] = dict(made.engine)
         output.result(
             figures | certificate.totals.to_dict(),
             f"{self.out}: {certificate.totals.sentence()}; charged to {self.place}"
@@ -216,6 +224,11 @@ class Job:
             f"stopped after the charge: {compose(self.ledger.made).sentence()} stays in {self.place}, for "
             f"noise may have been drawn, and {made}"
         )
+
+
+def _named(file: str | None) -> str:
+    """Name a data set after where its files lie."""
+    return str(file) if file is None or "://" in file else str(Path(file).resolve())
 
 
 def caution(words: str) -> None:

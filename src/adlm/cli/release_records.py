@@ -161,7 +161,7 @@ def _explained(
     return RelevanceSource(known.network, known.provenance)
 
 
-def _from_table(file: Path, request: Request) -> PrivateRecords:
+def _from_table(file: str, request: Request) -> PrivateRecords:
     """Read a whole table."""
     import numpy as np
 
@@ -191,7 +191,7 @@ def _from_table(file: Path, request: Request) -> PrivateRecords:
     )
 
 
-def _from_inputs(path: Path, request: Request) -> PrivateRecords:
+def _from_inputs(path: str, request: Request) -> PrivateRecords:
     """Read all images or vectors of a file or a folder."""
     from adlm.curator.mechanisms.records import PrivateRecords
     from adlm.errors import UserError

@@ -89,7 +89,10 @@ def train(
     public features and trained on labelled vectors drawn from the released moments. A record release trains
     a network on noisy records. With --json: {"out", "network", "epochs", "first_loss", "loss",
     "stopped", "stamps", and "small_classes" if there are any} and the certificate's totals.
+    Under torchrun (torchrun --nproc-per-node 2 -m adlm train R --network mlp) several processes train
+    together, with the same checkpoints; the first one writes.
     """
+    from adlm.analyst import distributed
     from adlm.analyst.checkpoint import Checkpoint
     from adlm.analyst.class_sizes import sentences, small_classes
     from adlm.analyst.class_weights import class_weights, parse_class_weight, weighed
@@ -98,7 +101,7 @@ def train(
     from adlm.errors import UserError
     from adlm.privacy.release import Release
 
-    output = Output(as_json, quiet)
+    output = Output(as_json, quiet or distributed.rank() != 0)
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out or remove it first")
     key, made = key_of(sign), Release.load(release)
@@ -128,16 +131,19 @@ def train(
     )
     few = "" if network is None else _few(plan.total(examples), ENOUGH_STEPS)
     checkpoint = out.parent / f"{out.name}.checkpoint"
-    chosen = pick_device(device)
-    model = fit(
-        made,
-        network,
-        plan,
-        features=encoder_again(backbone, made.certificate, chosen),
-        draws=draws,
-        device=chosen,
-        checkpoint=Checkpoint(checkpoint, resume),
-    )
+    with distributed.joined(pick_device(device)) as chosen:
+        model = fit(
+            made,
+            network,
+            plan,
+            features=encoder_again(backbone, made.certificate, chosen),
+            draws=draws,
+            device=chosen,
+            checkpoint=Checkpoint(checkpoint, resume),
+        )
+        model = replace(model, training={**model.training, **distributed.state()})
+    if distributed.rank() != 0:  # one process writes and speaks
+        return
     model = weighed(model, made, weights)
     small = small_classes(made)
     if small:  # goes along with the model, which has no counts

@@ -25,6 +25,8 @@ EXACT_ROWS = (
     1 << 12
 )  # rows * RESOLUTION^2 <= 2^52, so a matrix product of doubles is exact integer arithmetic
 
+CACHED = 512  # records clipped at once, so that they stay in a processor's cache
+
 Reals = npt.NDArray[np.float64]
 
 
@@ -87,13 +89,19 @@ class Clip:
         values = np.asarray(z, dtype=np.float64)
         if values.ndim != 2 or values.shape[1] != len(self.scales):
             raise UserError(f"features must be (n, {len(self.scales)}), got {values.shape}")
+        if len(values) > CACHED:  # a row depends on its own record alone, so rows may be taken in parts
+            parts = range(0, len(values), CACHED)
+            return np.concatenate([self.integers(values[i : i + CACHED]) for i in parts])
         if not np.isfinite(values).all():
             raise UserError("features hold a value that is not a finite number; check the feature map")
         with np.errstate(over="ignore"):  # a quotient beyond 2^60 steps is as far outside as any
-            ratio = np.clip(values / self.steps, -(2.0**60), 2.0**60)
-        size = np.abs(ratio).sum(1) if self.norm == "l1" else np.sqrt((ratio**2).sum(1))
+            ratio = values / self.steps
+        np.clip(ratio, -(2.0**60), 2.0**60, out=ratio)
+        rows: Reals = np.abs(ratio) if self.norm == "l1" else ratio * ratio
+        size = rows.sum(1) if self.norm == "l1" else np.sqrt(rows.sum(1))
         shrink = np.minimum(1.0, self.feature_norm_bound / np.maximum(size, 1e-300))
-        rows: Reals = np.trunc(ratio * shrink[:, None])
+        np.multiply(ratio, shrink[:, None], out=rows)
+        np.trunc(rows, out=rows)
         over = np.flatnonzero(self._exceeds(rows))
         while over.size:  # the float norm was a rounding error too small
             shrink[over] *= 1 - 2.0**-30

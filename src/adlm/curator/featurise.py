@@ -7,25 +7,24 @@ into a release, and `adlm cache clear` removes it.
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from platformdirs import user_cache_dir
 
 from adlm.public.domain import Domain
 from adlm.public.features import Features, Narrowed, brought_along
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
 from adlm.runtime.memory import keep_freed
+from adlm.runtime.part_store import private_folder
 
 
 def cache_folder() -> Path:
     """Return where features of private records are kept; ADLM_CACHE moves it."""
-    return Path(os.environ.get("ADLM_CACHE") or user_cache_dir("adlm")) / "private-features"
+    return private_folder()
 
 
 def clear_cache() -> int:

@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from adlm.estimation import exact
+
 Reals = npt.NDArray[np.float64]
 Block = tuple[int, int]
 
@@ -28,6 +30,7 @@ SCORE_SPREADS = (0.03, 0.1, 0.2, 0.4, 0.8, 1.6)  # how far scores may spread; th
 RESIDUAL_SPREADS = (0.02, 0.05, 0.1, 0.2, 0.4)
 CORRELATION = 3.0  # cells of an ordered column over which scores stay alike
 LEAST_RELEVANCE = 0.1  # of a column, as a share of the mean
+CHANCE_UNIT = 2.0**30  # grid of exp(score - largest score)
 DAMPING = 0.5  # of the cell-by-cell step of stage three
 
 
@@ -40,7 +43,7 @@ class Linear:
 
     def logits(self, cells: Reals) -> Reals:
         """Return (n, M)."""
-        return np.asarray(cells @ self.weight.T + self.bias)
+        return exact.product(cells, self.weight.T) + self.bias
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,7 @@ class Weighing:
         for c in range(classes):
             if c:
                 out[:, c, c - 1] = 1.0
-            out[:, c, classes - 1 :] = cells @ (self.scores[c][:, None] * self.columns)
+            out[:, c, classes - 1 :] = exact.product(cells, self.scores[c][:, None] * self.columns)
         return out
 
     def derivatives(self, cells: Reals, codes: npt.NDArray[np.int64]) -> tuple[Reals, Reals]:
@@ -222,11 +225,11 @@ class Weighing:
         chance = softmax(self.linear().logits(cells))
         wrong = -chance
         wrong[np.arange(len(codes)), codes] += 1.0
-        gradient = np.einsum("nc,ncp->np", wrong, inputs)
+        gradient = _over_classes(wrong, inputs)
         if len(self.prior) == 2:
             step = inputs[:, 1:] - inputs[:, :1]
             return gradient, step * np.sqrt(chance[:, 0] * chance[:, 1])[:, None, None]
-        middle = np.einsum("nc,ncp->np", chance, inputs)
+        middle = _over_classes(chance, inputs)
         return gradient, (inputs - middle[:, None]) * np.sqrt(chance)[:, :, None]
 
     def length(self, summary: Scores, norm: str) -> float:
@@ -297,6 +300,14 @@ def residual_step(
 
 
 def softmax(logits: Reals) -> Reals:
-    """Class probabilities, (n, M)."""
-    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    """Class probabilities, (n, M), the same bits in every batch: M numbers on a grid add up exactly."""
+    shifted = np.rint(exact.exp(logits - logits.max(1, keepdims=True)) * CHANCE_UNIT)
     return np.asarray(shifted / shifted.sum(1, keepdims=True))
+
+
+def _over_classes(weights: Reals, inputs: Reals) -> Reals:
+    """Return sum_c weights_nc inputs_ncp, (n, size), added up in the order of the classes."""
+    total = weights[:, 0, None] * inputs[:, 0]
+    for c in range(1, weights.shape[1]):
+        total += weights[:, c, None] * inputs[:, c]
+    return total

@@ -18,6 +18,7 @@ _LOG2_E = 1 / math.log(2.0)
 _LN2_HIGH = 0.6931471803691238  # ends in zeros, so that its product with a small integer is exact
 _LN2_LOW = 1.9082149292705877e-10
 _EXP = tuple(1 / math.factorial(i) for i in range(11, -1, -1))
+GRID = 2.0**20
 LEAST = -700.0  # exponents below this give exp(LEAST)
 
 
@@ -27,6 +28,15 @@ def exp(x: Reals) -> Reals:
     whole = np.rint(x * _LOG2_E)
     rest = (x - whole * _LN2_HIGH) - whole * _LN2_LOW
     return np.asarray(np.ldexp(_horner(_EXP, rest), whole.astype(np.int32)))
+
+
+def product(rows: Reals, weights: Reals) -> Reals:
+    """Return rows @ weights, both rounded to a grid of 2^-20, so that every sum of doubles is exact.
+
+    Rows have entries in [0, 1]. The sums stay below 2^53 grid steps as long as the absolute values of a
+    column of weights, each times its entry of a row, add up to less than 2^13.
+    """
+    return np.asarray(np.rint(rows * GRID) @ np.rint(weights * GRID) * (1 / GRID**2))
 
 
 def _horner(coefficients: tuple[float, ...], x: Reals) -> Reals:

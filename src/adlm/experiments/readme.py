@@ -23,7 +23,7 @@ from typing import Any
 
 from adlm.bench.run import HEADINGS, table_rows
 from adlm.errors import UserError
-from adlm.experiments import frontier_page, kinds
+from adlm.experiments import frontier_page, kinds, regression
 from adlm.experiments.catalogue import EXPERIMENTS
 from adlm.experiments.run import SUMMARY
 from adlm.experiments.tables import quoted
@@ -42,6 +42,8 @@ def rewritten(text: str, folder: Path) -> str:
         head = " ".join([path, *methods])
         if path.endswith("kinds.jsonl"):
             made = kinds.table(folder / path)
+        elif path.endswith("regression.jsonl"):
+            made = regression.quoted(folder / path, methods)
         elif path.endswith("trials.jsonl"):
             made = trials(folder / path)
         elif path.endswith(".jsonl"):

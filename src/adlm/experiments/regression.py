@@ -207,18 +207,21 @@ def read(path: Path) -> list[Row]:
 def markdown(rows: list[Row]) -> str:
     """The comparison as one Markdown table for each data set."""
     theirs = " --diffprivlib-python PATH" if any(r.method == DIFFPRIVLIB for r in rows) else ""
-    runs = max((row.runs for row in rows), default=RELEASES)
+    names = list(dict.fromkeys(row.data for row in rows))
+    most = {name: max(row.runs for row in rows if row.data == name) for name in names}
+    runs = max(most.values(), default=RELEASES)
+    fewer = "".join(f", of {n} for {name}" for name, n in most.items() if n != runs)
     command = f"adlm experiment regression --releases {runs}{theirs}"
     parts = [
-        f"# Numbers to predict\n\nMade by `{command}`. Mean (standard deviation) of {runs} fresh releases on "
-        "test records. R2 is the share of the variance explained: 0 is what the mean of the test records "
-        "gets, and below it a model is worse. Ridge regression (penalty 1), gradient boosting and "
-        "diffprivlib read the encoded columns, in [0, 1]. Our relation is replace-one; diffprivlib states "
-        "none. Its predictions are clipped to the target's bounds, as ours are. The rule's constants were "
-        "fixed on held-out quarters of training records; for `load_diabetes`, which has no split of its own, "
-        "on quarters of all of its records, so that its rows are no test of the rule.\n"
+        f"# Numbers to predict\n\nMade by `{command}`. Mean (standard deviation) of {runs} fresh releases"
+        f"{fewer}, on test records. R2 is the share of the variance explained: 0 is what the mean of the "
+        "test records gets, and below it a model is worse. Ridge regression (penalty 1), gradient boosting "
+        "and diffprivlib read the encoded columns, in [0, 1]. Our relation is replace-one; diffprivlib "
+        "states none. Its predictions are clipped to the target's bounds, as ours are. The rule's constants "
+        "were fixed on held-out quarters of training records; for `load_diabetes`, which has no split of "
+        "its own, on quarters of all of its records, so that its rows are no test of the rule.\n"
     ]
-    for name in dict.fromkeys(row.data for row in rows):
+    for name in names:
         parts.append(f"\n## {name}\n\n{grid([row for row in rows if row.data == name])}")
     return "".join(parts)
 

@@ -68,7 +68,7 @@ def _beside(experiment: Experiment) -> Sequence[published.Published]:
     """Return the published figures beside an experiment's own; of an ablation, what it explains."""
     if experiment.kind == "ablation":
         claimed = published.of_paper(experiment.data)
-        return [p for p in claimed if p.what == "AdLM, claimed" and p.epsilon == 0.5]
+        return [p for p in claimed if p.what == "AdLM" and p.epsilon == 0.5]
     known = {"paper": published.of_paper, "frontier": published.of}.get(experiment.kind)
     return () if known is None else known(experiment.data)
 

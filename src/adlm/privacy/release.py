@@ -43,6 +43,7 @@ WEAK_EPSILON = "NOT PRIVATE: epsilon above 100"
 WEAK_DELTA = "NOT PRIVATE: delta of 1/n or more"
 MOST_EPSILON, MOST_DELTA = 100, Fraction(1, 100)  # beyond these nobody would call a release private
 TENSORS, CERTIFICATE = "release.safetensors", "certificate.json"
+ENGINE = "engine"  # a line of the certificate that its digest does not cover
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Certificate:
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Certificate:
         """Read a certificate, recomputing its digest, its charges and its totals."""
-        body = {key: value for key, value in raw.items() if key != "digest"}
+        body = {key: value for key, value in raw.items() if key not in ("digest", ENGINE)}
         if raw.get("schema") != SCHEMA:
             raise UserError(f"the certificate has schema {raw.get('schema')!r}, this version reads {SCHEMA}")
         if raw.get("digest") != sha256(canonical(body)):
@@ -150,12 +151,14 @@ class Certificate:
 class Release:
     """Noisy tensors and their certificate. All that anybody needs to train, forever.
 
-    A signature, if there is one, is over the certificate's digest, which covers the tensors.
+    A signature, if there is one, is over the certificate's digest, which covers the tensors. `engine` says
+    where the passes over the records ran; the digest does not cover it, for it changes nothing.
     """
 
     tensors: Mapping[str, Tensor]
     certificate: Certificate
     signature: Signature | None = None
+    engine: Mapping[str, Any] | None = None
 
     @property
     def kind(self) -> Content:
@@ -233,7 +236,8 @@ class Release:
             if self.signature is not None:
                 (temporary / signature.FILE).write_bytes(canonical(self.signature.to_dict()))
             (temporary / TENSORS).write_bytes(save_tensors(dict(self.tensors), entries))
-            (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
+            beside = {} if self.engine is None else {ENGINE: dict(self.engine)}
+            (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict() | beside))
 
     @classmethod
     def load(cls, folder: Path | str) -> Release:
@@ -245,10 +249,12 @@ class Release:
             )
         if not (folder / TENSORS).exists() and (folder / "model.json").exists():
             raise UserError(f"{folder} is a model, not a release; give the release that it was trained on")
-        certificate = Certificate.from_dict(read_json(folder / CERTIFICATE, what="certificate"))
+        raw = read_json(folder / CERTIFICATE, what="certificate")
+        certificate, engine = Certificate.from_dict(raw), raw.get(ENGINE)
         signed = Signature.read(folder / signature.FILE, certificate.statement(), f"the release {folder}")
         told = _header(certificate, signed)
-        return cls(read_tensors(folder / TENSORS, certificate.tensors, told), certificate, signed)
+        tensors = read_tensors(folder / TENSORS, certificate.tensors, told)
+        return cls(tensors, certificate, signed, engine if isinstance(engine, Mapping) else None)
 
 
 def weaknesses(totals: Totals, n: object = None) -> tuple[str, ...]:

@@ -1,10 +1,17 @@
-"""At most a few records of each person, by a rule that looks at that person's records alone."""
+"""At most a few records of each person, by a rule that looks at that person's records alone.
+
+The rule: of a person's records, those with the smallest digests are kept, as many as the domain declares. A
+digest is the BLAKE2b hash of the person's name and of the record as it is encoded. So which records are kept
+depends neither on other persons, nor on the files that the records lie in, nor on the order in which they
+are read; records with the same digest are encoded alike, and it does not matter which of them is kept.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import sqlite3
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +21,82 @@ from numpy.typing import NDArray
 from adlm.public.domain.column import Column
 from adlm.public.domain.values import CellError, person_texts
 
+Digests = NDArray[np.uint64]
 IN_MEMORY = 1 << 20  # persons; about 100 MB
+AT_ONCE = 1 << 22  # records whose digests are sorted at once; about 100 MB
+
+
+def person_digests(column: Column, names: Any, missing: tuple[str, ...] = ()) -> Digests:
+    """Return (n, 2) whole numbers, a 128-bit digest of the person of each record."""
+    texts = person_texts(column, names, missing)
+    if "" in texts:
+        raise CellError(column.name, texts.index(""), "the person is not named; every record needs one")
+    whole = b"".join(hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts)
+    return np.frombuffer(whole, dtype="<u8").astype(np.uint64).reshape(-1, 2)
+
+
+def record_digests(persons: Digests, columns: Sequence[NDArray[Any]]) -> Digests:
+    """Return (n,) digests of records, given as (n,) or (n, m) arrays of what each column holds."""
+    parts = [persons, *columns]
+    flat = [np.ascontiguousarray(part.reshape(len(part), -1)).view(np.uint8) for part in parts]
+    rows = np.hstack([part.reshape(len(persons), -1) for part in flat])
+    width = rows.shape[1]
+    data = rows.tobytes()
+    whole = b"".join(
+        hashlib.blake2b(data[at : at + width], digest_size=8).digest() for at in range(0, len(data), width)
+    )
+    return np.frombuffer(whole, dtype="<u8").astype(np.uint64)
+
+
+def chosen(persons: Digests, records: Digests, most: int) -> NDArray[np.bool_]:
+    """Say which records to keep, (n,): of each person the `most` with the smallest digests."""
+    order = np.lexsort((records, persons[:, 1], persons[:, 0]))
+    sorted_persons = persons[order]
+    new = np.ones(len(order), dtype=np.bool_)
+    new[1:] = (sorted_persons[1:] != sorted_persons[:-1]).any(1)
+    starts = np.flatnonzero(new)
+    place = np.arange(len(order)) - np.repeat(starts, np.diff(np.append(starts, len(order))))
+    keep = np.zeros(len(order), dtype=np.bool_)
+    keep[order[place < most]] = True
+    return keep
+
+
+def chosen_in_parts(
+    parts: Sequence[tuple[Digests, Digests]] | Any, total: int, most: int, at_once: int = AT_ONCE
+) -> NDArray[np.bool_]:
+    """Do the same for parts of a large data set, a share of the persons at a time.
+
+    Parameters
+    ----------
+    parts : gives the digests of persons and of records, part by part, each time it is gone through.
+    total : number of records.
+    most : records of a person to keep.
+    at_once : about how many records are sorted at a time; the result does not depend on it.
+    """
+    shares = max(1, -(-total // at_once))
+    keep = np.zeros(total, dtype=np.bool_)
+    for share in range(shares):
+        rows, persons, records = [], [], []
+        first = 0
+        for some, digests in _pairs(parts):
+            of_share = np.flatnonzero(some[:, 0] % np.uint64(shares) == share)
+            rows.append(first + of_share)
+            persons.append(some[of_share])
+            records.append(digests[of_share])
+            first += len(some)
+        if rows:
+            mine = np.concatenate(rows)
+            keep[mine[chosen(np.concatenate(persons), np.concatenate(records), most)]] = True
+    return keep
+
+
+def _pairs(parts: Any) -> Iterable[tuple[Digests, Digests]]:
+    found: Iterable[tuple[Digests, Digests]] = parts() if callable(parts) else parts
+    return found
 
 
 class Contributions:
-    """Counts records of persons, by a 128-bit digest, to keep the first few of each.
+    """Counts records of persons, by a 128-bit digest, to keep the first few of each: of images and vectors.
 
     Whether a record is kept depends on that person's earlier records alone. Counts move from memory to a
     temporary database, readable by its owner alone and removed at the end, once there are many persons.

@@ -11,7 +11,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,7 +61,7 @@ class Rows:
 class Lines:
     """A stream of bytes, read in blocks of rows; its first lines can be taken one by one."""
 
-    def __init__(self, path: Path, stream: Any, block: int) -> None:
+    def __init__(self, path: object, stream: Any, block: int) -> None:
         self.path, self._stream, self._block = path, stream, block
         self._rest = b""
         while len(self._rest) < len(_BOM) and (more := self._read()):

@@ -9,23 +9,30 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.errors import UserError
-from adlm.public.domain.encoding import column_names, encode_answer, encode_frame
+from adlm.public.domain.encoding import column_names, compact, encode_answer, encode_frame
 from adlm.public.domain.table import TableDomain
-from adlm.readers.contributions import Contributions
+from adlm.readers.contributions import chosen, person_digests, record_digests
 
 ROWS = 8192
 Encoded = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 
 
-def kept_records(table: TableDomain, frame: Any) -> npt.NDArray[np.bool_]:
-    """Say which records to keep: the first few of each person, as declared; all without a person."""
+def kept_records(
+    table: TableDomain, frame: Any, codes: npt.NDArray[np.int64] | None = None
+) -> npt.NDArray[np.bool_]:
+    """Say which records to keep: a few of each person, as declared; all without a person.
+
+    The rule is that of files (`contributions`); `codes` are the (n,) classes of the records.
+    """
     if table.person is None:
         return np.ones(len(frame), dtype=np.bool_)
     name = table.person.name
     if name not in column_names(frame):
         raise UserError(f"the domain bounds records by person, but there is no column {name!r}; add it")
-    with Contributions(table.person, table.missing) as persons:
-        return persons.keep(frame[name])
+    persons = person_digests(table.person, frame[name], table.missing)
+    columns = [compact(column, frame[column.name], table.missing) for column in table.features]
+    digests = record_digests(persons, columns if codes is None else [*columns, codes])
+    return chosen(persons, digests, table.contributions)
 
 
 def frame_reader(frame: Any, labels: Any, table: TableDomain) -> Callable[[], Iterable[Encoded]]:
@@ -43,6 +50,7 @@ def frame_reader(frame: Any, labels: Any, table: TableDomain) -> Callable[[], It
         labels = frame[name]
     if len(labels) != len(frame):
         raise UserError(f"there must be one label for each record, got {len(frame)} and {len(labels)}")
-    keep = kept_records(table, frame)
-    x, y = encode_frame(table, frame)[keep], encode_answer(table, labels)[keep]
+    codes = encode_answer(table, labels)
+    keep = kept_records(table, frame, codes)
+    x, y = encode_frame(table, frame)[keep], codes[keep]
     return lambda: ((x[i : i + ROWS], y[i : i + ROWS]) for i in range(0, len(y), ROWS))

@@ -55,7 +55,7 @@ def header_of(path: Path, *, header: bool | None = None, delimiter: str | None =
             raise UserError(f"{path} is not a whole Parquet file ({str(error).splitlines()[0]})") from None
         return {name: _kind(schema.field(i).type) for i, name in enumerate(schema.names)}
     try:
-        with opened(path) as stream:
+        with opened(path) as (stream, _):
             line = Lines(path, stream, BLOCK).header(None)
     except UNREADABLE as error:
         raise UserError(f"{path}: {explain(error)}") from None

@@ -1,8 +1,7 @@
 """Private tables read in batches: CSV and Parquet, whatever their size, with every mistake named.
 
-Rows are counted from 1, without the header; every row is a record, and none is dropped. Memory holds one
-batch; if records belong to persons, it also holds how many records of each person were seen, and moves that
-to a temporary file when there are many.
+Rows are counted from 1 in each file, without the header; every row is a record, and none is dropped. Memory
+holds one batch; if records belong to persons, it also holds 24 bytes for each record.
 """
 
 from __future__ import annotations
@@ -21,16 +20,19 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from adlm.errors import UserError
-from adlm.public.domain.encoding import CellError, encode_answer, encode_column
+from adlm.public.domain.encoding import CellError, Compact, compact, encode_answer, expand
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import TABLES
-from adlm.readers.contributions import Contributions
+from adlm.readers.contributions import Digests, chosen_in_parts, person_digests, record_digests
 from adlm.readers.csv_rows import Dialect, Lines, Rows, dialect_of
+from adlm.readers.files import PARQUET as PARQUET
+from adlm.readers.files import DataFile, data_file, find_files
 from adlm.readers.text_files import UNREADABLE, explain, opened, short
 
 ROWS = 8192
+ROWS_KEPT = 1 << 16  # of a batch that is kept, a few numbers a record
 BLOCK = 1 << 20  # bytes parsed at once
-PARQUET = (".parquet", ".pq")
+GROUP_BYTES = 1 << 27  # of a Parquet file, that a piece has at most unless one row group is larger
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +51,73 @@ class Encoded:
     first: int
 
 
+@dataclass(frozen=True)
+class Piece:
+    """A file, or some row groups of a Parquet file, to be read by one worker.
+
+    Attributes
+    ----------
+    groups : first and last but one of the row groups; None is the whole file.
+    first : number of the first row in the file.
+    size : bytes, about.
+    """
+
+    file: DataFile
+    groups: tuple[int, int] | None = None
+    first: int = 1
+    size: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class CompactBatch:
+    """A batch of records as they are kept: a number for each column.
+
+    Attributes
+    ----------
+    columns : what `compact` gives of each feature column, (n,) each.
+    y : (n,) class codes; empty when labels were not asked for.
+    persons, records : digests, (n, 2) and (n,), where records are bounded by person.
+    first : the number of the first row of the batch in the file.
+    size : bytes of the file that were read for it, about.
+    """
+
+    columns: tuple[Compact, ...]
+    y: NDArray[np.int64]
+    persons: Digests | None
+    records: Digests | None
+    first: int
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.columns[0])
+
+
+def pieces_of(source: DataFile | Path | str, table: TableDomain) -> tuple[Piece, ...]:
+    """Cut files into pieces: a text file is one, a Parquet file one for some of its row groups."""
+    files = (source,) if isinstance(source, DataFile) else find_files(source)
+    wanted = _wanted(table, labels=True, persons=True)
+    found: list[Piece] = []
+    for file in files:
+        found += _groups(file, wanted) if file.is_parquet else [Piece(file, size=file.size)]
+    return tuple(found)
+
+
+def _groups(file: DataFile, wanted: Sequence[str]) -> list[Piece]:
+    with _parquet_file(file) as opened_file:
+        check_header(file, opened_file.schema_arrow.names, wanted)
+        about = opened_file.metadata
+        sizes = [about.row_group(i) for i in range(about.num_row_groups)]
+    found, start, first, rows, size = [], 0, 1, 0, 0
+    for at, group in enumerate(sizes):
+        if size and size + group.total_byte_size > GROUP_BYTES:
+            found.append(Piece(file, (start, at), first, size))
+            start, first, rows, size = at, first + rows, 0, 0
+        rows, size = rows + group.num_rows, size + group.total_byte_size
+    return [*found, Piece(file, (start, len(sizes)), first, size)]
+
+
 def read_batches(
-    path: Path | str,
+    path: DataFile | Path | str,
     table: TableDomain,
     *,
     labels: bool = True,
@@ -59,13 +126,15 @@ def read_batches(
     rows: int = ROWS,
     block: int | None = None,
 ) -> Iterator[Encoded]:
-    """Encode a file's records, batch by batch.
+    """Encode the records of a file, of a folder or of a glob, batch by batch.
 
     Parameters
     ----------
+    path : a file, a folder or a glob, here or on another file system (see `find_files`).
+    table : the declared table.
     labels : whether the label is needed; a file to predict has none.
-    bounded : whether to keep at most the declared number of records of each person: the first ones in the
-        order of the file.
+    bounded : whether to keep at most the declared number of records of each person: those with the smallest
+        digests (see `contributions`), from whatever files. Files are then read twice.
     comments : whether lines at the top of a file without a header row that start with the declared mark are
         passed over. A first record could look like one, so this is for reading without privacy alone.
     rows, block : most records of a batch, and bytes of a CSV file parsed at once; no record depends on them.
@@ -77,28 +146,73 @@ def read_batches(
     person's records are kept depends on that person's records alone, so replacing one person changes at most
     `table.contributions` records of what is read.
     """
-    path = Path(path)
-    wanted = [c.name for c in table.features] + ([table.answer.name] if labels else [])
-    person = table.person if bounded else None
-    if person is not None:
-        wanted.append(person.name)
-    first = 1
-    with contextlib.ExitStack() as stack:
-        seen = stack.enter_context(Contributions(person, table.missing)) if person is not None else None
-        for batch in raw_batches(path, table, wanted, rows, comments=comments, block=block):
-            with naming_records(path, first):
-                if seen is not None and person is not None:
-                    keep = seen.keep(batch[person.name])
-                    size = len(keep)
-                else:
-                    keep, size = None, len(batch[wanted[0]])
-                x = np.hstack([encode_column(c, batch[c.name], table.missing) for c in table.features])
-                y = encode_answer(table, batch[table.answer.name]) if labels else np.zeros(0, np.int64)
-            if keep is not None:
-                x, y = x[keep], y[keep] if labels else y
-            if len(x):
-                yield Encoded(x, y, first)
-            first += size
+    files = (path,) if isinstance(path, DataFile) else find_files(path)
+
+    def batches(persons: bool) -> Iterator[CompactBatch]:
+        for file in files:
+            yield from read_compact(
+                Piece(file), table, labels=labels, persons=persons, comments=comments, rows=rows, block=block
+            )
+
+    keep = None
+    if bounded and table.person is not None:
+        digests = [(batch.persons, batch.records) for batch in batches(persons=True)]
+        keep = chosen_in_parts(
+            digests, sum(len(some) for some, _ in digests if some is not None), table.contributions
+        )
+    done = 0
+    for batch in batches(persons=False):
+        x, y = expanded(table, batch.columns), batch.y
+        if keep is not None:
+            mine = keep[done : done + len(batch)]
+            x, y = x[mine], y[mine] if labels else y
+        done += len(batch)
+        if len(x):
+            yield Encoded(x, y, batch.first)
+
+
+def expanded(table: TableDomain, columns: Sequence[Compact]) -> NDArray[np.float32]:
+    """Turn what is kept of records into the (n, width) numbers that encode them."""
+    return np.hstack([expand(c, kept) for c, kept in zip(table.features, columns, strict=True)])
+
+
+def read_compact(
+    piece: Piece,
+    table: TableDomain,
+    *,
+    labels: bool = True,
+    persons: bool = True,
+    comments: bool = False,
+    rows: int = ROWS_KEPT,
+    block: int | None = None,
+) -> Iterator[CompactBatch]:
+    """Read a piece, batch by batch, as the numbers that are kept of its records.
+
+    Parameters
+    ----------
+    piece : what to read.
+    table : the declared table.
+    labels : whether the label is needed.
+    persons : whether to give digests, where the table names persons.
+    comments, rows, block : as in `read_batches`.
+    """
+    wanted = _wanted(table, labels=labels, persons=persons)
+    person = table.person if persons else None
+    first = piece.first
+    for batch, size in _raw(piece, table, wanted, rows, comments=comments, block=block):
+        with naming_records(piece.file, first):
+            who = None if person is None else person_digests(person, batch[person.name], table.missing)
+            columns = tuple(compact(c, batch[c.name], table.missing) for c in table.features)
+            y = encode_answer(table, batch[table.answer.name]) if labels else np.zeros(0, np.int64)
+        records = None if who is None else record_digests(who, (*columns, *([y] if labels else [])))
+        if len(columns[0]):
+            yield CompactBatch(columns, y, who, records, first, size)
+        first += len(columns[0])
+
+
+def _wanted(table: TableDomain, *, labels: bool, persons: bool) -> list[str]:
+    names = [c.name for c in table.features] + ([table.answer.name] if labels else [])
+    return [*names, table.person.name] if persons and table.person is not None else names
 
 
 def file_reader(
@@ -109,7 +223,7 @@ def file_reader(
 
 
 @contextlib.contextmanager
-def naming_records(path: Path, first: int) -> Iterator[None]:
+def naming_records(path: DataFile | Path, first: int) -> Iterator[None]:
     """Tell a mistake in a cell with the file and its row."""
     try:
         yield
@@ -118,42 +232,53 @@ def naming_records(path: Path, first: int) -> Iterator[None]:
 
 
 def raw_batches(
-    path: Path,
+    path: DataFile | Path,
     table: TableDomain,
     wanted: Sequence[str],
     rows: int = ROWS,
+) -> Iterator[dict[str, Any]]:
+    """Give the wanted columns of a file as Arrow arrays, a few rows at a time."""
+    return (batch for batch, _ in _raw(Piece(data_file(path)), table, wanted, rows))
+
+
+def _raw(
+    piece: Piece,
+    table: TableDomain,
+    wanted: Sequence[str],
+    rows: int,
     *,
     comments: bool = False,
     block: int | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Give the wanted columns of a file as Arrow arrays, a few rows at a time.
-
-    Parameters
-    ----------
-    path, table : the file and its declaration.
-    wanted : columns.
-    rows, block : records of a batch, and bytes parsed at once.
-    comments : whether commented lines above the first record are passed over.
-    """
-    if not path.is_file():
-        raise UserError(f"there is no file {path}; give a CSV or Parquet file")
-    if path.suffix.lower() in PARQUET:
-        yield from _parquet(path, wanted, rows)
-    else:
-        yield from _csv(path, table, wanted, rows, comments, block or BLOCK)
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """Give columns as Arrow arrays, with about how many bytes of the file they took."""
+    if piece.file.is_parquet:
+        return _parquet(piece, wanted, rows)
+    return _csv(piece.file, table, wanted, rows, comments, block or BLOCK)
 
 
-def _parquet(path: Path, wanted: Sequence[str], rows: int) -> Iterator[dict[str, Any]]:
+@contextlib.contextmanager
+def _parquet_file(file: DataFile) -> Iterator[Any]:
     try:
-        with parquet.ParquetFile(path) as file:
-            check_header(path, file.schema_arrow.names, wanted)
-            for batch in file.iter_batches(batch_size=rows, columns=list(wanted)):
-                yield {name: batch.column(name) for name in wanted}
+        with file.open() as stream, parquet.ParquetFile(stream) as opened_file:
+            yield opened_file
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} is not a whole Parquet file ({short(error)})") from None
+        raise UserError(f"{file} is not a whole Parquet file ({short(error)})") from None
 
 
-def check_header(path: Path, names: Sequence[str], wanted: Sequence[str], *, shown: bool = True) -> None:
+def _parquet(piece: Piece, wanted: Sequence[str], rows: int) -> Iterator[tuple[dict[str, Any], int]]:
+    with _parquet_file(piece.file) as file:
+        check_header(piece.file, file.schema_arrow.names, wanted)
+        every = range(file.metadata.num_row_groups)
+        groups = list(every if piece.groups is None else range(*piece.groups))
+        count = max(1, sum(file.metadata.row_group(at).num_rows for at in groups))
+        size = piece.size or piece.file.size
+        for batch in file.iter_batches(batch_size=rows, row_groups=groups, columns=list(wanted)):
+            yield {name: batch.column(name) for name in wanted}, size * batch.num_rows // count
+
+
+def check_header(
+    path: DataFile | Path, names: Sequence[str], wanted: Sequence[str], *, shown: bool = True
+) -> None:
     """Refuse a file with a missing or doubled column; its first line is not `shown` if it may be a record.
 
     Parameters
@@ -175,36 +300,38 @@ def check_header(path: Path, names: Sequence[str], wanted: Sequence[str], *, sho
 
 
 def _csv(
-    path: Path, table: TableDomain, wanted: Sequence[str], rows: int, comments: bool, size: int
-) -> Iterator[dict[str, Any]]:
+    file: DataFile, table: TableDomain, wanted: Sequence[str], rows: int, comments: bool, size: int
+) -> Iterator[tuple[dict[str, Any], int]]:
     with_commas = (
         {c.name for c in table.columns if c.kind in ("numeric", "target")} if table.decimal == "," else set()
     )
     try:
-        with opened(path) as stream:
-            lines = Lines(path, stream, size)
+        with opened(file) as (stream, place):
+            lines = Lines(file, stream, size)
             dialect = dialect_of(lines, table)
             names = [name.strip() for name in dialect.header] or [column.name for column in table.columns]
-            check_header(path, names, wanted, shown=False)
+            check_header(file, names, wanted, shown=False)
             if comments and table.comment and not table.header:
                 lines.skip_comments(table.comment)
-            first = 1
-            for block in _whole(path, table, dialect, lines):
-                cells = _parsed(path, block, dialect, [names.index(name) for name in wanted])
+            first, before = 1, 0
+            for block in _whole(file, table, dialect, lines):
+                cells = _parsed(file, block, dialect, [names.index(name) for name in wanted])
                 for start in range(0, len(block.whole), rows):
                     part = {
-                        name: _utf8(path, name, column.slice(start, rows), first + start)
+                        name: _utf8(file, name, column.slice(start, rows), first + start)
                         for name, column in zip(wanted, cells, strict=True)
                     }
                     for name in with_commas.intersection(part):
                         part[name] = pc.replace_substring(part[name], ",", ".")
-                    yield part
+                    now = place()
+                    yield part, now - before
+                    before = now
                 first += len(block.whole)
     except UNREADABLE as error:
-        raise UserError(f"{path}: {explain(error)}") from None
+        raise UserError(f"{file}: {explain(error)}") from None
 
 
-def _whole(path: Path, table: TableDomain, dialect: Dialect, lines: Lines) -> Iterator[Rows]:
+def _whole(path: DataFile, table: TableDomain, dialect: Dialect, lines: Lines) -> Iterator[Rows]:
     """Give a file's rows; a bad one is an error, unless it is declared to be a record of missing values.
 
     A line without any cell is no record of a table, which has two columns or more: such lines may stand
@@ -242,7 +369,7 @@ def _reason(cells: int, table: TableDomain, dialect: Dialect) -> str:
     return f"has {cells} cells, {dialect.columns} are expected{hint}"
 
 
-def _parsed(path: Path, block: Rows, dialect: Dialect, wanted: Sequence[int]) -> list[Any]:
+def _parsed(path: DataFile, block: Rows, dialect: Dialect, wanted: Sequence[int]) -> list[Any]:
     """Parse whole rows, and put a row of nothing in the place of each bad one."""
     names = [str(at) for at in range(dialect.columns)]
     if not block.data:
@@ -272,7 +399,7 @@ def _parsed(path: Path, block: Rows, dialect: Dialect, wanted: Sequence[int]) ->
     return [column.take(places) for column in columns]
 
 
-def _utf8(path: Path, name: str, cells: Any, first: int) -> Any:
+def _utf8(path: DataFile, name: str, cells: Any, first: int) -> Any:
     try:
         return cells.cast(pa.string())
     except pa.ArrowInvalid:

@@ -6,37 +6,40 @@ import contextlib
 import lzma
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from adlm.errors import UserError
+from adlm.readers.files import DataFile, data_file
 
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 UNREADABLE = (pa.ArrowException, OSError, EOFError, zipfile.BadZipFile, lzma.LZMAError, zlib.error)
 
 
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Any]:
-    """Open a file for reading bytes, unpacking it if its name says that it is compressed."""
+def opened(source: DataFile | Path) -> Iterator[tuple[Any, Callable[[], int]]]:
+    """Open a file for reading bytes, unpacking it if its name says that it is compressed.
+
+    Gives the stream, and a function that says how many bytes of the file were taken.
+    """
+    file = data_file(source)
     with contextlib.ExitStack() as stack:
-        stream: Any
-        suffix = path.suffix.lower()
-        if suffix == ".zip":
-            archive = stack.enter_context(zipfile.ZipFile(path))
+        raw = stack.enter_context(file.open())
+        stream: Any = raw
+        if file.suffix == ".zip":
+            archive = stack.enter_context(zipfile.ZipFile(raw))
             members = [m for m in archive.namelist() if m.lower().endswith((".csv", ".tsv", ".txt"))]
             if len(members) != 1:
-                raise UserError(f"{path} holds {len(members)} text files; unpack it and name the one to read")
+                raise UserError(f"{file} holds {len(members)} text files; unpack it and name the one to read")
             stream = stack.enter_context(archive.open(members[0]))
-        elif suffix == ".xz":
-            stream = stack.enter_context(lzma.open(path))
-        elif suffix in COMPRESSED:
-            stream = stack.enter_context(pa.input_stream(str(path), compression=COMPRESSED[suffix]))
-        else:
-            stream = stack.enter_context(path.open("rb"))
-        yield stream
+        elif file.suffix == ".xz":
+            stream = stack.enter_context(lzma.open(raw))
+        elif file.suffix in COMPRESSED:
+            stream = stack.enter_context(pa.CompressedInputStream(raw, COMPRESSED[file.suffix]))
+        yield stream, lambda: int(raw.tell())
 
 
 def explain(error: BaseException) -> str:

@@ -63,8 +63,7 @@ def _numeric(models: Sequence[Trained]) -> Section:
                 paragraph(
                     f"By the release's own check, which is charged: R2 of {model.name} about "
                     f"{told['estimated_r2']:.3f} ± {2 * told['estimated_r2_sd']:.3f} on the private records, "
-                    f"squared errors being clipped at {told['errors_clipped_at']:g} times the target's "
-                    "variance."
+                    f"squared errors clipped at {told['errors_clipped_at']:g} times the target's variance."
                 )
             )
         if told.get("warning"):

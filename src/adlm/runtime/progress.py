@@ -18,12 +18,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
     TextColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 from rich.text import Text
 
@@ -71,8 +73,15 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def bar(total: int, what: str, unit: str = "") -> Iterator[Advance]:
-    """Show how far some work of `total` steps has come; gives a function that takes steps done."""
+def bar(total: int, what: str, unit: str = "", beside: Callable[[], str] = lambda: "") -> Iterator[Advance]:
+    """Show how far some work of `total` steps has come; gives a function that takes steps done.
+
+    Parameters
+    ----------
+    total : steps in all; nothing is shown for none.
+    what, unit : the work, and what a step is.
+    beside : gives more words for a plain line.
+    """
     if total <= 0 or not enabled():
         yield lambda steps: None
         return
@@ -85,7 +94,7 @@ def bar(total: int, what: str, unit: str = "") -> Iterator[Advance]:
             task = progress.add_task(what, total=total)
             yield lambda steps: progress.advance(task, steps)
     else:
-        yield _lines(total, what, unit)
+        yield _lines(total, what, unit, beside)
 
 
 def _terminal() -> bool:
@@ -106,12 +115,47 @@ class _Speed(ProgressColumn):
         return Text(f"{task.speed:.0f} {self.unit}/s" if known else "")
 
 
+@contextlib.contextmanager
+def amounts(total: int, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show how much of `total` bytes was read; gives a function that takes bytes and rows done.
+
+    On a terminal a bar is there from the start, with bytes and rows a second.
+    """
+    if total > 0 and enabled() and notebook() is None and _terminal():
+        columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
+        rate = TextColumn("{task.fields[rows]:,} rows, {task.fields[rate]:,.0f} rows/s")
+        shown = Progress(*columns, rate, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+        with shown:
+            yield _rich_amounts(shown, total, what)
+        return
+    rows_done = 0
+    with bar(total, what, "bytes", lambda: f", {rows_done:,} rows") as advance:
+
+        def both(size: int, rows: int) -> None:
+            nonlocal rows_done
+            rows_done += rows
+            advance(size)
+
+        yield both
+
+
+def _rich_amounts(shown: Progress, total: int, what: str) -> Callable[[int, int], None]:
+    task, start, done = shown.add_task(what, total=total, rows=0, rate=0.0), time.monotonic(), 0
+
+    def advance(size: int, rows: int) -> None:
+        nonlocal done
+        done += rows
+        shown.update(task, advance=size, rows=done, rate=done / max(time.monotonic() - start, 1e-9))
+
+    return advance
+
+
 def _rich(unit: str) -> Progress:
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(unit)]
     return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
 
 
-def _lines(total: int, what: str, unit: str) -> Advance:
+def _lines(total: int, what: str, unit: str, beside: Callable[[], str]) -> Advance:
     """Write plain lines, ever rarer: work of an hour leaves about sixty of them, of a second none."""
     done, start = 0, time.monotonic()
     due, pause = start + FIRST_LINE, FIRST_LINE
@@ -123,7 +167,7 @@ def _lines(total: int, what: str, unit: str) -> Advance:
         if now >= due or (done >= total and now - start >= FIRST_LINE):
             pause = min(RAREST_LINE, 2 * pause)
             due = now + pause
-            say(_words(done, total, what, unit, now - start))
+            say(_words(done, total, what, unit, now - start) + beside())
 
     return advance
 

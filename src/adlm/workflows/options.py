@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
 from adlm.curator.noise import Source
+from adlm.engines import Engine
 from adlm.errors import UserError
 from adlm.public.features import Features
 from adlm.public.planning.moments import MomentPlan
@@ -40,6 +41,7 @@ class ReleaseOptions(TypedDict, total=False):
     cache: bool
     device: str
     fourier: Fourier
+    engine: Engine | str
 
 
 FOR_ARRAYS = frozenset({"features", "k", "second", "share_sums", "cache", "device"})

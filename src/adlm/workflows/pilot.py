@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from adlm.curator.allocation import noise_scales
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.calibration import Upstream
-from adlm.curator.mechanisms.moments import Batches, MomentConfig
+from adlm.curator.mechanisms.moments import MomentConfig
 from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
+from adlm.curator.passes import Batches, Records
 from adlm.errors import UserError
 from adlm.estimation.class_model import fit_class_model
 from adlm.estimation.discriminant import fit
@@ -79,7 +80,7 @@ def shares(budget: Budget) -> tuple[Budget, Budget]:
 
 
 def pilot_release(
-    batches: Batches,
+    batches: Records | Batches,
     domain: Domain,
     features: Features,
     *,

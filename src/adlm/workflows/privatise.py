@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -10,9 +11,9 @@ from typing import Any, Literal, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from adlm.curator.featurise import featurise
 from adlm.curator.mechanisms.calibration import Upstream
 from adlm.curator.mechanisms.moments import CrossMoments, MomentConfig, Second, calibrate, release
+from adlm.engines import open_engine
 from adlm.errors import UserError
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import NOT_PUBLIC, Release
@@ -24,14 +25,12 @@ from adlm.public.features.narrowed import narrow
 from adlm.public.planning.moments import MomentPlan, plan_moments
 from adlm.readers.frames import frame_reader
 from adlm.readers.inputs import read_inputs
-from adlm.readers.tables import file_reader
 from adlm.workflows import pilot
 from adlm.workflows.options import Reader, ReleaseOptions, check_options, opened, public_size
 from adlm.workflows.privatise_table import privatise_table
 
 PRIVATE_FEATURES = "private records had a part in the features"
 RELEVANCES = ("prior", "private")
-BATCH = 4096  # records whose features are added up at once
 
 
 def privatise(
@@ -51,10 +50,11 @@ def privatise(
 
     Parameters
     ----------
-    x : (n, *shape) records in the units of a `Domain`; or, for a table, a CSV or Parquet file, a data frame,
-        or a reader: a function without parameters that gives batches of encoded records (n, width) in [0, 1]
-        with their (n,) class codes, the same ones each time it is called. For images and vectors, a file or
-        a folder (`adlm.readers.input_files`).
+    x : (n, *shape) records in the units of a `Domain`; or, for a table, a CSV or Parquet file, a folder or a
+        glob of them, here or at an address (s3://, gs://), a data frame, or a reader: a function without
+        parameters that gives batches of encoded records (n, width) in [0, 1] with their (n,) class codes, the
+        same ones each time it is called. For images and vectors, a file or a folder
+        (`adlm.readers.input_files`).
     y : n labels; None for a file or a reader, and for a data frame that has the label's column.
     domain : what is public of the records: a `Domain`, a `TableDomain`, an `InputDomain`, or the domain file
         of a table, of images or of vectors.
@@ -77,6 +77,7 @@ def privatise(
     cache, device : arrays: keep the features of the records on disk, readable by their owner alone; and
         where features are computed.
     fourier : tables: random Fourier features of the numeric columns together: a number, or `auto`.
+    engine : where passes over files and arrays run: `local`, `ray`, or an `Engine`. The release is the same.
 
     Formal guarantees
     -----------------
@@ -102,6 +103,10 @@ def privatise(
     check_options(options, isinstance(declared, TableDomain))
     budget = Budget.of(epsilon, delta)
     if isinstance(declared, TableDomain):
+        if isinstance(x, Path | str) and y is None:
+            return _privatise_files(x, declared, budget, options)
+        if options.get("engine", "local") != "local":
+            raise UserError("the engine ray reads a table from files; give a file, a folder or a glob")
         return privatise_table(_reader(x, y, declared), declared, budget, options)
     if isinstance(declared, InputDomain):
         if y is not None:
@@ -111,6 +116,17 @@ def privatise(
         raise UserError("labels are not given; an array needs one label for each record, y=...")
     asked = {"epsilon": str(epsilon), "delta": str(delta)}
     return _privatise_arrays(np.asarray(x), y, declared, budget, options, asked)
+
+
+def _privatise_files(
+    source: Path | str, table: TableDomain, budget: Budget, options: ReleaseOptions
+) -> Release:
+    """Read a table's files once, by an engine, which keeps what the passes need."""
+    with (
+        open_engine(options.get("engine", "local")) as engine,
+        contextlib.closing(engine.table(source, table)) as records,
+    ):
+        return replace(privatise_table(records, table, budget, options), engine=engine.described())
 
 
 def _loaded(path: Path | str) -> TableDomain | InputDomain:
@@ -134,8 +150,6 @@ def _reader(x: Any, y: npt.ArrayLike | None, table: TableDomain) -> Reader:
         return frame_reader(x, y, table)
     if y is not None:
         raise UserError("labels of a table stand in its file or come from its reader; leave y out")
-    if isinstance(x, Path | str):
-        return file_reader(x, table)
     if callable(x):
         reader: Reader = x
         return reader
@@ -172,51 +186,54 @@ def _privatise_arrays(
     if len(records) != len(codes):
         raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
     features = narrowed(features, plan.k)
-    z = featurise(
-        records, domain, features, device=options.get("device", "cpu"), cache=options.get("cache", False)
-    )
-    batches = [(z[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(z), BATCH)]
     asked = asked | {
         "k": options.get("k"),
         "second": options.get("second"),
         "share": options.get("share_sums"),
         "allocation": allocation,
     }
+    place = open_engine(
+        options.get("engine", "local"),
+        device=options.get("device", "cpu"),
+        cache=options.get("cache", False),
+    )
     first = pilot.NO_PILOT
-    if relevance == "private":
-        early, budget = pilot.shares(budget)
-        config = moment_config(replace(plan, scales=None), budget)
-        ledger.check(  # both, before the first is charged: a second that does not fit would waste it
-            *calibrate(pilot.first_config(plan, early), domain.neighbours).charges,
-            *calibrate(config, domain.neighbours).charges,
-        )
-        first = pilot.pilot_release(
-            lambda: batches,
-            domain,
-            features,
-            plan=plan,
-            budget=early,
+    with place as engine, contextlib.closing(engine.features(records, codes, domain, features)) as kept:
+        if relevance == "private":
+            early, budget = pilot.shares(budget)
+            config = moment_config(replace(plan, scales=None), budget)
+            ledger.check(  # both, before the first is charged: a second that does not fit would waste it
+                *calibrate(pilot.first_config(plan, early), domain.neighbours).charges,
+                *calibrate(config, domain.neighbours).charges,
+            )
+            first = pilot.pilot_release(
+                kept,
+                domain,
+                features,
+                plan=plan,
+                budget=early,
+                ledger=ledger,
+                source=source,
+                unproved=unproved,
+            )
+            plan = replace(plan, scales=pilot.scales(first.relevance, first.typical, allocation or "optimal"))
+        settings = {"plan": plan.to_dict(), "relevance": relevance, "asked": asked}
+        made = release(
+            kept,
+            domain=domain,
+            features=features,
+            config=moment_config(plan, budget, contributions),
             ledger=ledger,
             source=source,
-            unproved=unproved,
+            upstream=Upstream(
+                settings=settings | _kept(declared),
+                stamps=stamps,
+                unproved=unproved,
+                charges=first.charges,
+                tensors=first.tensors,
+            ),
         )
-        plan = replace(plan, scales=pilot.scales(first.relevance, first.typical, allocation or "optimal"))
-    settings = {"plan": plan.to_dict(), "relevance": relevance, "asked": asked}
-    return release(
-        lambda: batches,
-        domain=domain,
-        features=features,
-        config=moment_config(plan, budget, contributions),
-        ledger=ledger,
-        source=source,
-        upstream=Upstream(
-            settings=settings | _kept(declared),
-            stamps=stamps,
-            unproved=unproved,
-            charges=first.charges,
-            tensors=first.tensors,
-        ),
-    )
+        return made if engine.name == "local" else replace(made, engine=engine.described())
 
 
 def _kept(declared: InputDomain | None) -> dict[str, Any]:

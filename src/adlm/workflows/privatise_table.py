@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from fractions import Fraction
-
-import torch
 
 from adlm.curator.mechanisms import additive, regression, table_rounds
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan, plan_table, suits_rounds
+from adlm.curator.passes import Records
+from adlm.curator.table_records import TableFeatures, encoded_records
 from adlm.errors import UserError
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import PEEKED, Release
@@ -18,16 +17,18 @@ from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.regression import RegressionPlan
 from adlm.public.planning.tables import ASKED_WAVES, TablePlan
 from adlm.public.planning.tables import plan_table as plan_additive
-from adlm.workflows.options import Encoded, Fourier, Reader, ReleaseOptions, opened, public_size
+from adlm.workflows.options import Fourier, Reader, ReleaseOptions, opened, public_size
 
 
-def privatise_table(reader: Reader, table: TableDomain, budget: Budget, options: ReleaseOptions) -> Release:
+def privatise_table(
+    reader: Records | Reader, table: TableDomain, budget: Budget, options: ReleaseOptions
+) -> Release:
     """Release a table from its encoded records; see `privatise`.
 
     Parameters
     ----------
-    reader : gives batches of (n, width) records in [0, 1] with their (n,) class codes, or positions of
-        the target, once a pass.
+    reader : records that an engine keeps, or a function that gives batches of (n, width) records in [0, 1]
+        with their (n,) class codes, or positions of the target, once a pass.
     table : the declared table.
     budget : epsilon and delta.
     options : those of `privatise` that are for tables.
@@ -59,14 +60,9 @@ def privatise_table(reader: Reader, table: TableDomain, budget: Budget, options:
     if rounds is not None:
         plan = plan.with_rounds(two_rounds=rounds == "twice")
     features = TabularFeatures(table, detail=plan.detail, fourier=plan.fourier)
-
-    def batches() -> Iterable[Encoded]:
-        with torch.inference_mode():
-            for x, y in reader():
-                yield features(torch.from_numpy(x)).numpy(), y
-
+    records = encoded_records(reader, table).mapped(TableFeatures(features))
     return additive.release(
-        batches, features=features, plan=plan, budget=budget, ledger=ledger, source=source, stamps=stamps
+        records, features=features, plan=plan, budget=budget, ledger=ledger, source=source, stamps=stamps
     )
 
 
@@ -108,8 +104,8 @@ def asked_fourier(table: TableDomain, fourier: Fourier) -> int:
     return int(fourier)
 
 
-def _count(reader: Reader) -> int:
-    n = sum(len(y) for _, y in reader())
+def _count(reader: Records | Reader) -> int:
+    n = reader.rows if isinstance(reader, Records) else sum(len(y) for _, y in reader())
     if n == 0:
         raise UserError("there are no records to release; give at least one")
     return n

@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 from adlm.analyst.fit import fit
 from adlm.analyst.rounds import drowned, estimated_accuracy, rounds_head
 from adlm.audit.rounds_controls import ROUNDS
-from adlm.curator.feature_store import FeatureStore
+from adlm.curator import passes
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.gradient_rounds import (
     GradientClip,
-    GradientPass,
+    GradientRecords,
     feature_integers,
+    on_grid,
     predicted_sensitivity,
-    sum_predicted,
 )
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, calibrate
 from adlm.curator.noise import Source
+from adlm.curator.passes import LocalRecords
 from adlm.errors import UserError
 from adlm.estimation import exact
 from adlm.estimation.gradient_head import (
@@ -43,6 +44,7 @@ from adlm.privacy.accounting import compose
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import Release
 from adlm.public.domain import NEIGHBOURS
+from adlm.runtime.part_store import PartStore
 from adlm.workflows.privatise import privatise
 
 DELTA = Fraction(1, 10**5)
@@ -102,7 +104,9 @@ def test_no_record_has_a_gradient_beyond_the_bound(
         assert int((total * total).sum()) <= clip.bound**2
 
 
-def test_a_records_integers_do_not_depend_on_its_batch_place_or_threads() -> None:
+def test_a_records_integers_do_not_depend_on_its_batch_place_or_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     z, codes = records(9000, 33, 5)
     clip, at = GradientClip(0.25, 0.25), head(33, 5)
     alone = np.concatenate(
@@ -112,13 +116,15 @@ def test_a_records_integers_do_not_depend_on_its_batch_place_or_threads() -> Non
     order = np.random.default_rng(3).permutation(9000)
     shuffled = clip.residuals(z[order].astype(float), codes[order], at)
     assert np.array_equal(shuffled[np.argsort(order)], clip.residuals(z.astype(float), codes, at))
-    whole = GradientPass.over(z, codes, clip)
-    parts = [
-        GradientPass.over(z[i : i + 1234], codes[i : i + 1234], clip).sum(at) for i in range(0, 9000, 1234)
-    ]
-    assert np.array_equal(whole.sum(at, threads=1), whole.sum(at, threads=4))
-    assert np.array_equal(whole.sum(at), sum(parts))
-    assert np.array_equal(GradientPass.over(z[order], codes[order], clip).sum(at), whole.sum(at))
+    whole = GradientRecords.of(z, codes, clip)
+    store = PartStore()
+    for i in range(0, 9000, 1234):
+        store.append(on_grid(z[i : i + 1234], codes[i : i + 1234], clip))
+    parts = GradientRecords(LocalRecords.of_store(store), clip, 33, 9000)
+    for threads in (1, 4):
+        monkeypatch.setattr(passes, "threads_here", lambda threads=threads: threads)
+        assert np.array_equal(whole.gradient(at), parts.gradient(at))
+    assert np.array_equal(GradientRecords.of(z[order], codes[order], clip).gradient(at), whole.gradient(at))
 
 
 def test_two_records_can_attain_twice_the_bound_under_replace_one() -> None:
@@ -159,9 +165,9 @@ def test_sums_of_predicted_probabilities_move_as_far_as_is_charged(neighbours: s
     rows += [rng.integers(-9000, 9000, (1, 2)) for _ in range(50)]
     sums = [np.zeros(2)] if neighbours == "add-remove" else []
     for row in rows:
-        store = FeatureStore(2)
-        store.append(row.astype(np.int16), np.zeros(1, dtype=np.int64))
-        sums.append(sum_predicted(store, head, PLAN).astype(float))
+        clip = GradientClip(PLAN.clip_norm, PLAN.constant)
+        kept = GradientRecords.of(row.astype(np.int16), np.zeros(1, dtype=np.int64), clip)
+        sums.append(kept.predicted(head).astype(float))
     if neighbours == "add-remove":
         moved = [float(np.linalg.norm(s)) for s in sums]
     else:
@@ -275,19 +281,6 @@ def test_a_model_without_a_signal_says_so_and_gives_the_largest_class() -> None:
         assert "largest class" in str(model.training["warning"])
         assert (model.predict(x) == 0).all()
     assert (model.predict(x) == y).mean() > 0.88
-
-
-def test_features_are_kept_in_a_nameless_file_when_they_are_many(tmp_path: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("ADLM_CACHE", str(tmp_path))
-    z, codes = records(1000, 8, 2)
-    store = FeatureStore(8, most_bytes=4000)
-    for start in range(0, 1000, 100):
-        store.append(z[start : start + 100], codes[start : start + 100])
-    kept, classes = store.arrays()
-    assert np.array_equal(kept, z)
-    assert np.array_equal(classes, codes)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-    store.close()
 
 
 @pytest.mark.parametrize("control", ROUNDS, ids=lambda control: control.__name__)

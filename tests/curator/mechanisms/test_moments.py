@@ -182,7 +182,7 @@ def test_the_sums_are_the_same_integers_in_any_batches(design: MomentConfig, sec
     order = np.random.default_rng(1).permutation(len(z))
     first = moments._sums(batched(z, y, 5000), len(CLASSES), design)
     for size, (zs, ys) in itertools.product((19, 4097), [(z, y), (z[order], y[order])]):
-        table, products, n = moments._sums(batched(zs, ys, size), len(CLASSES), design)
+        table, products, n, _ = moments._sums(batched(zs, ys, size), len(CLASSES), design)
         assert n == 5000
         assert (table == first[0]).all()
         assert (products is None) == (second is None)
@@ -194,7 +194,7 @@ def test_the_sums_are_those_of_a_slow_twin() -> None:
     """Class sums, counts and products in Python's unbounded integers, a record at a time."""
     design = replace(NOISY, second=Second(3, clip_norm=0.5), constant=0.3)
     z, y = records(50)
-    table, products, _ = moments._sums(batched(z, y, 7), len(CLASSES), design)
+    table, products, _, _ = moments._sums(batched(z, y, 7), len(CLASSES), design)
     clip, fine = design.clip(), design.second_clip()
     assert fine is not None
     assert products is not None
@@ -242,7 +242,7 @@ def test_the_noise_has_the_standard_deviation_that_is_stated(
     """False alarm 1e-6 a part: sums of |Laplace| and of radii are Gamma, of Gaussian squares chi-square."""
     monkeypatch.setattr(moments, "calibrate", functools.cache(calibrate))  # the same each time, only faster
     data = records(20)
-    table, products, _ = moments._sums(batched(*data, 20), len(CLASSES), design)
+    table, products, _, _ = moments._sums(batched(*data, 20), len(CLASSES), design)
     source = Source.system()
     made = [release(design, relation, source=source, data=data) for _ in range(25)]
     facts = made[0].certificate.settings

@@ -12,7 +12,7 @@ import pytest
 
 from adlm.analyst.regression import draw, estimated_fit, regression_head, target_scale, train
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.gradient_rounds import FINE, GradientPass, feature_integers
+from adlm.curator.mechanisms.gradient_rounds import FINE, GradientRecords, feature_integers, on_grid
 from adlm.curator.mechanisms.moments import Indicators
 from adlm.curator.mechanisms.regression import (
     ERROR_UNIT,
@@ -24,6 +24,7 @@ from adlm.curator.mechanisms.regression import (
     release,
 )
 from adlm.curator.noise import Source
+from adlm.curator.passes import LocalRecords
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import FEATURE_UNIT, GRADIENT_UNIT, WEIGHT_UNIT, GradientRounds, Head
 from adlm.estimation.regression import BINS, ERROR_BOUND, FARTHEST, TargetScale
@@ -33,6 +34,7 @@ from adlm.public.domain.column import Column
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
 from adlm.public.planning.regression import RegressionPlan
+from adlm.runtime.part_store import PartStore
 from adlm.workflows.privatise import privatise
 
 SCALE = TargetScale(0.4, 0.2)
@@ -104,11 +106,12 @@ def test_two_targets_can_attain_twice_the_bound_under_replace_one() -> None:
 def test_a_targets_integers_do_not_depend_on_its_batch_place_or_threads() -> None:
     clip = TargetClip(0.25, 0.25, TargetScale(0.3, 0.17))
     z, positions, head = drawn(9000, 7, 1)
-    whole = GradientPass.over(z, positions, clip)
-    total = whole.sum(head)
-    assert np.array_equal(total, whole.sum(head, threads=4))
+    total = GradientRecords.of(z, positions, clip).gradient(head)
     order = np.random.default_rng(0).permutation(9000)
-    assert np.array_equal(total, GradientPass.over(z[order], positions[order], clip).sum(head))
+    store = PartStore()
+    for i in range(0, 9000, 1234):
+        store.append(on_grid(z[order][i : i + 1234], positions[order][i : i + 1234], clip))
+    assert np.array_equal(total, GradientRecords(LocalRecords.of_store(store), clip, 7, 9000).gradient(head))
     alone = clip.residuals(z.astype(np.float64), positions, head)
     both = clip.squared_errors(z.astype(np.float64), positions, head)
     for i in (0, 1, 4095, 4096, 8999):

@@ -30,15 +30,16 @@ from adlm.curator.mechanisms.moments import (
 from adlm.curator.mechanisms.second_moments import (
     DIAGONAL,
     OFF_DIAGONAL,
-    add_products,
+    Products,
     cross_sensitivity,
     frame,
     noisy_triangle,
-    products,
+    products_of,
     triangle_sensitivity,
     turned,
 )
 from adlm.curator.noise import Source
+from adlm.curator.passes import as_records
 from adlm.errors import UserError
 from adlm.estimation.shrinkage import class_means, raw_second, signal
 from adlm.privacy.accounting import compose
@@ -158,8 +159,9 @@ def test_the_second_stage_adds_up_what_a_slow_twin_does() -> None:
         Clip("l2", (1.0,) * Q, 0.3),
     )
     batches = [(z[:7], codes[:7]), (z[7:], codes[7:])]
-    second, across = products(lambda: batches, centres, basis, clip, (beyond, inside, outside))
-    assert across is not None
+    total = as_records(lambda: batches).total(Products(clip, centres, basis, (beyond, inside, outside)))
+    assert total is not None
+    second, across = (part.integers() for part in total)
     squares, beside = [[0] * Q for _ in range(Q)], [[0] * 2 for _ in range(Q)]
     for row, code in zip(z, codes, strict=True):
         apart = (row - centres[code])[None]
@@ -185,9 +187,8 @@ def test_a_record_is_turned_the_same_wherever_it_stands() -> None:
 
 def test_products_are_exact_at_the_largest_block() -> None:
     left = np.full((1 << 12, 1), float(1 << 20))
-    total = np.zeros((1, 1), dtype=np.int64)
-    add_products(total, np.vstack([left, left]), np.vstack([left, left]))
-    assert total[0, 0] == 2 * (1 << 52)
+    both = np.vstack([left, left])
+    assert products_of(both, both)[0, 0] == 2 * (1 << 52)
 
 
 def test_without_noise_the_parts_are_the_covariance_within_classes() -> None:

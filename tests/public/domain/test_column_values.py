@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -126,12 +126,16 @@ def test_persons_with_large_ids_are_not_merged_beside_a_missing_cell() -> None:
         (Column("id", "person"), AGE, Column("y", "label", classes=("no", "yes"))), missing=("", "?")
     )
     ids = [2**53, 2**53 + 1, 2**53 + 2]
-    assert kept_records(table, pd.DataFrame({"id": ids})).all()
+
+    def people(names: Sequence[object]) -> pd.DataFrame:
+        return pd.DataFrame({"id": names, AGE.name: [1] * len(names)})
+
+    assert kept_records(table, people(ids)).all()
     with pytest.raises(UserError, match=r"column 'id': the number .* read the column as text"):
-        kept_records(table, pd.DataFrame({"id": [*ids, None]}))
+        kept_records(table, people([*ids, None]))
     for nobody in ("?", " ", None):
         with pytest.raises(UserError, match="row 4, column 'id': the person is not named"):
-            kept_records(table, pd.DataFrame({"id": [*map(str, ids), nobody]}))
+            kept_records(table, people([*map(str, ids), nobody]))
 
 
 @pytest.mark.parametrize("kind", [AGE, TOWN, YES, SEEN], ids=lambda c: c.kind)

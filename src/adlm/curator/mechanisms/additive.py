@@ -15,12 +15,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.curator.clipping import EXACT_ROWS, Clip, Norm, Reals
+from adlm.curator.clipping import Clip, Norm, Reals
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.calibration import Calibration, Spending, off_diagonal
-from adlm.curator.mechanisms.second_moments import Batches
+from adlm.curator.mechanisms.second_moments import products_of
 from adlm.curator.noise import Source
+from adlm.curator.passes import Batches, Partial, Records, as_records
 from adlm.curator.sums import add_class_sums
+from adlm.curator.totals import clamped, halved
 from adlm.errors import UserError
 from adlm.estimation import additive
 from adlm.privacy.accounting import Mechanism, gaussian_mu, root_up
@@ -29,6 +31,8 @@ from adlm.privacy.release import SEEDED, Release
 from adlm.public.features import described
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.tables import TablePlan
+from adlm.runtime import progress
+from adlm.runtime.part_store import Part
 
 PROOF = "docs/proof-tables.md"
 Integers = npt.NDArray[np.int64]
@@ -111,7 +115,7 @@ def _table_sensitivity(unit: Clip, neighbours: str) -> Fraction:
 
 
 def release(
-    batches: Batches,
+    batches: Records | Batches,
     *,
     features: TabularFeatures,
     plan: TablePlan,
@@ -124,7 +128,8 @@ def release(
 
     Parameters
     ----------
-    batches : gives ((n, width) features, (n,) codes) batches, the same ones each time it is called.
+    batches : records of an engine, or a function that gives ((n, width) features, (n,) codes) batches, the
+        same ones each time it is called.
     features : the public map that made them; its table declares the relation and a person's records.
     plan : the public settings.
     budget : epsilon and delta; delta 0 gives Laplace noise.
@@ -143,8 +148,6 @@ def release(
     scales = calibration.scales
     stage = _Stages(batches, features, len(domain.classes), scales, source)
     table, n = stage.class_tables(stage.clip)
-    if n == 0:
-        raise UserError("there are no records to release; give at least one")
     ledger.charge(*calibration.charges)
     known = n if domain.neighbours == "replace-one" and contributions == 1 else None
     tensors, facts = stage.finish(table, known, plan)
@@ -167,19 +170,91 @@ def release(
     )
 
 
+@dataclass(frozen=True)
+class Cells:
+    """Cells of a table's records, from features of unit length."""
+
+    width: int
+    unit: float
+
+    def __call__(self, z: npt.ArrayLike) -> Reals:
+        """Undo the features' unit: cells that are on are 1."""
+        values = np.asarray(z, dtype=np.float64)
+        if values.ndim != 2 or values.shape[1] != self.width:
+            raise UserError(f"a table's features are (n, {self.width}), got {values.shape}")
+        return np.asarray(np.clip(values / self.unit, 0.0, 1.0))
+
+
+@dataclass(frozen=True)
+class ClassTables:
+    """What a part adds to the class tables and counts, (M, 1 + k), and to n."""
+
+    cells: Cells
+    clip: Clip
+    classes: int
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum clipped cells by class."""
+        rows, codes = self.clip.integers(self.cells(part[0])), part[1]
+        table = np.zeros((self.classes, 1 + self.cells.width), dtype=np.int64)
+        add_class_sums(table, rows, codes, self.clip.count)
+        return table, np.array([len(rows)], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Derivatives:
+    """What a part adds to the gradient and the curvature in column weights."""
+
+    cells: Cells
+    weighing: additive.Weighing
+    first: Clip
+    second: Clip
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum clipped derivatives: (size,) and (size, size)."""
+        slope, rows = self.weighing.derivatives(self.cells(part[0]), part[1])
+        size, each = slope.shape[1], rows.shape[1]
+        gradient = self.first.integers(slope).sum(0).astype(np.int64)
+        whole = self.second.integers(rows.reshape(len(rows), -1)).reshape(-1, each, size)
+        curvature = np.zeros((size, size), dtype=np.int64)
+        for row in range(each):
+            curvature += products_of(whole[:, row], whole[:, row])
+        return gradient, curvature
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """What a part adds to the residual tables: (rows k,)."""
+
+    cells: Cells
+    point: additive.Linear
+    clip: Clip
+    rows: int
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum clipped products of residuals and cells."""
+        indicators, codes = self.cells(part[0]), part[1]
+        wrong = -additive.softmax(self.point.logits(indicators))
+        wrong[np.arange(len(codes)), codes] += 1.0
+        wrong = wrong[:, 1:] if self.rows == 1 else wrong
+        outer = (wrong[:, :, None] * indicators[:, None, :]).reshape(len(indicators), -1)
+        return (self.clip.integers(outer).sum(0).astype(np.int64),)
+
+
 class _Stages:
     """The passes over the records, in order."""
 
     def __init__(
         self,
-        batches: Batches,
+        records: Records | Batches,
         features: TabularFeatures,
         classes: int,
         scales: TableScales,
         source: Source,
     ) -> None:
         self.size: float
-        self.batches, self.features, self.classes = batches, features, classes
+        self.records, self.features, self.classes = as_records(records), features, classes
+        self.cells, self.curvature_step = Cells(features.indicators, features.unit), 0.0
         self.noise, self.source = scales, source
         blocks = len(features.blocks)
         # the count is a column of one cell; a record's cells have L1 norm `blocks`, L2 norm at most its root
@@ -188,28 +263,23 @@ class _Stages:
             self.size, whole = math.sqrt(self.size), math.sqrt(whole)
         self.clip = Clip(scales.norm, (1.0,) * features.indicators, self.size, 1 / whole)
 
-    def indicators(self, z: npt.ArrayLike) -> Reals:
-        """Undo the features' unit: cells that are on are 1."""
-        values = np.asarray(z, dtype=np.float64)
-        if values.ndim != 2 or values.shape[1] != self.features.indicators:
-            raise UserError(f"a table's features are (n, {self.features.indicators}), got {values.shape}")
-        return np.asarray(np.clip(values / self.features.unit, 0.0, 1.0))
+    def _total(self, partial: Partial, what: str) -> list[npt.NDArray[Any]]:
+        with progress.bar(self.records.rows, what, "records") as advance:
+            total = self.records.total(partial, advance)
+        if total is None:
+            raise UserError("there are no records to release; give at least one")
+        return [part.integers() for part in total]
 
-    def class_tables(self, clip: Clip) -> tuple[Integers, int]:
-        table = np.zeros((self.classes, 1 + self.features.indicators), dtype=np.int64)
-        n = 0
-        for z, codes in self.batches():
-            rows = clip.integers(self.indicators(z))
-            n += len(rows)
-            add_class_sums(table, rows, codes, clip.count)
-        return table, n
+    def class_tables(self, clip: Clip) -> tuple[npt.NDArray[Any], int]:
+        table, (n,) = self._total(ClassTables(self.cells, clip, self.classes), "class tables")
+        return table, int(n)
 
     def finish(
         self, table: Integers, n: int | None, plan: TablePlan
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Draw the noise of stage one, and make the stages that look at what it gave."""
         noise, unit = self.noise, self.features.unit
-        table = table + self._noise(table.shape, noise.tables)
+        table = clamped(table + self._noise(table.shape, noise.tables))
         step = np.concatenate([[1 / self.clip.count], self.clip.steps])
         sums, sd = table * step, noise.spread * noise.tables * step
         summary = self._summary(sums, sd, n)
@@ -218,7 +288,7 @@ class _Stages:
             scales = additive.noise_by_relevance(summary, self.features.blocks, noise.norm)
             clip = Clip(noise.norm, tuple(map(float, scales)), self.size)
             second_round = self.class_tables(clip)[0][:, 1:]
-            second_round = second_round + self._noise(second_round.shape, noise.second_round)
+            second_round = clamped(second_round + self._noise(second_round.shape, noise.second_round))
             fine = noise.spread * noise.second_round * clip.steps
             best = sd[1:] ** -2 / (sd[1:] ** -2 + fine**-2)  # weight of the first look
             sums[:, 1:] = best * sums[:, 1:] + (1 - best) * second_round * clip.steps
@@ -247,7 +317,7 @@ class _Stages:
             }
             facts |= {
                 "sd_gradient": noise.spread * noise.gradient * coarse,
-                "sd_curvature": noise.spread * noise.curvature * small**2,
+                "sd_curvature": noise.spread * noise.curvature * self.curvature_step**2,
             }
         if noise.residuals:
             point = weighing.linear(
@@ -269,22 +339,16 @@ class _Stages:
         rows_each = 1 if self.classes == 2 else self.classes
         first = Clip(self.noise.norm, (1.0,) * size, length)
         second = Clip(self.noise.norm, (1.0,) * (size * rows_each), length / 2)
-        gradient = np.zeros(size, dtype=np.int64)
-        curvature = np.zeros((size, size), dtype=np.int64)
-        for z, codes in self.batches():
-            slope, rows = weighing.derivatives(self.indicators(z), codes)
-            gradient += first.integers(slope).sum(0).astype(np.int64)
-            whole = second.integers(rows.reshape(len(rows), -1)).reshape(-1, rows_each, size)
-            for start in range(0, len(whole), EXACT_ROWS):
-                block = whole[start : start + EXACT_ROWS]
-                for row in range(rows_each):
-                    curvature += (block[:, row].T @ block[:, row]).astype(np.int64)
-        gradient += self._noise(gradient.shape, self.noise.gradient)
+        self.curvature_step = float(second.steps[0])  # of the noise, whatever bits are dropped after it
+        partial = Derivatives(self.cells, weighing, first, second)
+        gradient, curvature = self._total(partial, "gradient and curvature")
+        gradient = clamped(gradient + self._noise(gradient.shape, self.noise.gradient))
         noisy = np.zeros_like(curvature)
         above, corner = np.triu_indices(size, 1), np.diag_indices(size)
         noisy[above] = curvature[above] + self._noise(above[0].shape, self.noise.curvature)
         noisy[corner] = curvature[corner] + self._noise((size,), self.noise.diagonal)
-        return gradient, noisy, float(second.steps[0]), float(first.steps[0])
+        fitted, bits = halved(noisy)
+        return gradient, fitted, float(second.steps[0]) * 2.0 ** (bits // 2), float(first.steps[0])
 
     def _residuals(self, point: additive.Linear) -> tuple[Integers, float]:
         rows = 1 if self.classes == 2 else self.classes
@@ -294,15 +358,8 @@ class _Stages:
             1.0 if rows == 1 else 2.0 if self.noise.norm == "l1" else math.sqrt(2.0)
         )
         clip = Clip(self.noise.norm, (1.0,) * (rows * width), clip_norm)
-        total = np.zeros(rows * width, dtype=np.int64)
-        for z, codes in self.batches():
-            indicators = self.indicators(z)
-            wrong = -additive.softmax(point.logits(indicators))
-            wrong[np.arange(len(codes)), codes] += 1.0
-            wrong = wrong[:, 1:] if rows == 1 else wrong
-            outer = (wrong[:, :, None] * indicators[:, None, :]).reshape(len(indicators), -1)
-            total += clip.integers(outer).sum(0).astype(np.int64)
-        total += self._noise(total.shape, self.noise.residuals)
+        (total,) = self._total(Residuals(self.cells, point, clip, rows), "residual tables")
+        total = clamped(total + self._noise(total.shape, self.noise.residuals))
         return total.reshape(rows, width), float(clip.steps[0])
 
     def _noise(self, shape: tuple[int, ...], scale: int) -> Integers:

@@ -7,21 +7,18 @@ alone. Proof: docs/proof-gradients.md.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from threadpoolctl import threadpool_limits
 
-from adlm.curator.feature_store import FeatureStore
 from adlm.curator.noise import Source
+from adlm.curator.passes import LocalRecords, Records
+from adlm.curator.totals import clamped
 from adlm.errors import UserError
 from adlm.estimation import exact
 from adlm.estimation.gradient_head import (
@@ -35,6 +32,7 @@ from adlm.estimation.gradient_head import (
 )
 from adlm.privacy.accounting import Mechanism, root_up
 from adlm.runtime import progress
+from adlm.runtime.part_store import Part, PartStore
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -174,54 +172,95 @@ def _product(a: Reals, b: Reals) -> Reals:
 
 
 @dataclass(frozen=True)
-class GradientPass:
-    """A pass over all records, block by block. Integers add up, so neither order nor threads matter."""
+class RoundSum:
+    """What a part adds to the gradients at a head: (M, 1 + k)."""
 
-    z: Small
-    codes: Integers
     clip: GradientClip
-    allowed: Integers
+    head: Head
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum the bounded gradients of records that `on_grid` kept."""
+        z, codes, allowed = part
+        return (self.clip.gradient(z, codes, self.head, allowed),)
+
+
+@dataclass(frozen=True)
+class RightCount:
+    """How many records of a part a head gets right: (1,). One record changes it by at most one."""
+
+    clip: GradientClip
+    head: Head
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Count."""
+        z, codes, _ = part
+        right = self.clip.scores(z.astype(np.float64), self.head).argmax(1) == codes
+        return (np.array([right.sum()], dtype=np.int64),)
+
+
+@dataclass(frozen=True)
+class PredictedSum:
+    """What a part adds to the probabilities that a head predicts: (M,) in steps of 1 / RESIDUAL_UNIT."""
+
+    clip: GradientClip
+    head: Head
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum probabilities, each rounded down."""
+        chance = self.clip.chances(part[0].astype(np.float64), self.head)
+        return (np.floor(chance * RESIDUAL_UNIT).sum(0).astype(np.int64),)
+
+
+@dataclass(frozen=True)
+class GradientRecords:
+    """Records as gradient rounds keep them: features on their grid, classes, and what residuals are allowed.
+
+    Integers add up, so neither order, nor threads, nor machines matter.
+    """
+
+    records: Records
+    clip: GradientClip
+    width: int
+    n: int
 
     @classmethod
-    def over(cls, z: Small, codes: Integers, clip: GradientClip) -> GradientPass:
-        """Prepare passes: what each record's residual is allowed is the same in every round."""
-        parts = [clip.allowed(z[i : i + ROWS].astype(np.float64)) for i in range(0, len(codes), ROWS)]
-        return cls(z, codes, clip, np.concatenate(parts))
+    def of(cls, z: Small, codes: Integers, clip: GradientClip) -> GradientRecords:
+        """Keep records that are in memory."""
+        store = PartStore()
+        store.append(on_grid(z, codes, clip))
+        return cls(LocalRecords.of_store(store), clip, z.shape[1], len(codes))
 
-    def sum(self, head: Head, threads: int = 1) -> Integers:
+    def gradient(self, head: Head, advance: progress.Advance | None = None) -> npt.NDArray[Any]:
         """Sum the bounded gradients at a head: (M, 1 + k)."""
+        total = self.records.total(RoundSum(self.clip, head), advance)
+        assert total is not None
+        return total[0].integers()
 
-        def part(start: int) -> Integers:
-            block = slice(start, start + ROWS)
-            return self.clip.gradient(self.z[block], self.codes[block], head, self.allowed[block])
+    def predicted(self, head: Head) -> npt.NDArray[Any]:
+        """Sum the probabilities that a head predicts: (M,) in steps of 1 / RESIDUAL_UNIT."""
+        total = self.records.total(PredictedSum(self.clip, head))
+        assert total is not None
+        return total[0].integers()
 
-        starts = range(0, len(self.codes), ROWS)
-        total = np.zeros((len(head.integers), 1 + self.z.shape[1]), dtype=np.int64)
-        with one_core_each(), ThreadPoolExecutor(max(1, min(threads, len(starts)))) as pool:
-            for piece in pool.map(part, starts):
-                total += piece
-        return total
+    def correct(self, head: Head) -> npt.NDArray[Any]:
+        """Count the records that a head gets right: (1,)."""
+        total = self.records.total(RightCount(self.clip, head))
+        assert total is not None
+        return total[0].integers()
 
 
-@contextlib.contextmanager
-def one_core_each() -> Iterator[None]:
-    """Let the threads that start while this lasts work with one core each."""
-    own = torch.get_num_threads()
-    with threadpool_limits(1):
-        torch.set_num_threads(1)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(own)
+def on_grid(z: Small, codes: Integers, clip: GradientClip) -> Part:
+    """Return what is kept of records: what each residual is allowed is the same in every round."""
+    allowed = [clip.allowed(z[i : i + ROWS].astype(np.float64)) for i in range(0, len(codes), ROWS)]
+    return z, np.asarray(codes, dtype=np.int32), np.concatenate(allowed)
 
 
 def run_rounds(
-    store: FeatureStore,
+    kept: GradientRecords,
     plan: GradientRounds,
     offsets: Reals,
     law: tuple[Mechanism, int],
     source: Source,
-    clip: GradientClip | None = None,
 ) -> Integers:
     """Release the noisy gradients of all rounds: (T, M, 1 + k).
 
@@ -229,22 +268,19 @@ def run_rounds(
 
     Parameters
     ----------
-    store : (n, k) features on the grid, and (n,) classes.
+    kept : the records.
+    plan : the rounds.
     offsets : (M,) log class shares, from released counts.
     law : `gaussian` or `radial` noise, and its scale in grid steps.
-    clip : what bounds a gradient; that of classes when not given.
+    source : where noise comes from.
     """
-    z, codes = store.arrays()
-    over = GradientPass.over(z, codes, clip or GradientClip(plan.clip_norm, plan.constant))
-    descent = Descent(plan, offsets, z.shape[1])
-    released = np.empty((plan.rounds, len(offsets), 1 + z.shape[1]), dtype=np.int64)
-    threads = min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1, 8)
-    with progress.bar(plan.rounds, "gradient rounds", "rounds") as advance:
+    descent = Descent(plan, offsets, kept.width)
+    released = np.empty((plan.rounds, len(offsets), 1 + kept.width), dtype=np.int64)
+    with progress.bar(plan.rounds * kept.n, f"{plan.rounds} gradient rounds", "records") as advance:
         for gradient in released:
-            total = over.sum(descent.head(), threads)
-            gradient[...] = source.add(total, *law)
+            total = kept.gradient(descent.head(), advance)
+            gradient[...] = clamped(source.add(total, *law))
             descent.update(gradient)
-            advance(1)
     return released
 
 
@@ -257,23 +293,3 @@ def predicted_sensitivity(neighbours: str) -> Fraction:
     if neighbours == "add-remove":
         return Fraction(RESIDUAL_UNIT)
     return root_up(Fraction(2 * RESIDUAL_UNIT**2))
-
-
-def sum_predicted(store: FeatureStore, head: Head, plan: GradientRounds) -> Integers:
-    """Sum the probabilities that a head predicts: (M,) in steps of 1 / RESIDUAL_UNIT."""
-    z, codes = store.arrays()
-    clip, total = GradientClip(plan.clip_norm, plan.constant), np.zeros(len(head.integers), dtype=np.int64)
-    for start in range(0, len(codes), ROWS):
-        chance = clip.chances(z[start : start + ROWS].astype(np.float64), head)
-        total += np.floor(chance * RESIDUAL_UNIT).sum(0).astype(np.int64)
-    return total
-
-
-def count_correct(store: FeatureStore, head: Head, plan: GradientRounds) -> Integers:
-    """Count the records that a head gets right: (1,). One record changes it by at most one."""
-    z, codes = store.arrays()
-    clip, right = GradientClip(plan.clip_norm, plan.constant), 0
-    for start in range(0, len(codes), ROWS):
-        block = slice(start, start + ROWS)
-        right += int((clip.scores(z[block].astype(np.float64), head).argmax(1) == codes[block]).sum())
-    return np.array([right], dtype=np.int64)

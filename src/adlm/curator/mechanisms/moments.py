@@ -7,7 +7,7 @@ integers, charged, and released once with exact noise. Proofs: docs/proof-moment
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -15,21 +15,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.curator.feature_store import FeatureStore
+from adlm.curator.clipping import Clip
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import second_moments as stage
 from adlm.curator.mechanisms.calibration import NOTHING_BEFORE, Calibration, Upstream
 from adlm.curator.mechanisms.gradient_rounds import (
-    count_correct,
+    GradientClip,
+    GradientRecords,
     feature_integers,
+    on_grid,
     run_rounds,
-    sum_predicted,
 )
 from adlm.curator.mechanisms.moment_calibration import calibrate
 from adlm.curator.mechanisms.moment_config import Indicators, MomentConfig, Scales
-from adlm.curator.mechanisms.second_moments import Batch, Batches, CrossMoments, Second
+from adlm.curator.mechanisms.second_moments import Batch, CrossMoments, Second
 from adlm.curator.noise import Source
+from adlm.curator.passes import Batches, Records, as_records
 from adlm.curator.sums import add_class_sums
+from adlm.curator.totals import clamped, halved
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import (
     RESIDUAL_UNIT,
@@ -44,6 +47,10 @@ from adlm.privacy.accounting import Mechanism
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain import Domain
 from adlm.public.features import Features, described
+from adlm.runtime import progress
+from adlm.runtime.part_store import Part
+
+Integers = npt.NDArray[np.int64]
 
 __all__ = [
     "Batch",
@@ -62,7 +69,7 @@ __all__ = [
 
 
 def release(
-    batches: Batches,
+    batches: Records | Batches,
     *,
     domain: Domain,
     features: Features,
@@ -75,7 +82,8 @@ def release(
 
     Parameters
     ----------
-    batches : gives ((n, width) features, (n,) class codes) batches, the same ones each time it is called.
+    batches : records of an engine, or a function that gives ((n, width) features, (n,) class codes) batches,
+        the same ones each time it is called.
     domain : of the records; its relation is that of the charges.
     features : the public map that made the features.
     config : the public settings, with the budget.
@@ -92,13 +100,11 @@ def release(
     scales, charges = calibration.scales, calibration.charges
     if upstream.unproved:
         charges = tuple(replace(c, unproved=upstream.unproved) for c in charges)
-    store = FeatureStore(config.k) if config.rounds is not None else None
-    table, second, n = _sums(batches, len(domain.classes), config, store)
-    if n == 0:
-        raise UserError("there are no records to release; give at least one")
+    records = as_records(batches)
+    table, second, n, kept = _sums(records, len(domain.classes), config)
     if not upstream.charged:
         ledger.charge(*charges)
-    table += source.draw(config.mechanism, table.shape, scales.sums)
+    table = clamped(table + source.draw(config.mechanism, table.shape, scales.sums))
     clip, fine_clip = config.clip(), config.second_clip()
     step = np.concatenate([[1 / clip.count if clip.count else 0.0], clip.steps])
     tensors = {"class_sums": torch.from_numpy(table), "step": torch.from_numpy(step)}
@@ -108,28 +114,35 @@ def release(
         across = None
         if config.second.later:
             known, outer = stage.second_moment_basis(tensors, stated, config.second)
-            second, across = stage.products(
-                batches, known.get("centres"), known.get("basis"), fine_clip, outer
-            )
+            partial = stage.Products(fine_clip, known.get("centres"), known.get("basis"), outer)
+            with progress.bar(n, "second moments", "records") as advance:
+                total = records.total(partial, advance)
+            assert total is not None
+            second, across = total[0].integers(), total[1].integers() if outer else None
             tensors |= {name: torch.from_numpy(value) for name, value in known.items()}
         assert second is not None
-        tensors["second"] = torch.from_numpy(
+        noisy, bits = halved(
             stage.noisy_triangle(second, config.mechanism, scales.second, scales.second_diagonal, source)
         )
-        tensors["step_second"] = torch.from_numpy(fine_clip.steps[: config.second.q].copy())
+        tensors["second"] = torch.from_numpy(noisy)
+        tensors["step_second"] = torch.from_numpy(fine_clip.steps[: config.second.q] * 2.0 ** (bits // 2))
+        stated |= {name: stated[name] / 2.0**bits for name in ("sd_second", "sd_second_diagonal")}
         if across is not None and outer is not None:
-            tensors["cross"] = torch.from_numpy(source.add(across, config.mechanism, scales.cross))
-            tensors["step_cross"] = torch.tensor(outer[1].steps[0] * outer[2].steps[0], dtype=torch.float64)
-    if config.rounds is not None and store is not None:
+            noisy, bits = halved(source.add(across, config.mechanism, scales.cross))
+            tensors["cross"] = torch.from_numpy(noisy)
+            step_cross = outer[1].steps[0] * outer[2].steps[0] * 2.0**bits
+            tensors["step_cross"] = torch.tensor(step_cross, dtype=torch.float64)
+            stated["sd_cross"] /= 2.0**bits
+    if config.rounds is not None and kept is not None:
         offsets = class_offsets(table[:, 0], stated["sd_sums"])
-        gradients = run_rounds(store, config.rounds, offsets, (config.mechanism, scales.gradients), source)
+        gradients = run_rounds(kept, config.rounds, offsets, (config.mechanism, scales.gradients), source)
         head = final_head(gradients, config.rounds, offsets)
         if config.calibrations:
-            head, predicted = _calibrate_head(head, store, config, (table, scales), source)
+            head, predicted = _calibrate_head(head, kept, config, (table, scales), source)
             tensors["predicted"] = torch.from_numpy(predicted)
-        correct = source.add(count_correct(store, head, config.rounds), config.mechanism, scales.correct)
+        correct = clamped(source.add(kept.correct(head), config.mechanism, scales.correct))
         tensors |= {"gradients": torch.from_numpy(gradients), "correct": torch.from_numpy(correct)}
-        store.close()
+        kept.records.close()
     return Release.make(
         tensors | dict(upstream.tensors),
         kind="moments",
@@ -143,7 +156,7 @@ def release(
 
 def _calibrate_head(
     head: Head,
-    store: FeatureStore,
+    kept: GradientRecords,
     config: MomentConfig,
     released: tuple[npt.NDArray[np.int64], Scales],
     source: Source,
@@ -156,7 +169,7 @@ def _calibrate_head(
     spread = calibration_spread(sd * step, float(scales.predicted))
     found = np.empty((config.calibrations, len(table)), dtype=np.int64)
     for row in found:
-        row[...] = source.add(sum_predicted(store, head, config.rounds), "gaussian", scales.predicted)
+        row[...] = clamped(source.add(kept.predicted(head), "gaussian", scales.predicted))
         head = calibrated(head, counts, row.astype(np.float64) / RESIDUAL_UNIT, spread)
     return head, found
 
@@ -209,24 +222,72 @@ def _spread(mechanism: Mechanism, width: int) -> float:
     return {"laplace": math.sqrt(2.0), "radial": math.sqrt(1.0 + width), "gaussian": 1.0}[mechanism]
 
 
+@dataclass(frozen=True)
+class ClassSums:
+    """What a part adds to the class sums and counts, to its products when one pass serves both, and to n.
+
+    Attributes
+    ----------
+    classes, k : number of classes, and of coordinates summed.
+    clip : of class sums.
+    products : the clip of products of this pass, None for that of class sums.
+    q : coordinates with products in this pass; 0 for none.
+    """
+
+    classes: int
+    k: int
+    clip: Clip
+    products: Clip | None = None
+    q: int = 0
+
+    @classmethod
+    def of(cls, config: MomentConfig, classes: int) -> ClassSums:
+        """Take what a pass needs of a config; the budget stays behind."""
+        if config.second is None or config.second.later:
+            return cls(classes, config.k, config.clip())
+        products = None if config.joint else config.second_clip()
+        return cls(classes, config.k, config.clip(), products, config.second.q)
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum the clipped records of a part: (M, 1 + k), (q, q) or nothing, (1,)."""
+        z, codes = part
+        values = np.asarray(z)[:, : self.k]
+        rows = self.clip.integers(values)
+        table = np.zeros((self.classes, 1 + self.k), dtype=np.int64)
+        add_class_sums(table, rows, codes, self.clip.count)
+        mine = rows[:, : self.q] if self.products is None else self.products.integers(values[:, : self.q])
+        return table, stage.products_of(mine, mine), np.array([len(rows)], dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class ClassSumsKept:
+    """The same, and what gradient rounds keep of the part."""
+
+    sums: ClassSums
+    clip: GradientClip
+
+    def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
+        """Return features on their grid with their classes, and the sums."""
+        values = np.asarray(part[0])[:, : self.sums.k]
+        return on_grid(feature_integers(values), part[1], self.clip), self.sums(part)
+
+
 def _sums(
-    batches: Batches, classes: int, config: MomentConfig, store: FeatureStore | None = None
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None, int]:
+    records: Records | Batches, classes: int, config: MomentConfig
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, int, GradientRecords | None]:
     """Sum clipped records by class, and their products when the same pass serves for both."""
-    clip, fine_clip = config.clip(), config.second_clip()
-    table = np.zeros((classes, 1 + config.k), dtype=np.int64)
+    given, sums = as_records(records), ClassSums.of(config, classes)
+    kept = None
+    with progress.bar(given.rows, "class sums", "records") as advance:
+        if config.rounds is None:
+            total = given.total(sums, advance)
+        else:
+            clip = GradientClip(config.rounds.clip_norm, config.rounds.constant)
+            records, total = given.keep(ClassSumsKept(sums, clip), advance)
+    if total is None:
+        raise UserError("there are no records to release; give at least one")
+    table, second, (n,) = (part.integers() for part in total)
+    if config.rounds is not None and isinstance(records, Records):
+        kept = GradientRecords(records, clip, config.k, int(n))
     at_once = config.second is not None and not config.second.later
-    second = np.zeros((config.second.q,) * 2, dtype=np.int64) if config.second and at_once else None
-    n = 0
-    for z, codes in batches():
-        values = np.asarray(z)[:, : config.k]
-        n += len(values)
-        if store is not None:
-            store.append(feature_integers(values), codes)
-        rows = clip.integers(values)
-        add_class_sums(table, rows, codes, clip.count)
-        if second is not None and config.second is not None and fine_clip is not None:
-            q = config.second.q
-            part = rows[:, :q] if config.joint else fine_clip.integers(values[:, :q])
-            stage.add_products(second, part, part)
-    return table, second, n
+    return table, second if at_once else None, int(n), kept

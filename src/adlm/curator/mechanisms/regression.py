@@ -17,13 +17,22 @@ import numpy.typing as npt
 import torch
 
 from adlm.curator.clipping import Clip
-from adlm.curator.feature_store import FeatureStore
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import second_moments as stage
 from adlm.curator.mechanisms.calibration import Calibration, Spending, off_diagonal
-from adlm.curator.mechanisms.gradient_rounds import FINE, ROWS, GradientClip, feature_integers, run_rounds
+from adlm.curator.mechanisms.gradient_rounds import (
+    FINE,
+    GradientClip,
+    GradientRecords,
+    feature_integers,
+    on_grid,
+    run_rounds,
+)
 from adlm.curator.mechanisms.moments import Indicators
 from adlm.curator.noise import Source
+from adlm.curator.passes import Records
+from adlm.curator.table_records import IndicatorCounts, TableFeatures, encoded_records
+from adlm.curator.totals import clamped
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import FEATURE_UNIT, Head, final_head
 from adlm.estimation.regression import BINS, ERROR_BOUND, FARTHEST, TargetScale, ridge_head
@@ -41,12 +50,15 @@ from adlm.public.planning.regression import (
     MOMENTS_SIGNAL,
     PURE_ROUNDS,
     PURE_SHARES,
+    PURE_STRONG,
     RegressionPlan,
     Shares,
     plan_regression,
     plan_ridge,
 )
 from adlm.public.planning.rounds import signal
+from adlm.runtime import progress
+from adlm.runtime.part_store import Part
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -246,17 +258,23 @@ def plan_target(
     count = fourier or (FOURIER if any(ordered) and delta else 0)
     if delta:
         mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(shares_of(delta).learnt)
-        return plan_regression(n, signal(n, mu, table.neighbours, table.contributions), count, pure=False)
+        return plan_regression(n, signal(n, mu, table.neighbours, table.contributions), count)
     columns, loss = len(ordered), float(epsilon * shares_of(delta).learnt)
     each = signal(n, loss, table.neighbours, table.contributions) / columns
     if not fourier and all(ordered) and columns <= MOMENTS_COLUMNS and each < MOMENTS_SIGNAL:
         return plan_ridge(n, columns)
-    mu = loss / math.sqrt(PURE_ROUNDS * (1 + ScaledTable.width_of(table, count)))
-    return plan_regression(n, signal(n, mu, table.neighbours, table.contributions), count, pure=True)
+    width = 1 + ScaledTable.width_of(table, count)
+    few, many = (
+        signal(n, loss / math.sqrt(rounds * width), table.neighbours, table.contributions)
+        for rounds in PURE_ROUNDS
+    )
+    if few < PURE_STRONG:
+        return plan_regression(n, few, count, pure=PURE_ROUNDS[0])
+    return plan_regression(n, many, count, pure=PURE_ROUNDS[1])
 
 
 def release(
-    passes: Callable[[], Iterable[Encoded]],
+    passes: Records | Callable[[], Iterable[Encoded]],
     table: TableDomain,
     *,
     plan: RegressionPlan,
@@ -269,7 +287,8 @@ def release(
 
     Parameters
     ----------
-    passes : gives (encoded records, positions of the target) batches, the same ones each time it is called.
+    passes : records that an engine keeps, or a function that gives (encoded records, positions of the target)
+        batches, the same ones each time it is called.
     table : the declared table.
     plan : the public settings.
     budget : epsilon and delta; delta 0 gives radial noise.
@@ -289,42 +308,42 @@ def release(
     config = RegressionConfig(budget, width, plan, first, table.contributions)
     scales, charges = calibrate(config, table.neighbours)
     clip, bins = first.clip(), target_bins()
-    total, of_target = np.zeros(counted.width, dtype=np.int64), np.zeros(BINS + 1, dtype=np.int64)
-    n = 0
-    for x, y in _blocks(passes):
-        total += clip.integers(counted(torch.from_numpy(x)).numpy()).sum(0).astype(np.int64)
-        of_target += bins.integers(bins_of(y)).sum(0).astype(np.int64)
-        n += len(y)
-    if n == 0:
+    records = encoded_records(passes, table)
+    with progress.bar(records.rows, "counts of indicators and target", "records") as advance:
+        counts = records.total(RegressionCounts(IndicatorCounts(counted, clip), bins), advance)
+    if counts is None:
         raise UserError("there are no records to release; give at least one")
     ledger.charge(*charges)
-    total = source.add(total, config.mechanism, scales.indicators)
-    of_target = source.add(of_target, config.mechanism, scales.target)
+    of_records, of_positions, (n,) = (part.integers() for part in counts)
+    total = clamped(source.add(of_records, config.mechanism, scales.indicators))
+    of_target = clamped(source.add(of_positions, config.mechanism, scales.target))
     scale = TargetScale.of(of_target)
     features = ScaledTable(table, frequencies(total * clip.steps, counted.blocks), fourier=plan.fourier)
-    store = FeatureStore(width)
-    for x, y in _blocks(passes):
-        store.append(feature_integers(features(torch.from_numpy(x)).numpy()[:, :width]), y)
+    target = config.clip(scale)
+    with progress.bar(records.rows, "features", "records") as advance:
+        made, _ = records.mapped(TableFeatures(features)).keep(OnGrid(target, width), advance)
+    kept = GradientRecords(made, target, width, int(n))
     tensors: dict[str, npt.NDArray[Any]] = {"indicators": total, "target": of_target}
     if plan.method == "rounds":
         law = (config.mechanism, scales.learnt)
-        gradients = run_rounds(store, plan.rounds, np.zeros(1), law, source, config.clip(scale))
+        gradients = run_rounds(kept, plan.rounds, np.zeros(1), law, source)
         head = final_head(gradients, plan.rounds, np.zeros(1))
         tensors["gradients"] = gradients
     else:
-        second = _noisy_products(store, config, scale, scales.learnt, source)
+        second = _noisy_products(kept, config, scales.learnt, source)
         head = moments_head(second, config, scales.learnt)
         tensors |= {"second": second, "weights": head.integers.astype(np.int64)}
-    errors = source.add(_errors(store, config.clip(scale), head), config.mechanism, scales.errors)
-    tensors["errors"] = errors
-    store.close()
+    found = made.total(SquaredErrors(target, head))
+    assert found is not None
+    tensors["errors"] = clamped(source.add(found[0].integers(), config.mechanism, scales.errors))
+    made.close()
     public = table.neighbours == "replace-one" and table.contributions == 1  # else n is private
     return Release.make(
         {name: torch.from_numpy(value) for name, value in tensors.items()},
         kind="regression",
         domain=table.domain,
         features=described(features),
-        settings=_facts(config, scales, n if public else None),
+        settings=_facts(config, scales, int(n) if public else None),
         charges=charges,
         stamps=stamps + ((SEEDED,) if source.seeded else ()),
     )
@@ -346,31 +365,71 @@ def second_sd(config: RegressionConfig, scale: int) -> float:
     return scale * math.sqrt(1.0 + q * (q + 1) // 2) / stage.OFF_DIAGONAL
 
 
+@dataclass(frozen=True, eq=False)
+class RegressionCounts:
+    """What a part adds to the counts of indicators and of the target's bins, and to n."""
+
+    indicators: IndicatorCounts
+    bins: Clip
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Count."""
+        of_target = self.bins.integers(bins_of(part[1])).sum(0).astype(np.int64)
+        return (*self.indicators(part), of_target, np.array([len(part[1])], dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class OnGrid:
+    """Keeps features on their grid; nothing is summed."""
+
+    clip: TargetClip
+    width: int
+
+    def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
+        """Return what is kept of a part."""
+        return on_grid(feature_integers(part[0][:, : self.width]), part[1], self.clip), ()
+
+
+@dataclass(frozen=True)
+class TargetProducts:
+    """What a part adds to the products of (constant, z, weight t / FARTHEST)."""
+
+    clip: Clip
+    target: TargetClip
+    weight: float
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum products: (k + 2, k + 2)."""
+        z, positions, _ = part
+        last = self.target.targets(positions) * (self.weight / FARTHEST)
+        first = np.full((len(last), 1), self.target.constant)
+        rows = self.clip.integers(np.hstack([first, z / FEATURE_UNIT, last[:, None]]))
+        return (stage.products_of(rows, rows),)
+
+
+@dataclass(frozen=True)
+class SquaredErrors:
+    """What a part adds to the clipped squared errors of the head and of the mean: (2,)."""
+
+    clip: TargetClip
+    head: Head
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum squared errors."""
+        z, positions, _ = part
+        return (self.clip.squared_errors(z.astype(np.float64), positions, self.head).sum(0),)
+
+
 def _noisy_products(
-    store: FeatureStore, config: RegressionConfig, scale: TargetScale, noise_scale: int, source: Source
+    kept: GradientRecords, config: RegressionConfig, noise_scale: int, source: Source
 ) -> Integers:
     """Sum the products of (constant, z, weight t / FARTHEST), and add noise to the upper triangle."""
-    z, positions = store.arrays()
-    clip, target, plan = config.second_clip(), config.clip(scale), config.plan
-    total = np.zeros((config.k + 2,) * 2, dtype=np.int64)
-    for start in range(0, len(positions), ROWS):
-        part = slice(start, start + ROWS)
-        last = target.targets(positions[part]) * (plan.weight / FARTHEST)
-        first = np.full((len(last), 1), plan.rounds.constant)
-        rows = clip.integers(np.hstack([first, z[part] / FEATURE_UNIT, last[:, None]]))
-        stage.add_products(total, rows, rows)
+    target = kept.clip
+    assert isinstance(target, TargetClip)
+    total = kept.records.total(TargetProducts(config.second_clip(), target, config.plan.weight))
+    assert total is not None
     beside = off_diagonal(noise_scale) if config.budget.delta else noise_scale
-    return stage.noisy_triangle(total, config.mechanism, beside, noise_scale, source)
-
-
-def _errors(store: FeatureStore, clip: TargetClip, head: Head) -> Integers:
-    """Sum the clipped squared errors of the head and of the mean: (2,)."""
-    z, positions = store.arrays()
-    total = np.zeros(2, dtype=np.int64)
-    for start in range(0, len(positions), ROWS):
-        part = slice(start, start + ROWS)
-        total += clip.squared_errors(z[part].astype(np.float64), positions[part], head).sum(0)
-    return total
+    return clamped(stage.noisy_triangle(total[0].integers(), config.mechanism, beside, noise_scale, source))
 
 
 def _facts(config: RegressionConfig, scales: RegressionScales, n: int | None) -> dict[str, Any]:
@@ -398,11 +457,3 @@ def _facts(config: RegressionConfig, scales: RegressionScales, n: int | None) ->
         "error_unit": ERROR_UNIT,
         "target_unit": target_bins().record_norm_bound,
     }
-
-
-def _blocks(passes: Callable[[], Iterable[Encoded]]) -> Iterable[Encoded]:
-    """Cut batches into blocks that fit into a processor's cache."""
-    with torch.inference_mode():
-        for x, y in passes():
-            for start in range(0, len(y), ROWS):
-                yield x[start : start + ROWS], y[start : start + ROWS]

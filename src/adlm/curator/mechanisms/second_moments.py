@@ -7,7 +7,7 @@ decide where this stage looks. Proofs: docs/proof-moments.md.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
@@ -18,14 +18,16 @@ from torch import Tensor
 
 from adlm.curator.clipping import EXACT_ROWS, Clip, Reals
 from adlm.curator.noise import Source
+from adlm.curator.passes import Batches as Batches
+from adlm.curator.totals import MOST
 from adlm.errors import UserError
 from adlm.estimation.moments import Moments
 from adlm.estimation.shrinkage import class_means
 from adlm.privacy.accounting import Mechanism
+from adlm.runtime.part_store import Part
 
 Integers = npt.NDArray[np.int64]
 Batch = tuple[npt.ArrayLike, npt.NDArray[np.int64]]  # (n, width) features, (n,) class codes
-Batches = Callable[[], Iterable[Batch]]  # called once a pass over the records
 Outside = tuple[Reals, Clip, Clip]  # (k, k - q) directions, the clips inside and outside
 Basis = Literal["leading", "means"]
 Around = Literal["origin", "means"]
@@ -176,51 +178,52 @@ def turned(rows: Reals, directions: Reals) -> Reals:
     return np.asarray(np.trunc(np.clip(rows, -4.0, 4.0) * GRID) @ np.rint(directions * GRID) / GRID**2)
 
 
-def products(
-    batches: Batches,
-    centres: Reals | None,
-    basis: Reals | None,
-    clip: Clip,
-    outer: Outside | None = None,
-) -> tuple[Integers, Integers | None]:
-    """Sum the products of clipped records: (q, q), and (k - q, p) across when `outer` is given.
+@dataclass(frozen=True)
+class Products:
+    """The products of clipped records: what a part adds to the second moments, and to those across the basis.
 
-    Parameters
+    Attributes
     ----------
+    clip : of the q numbers of a record.
     centres : (M, k) what to subtract from the records of each class, or None.
     basis : (k, q), or None for the first q coordinates.
     outer : the (k, k - q) directions outside the basis, and the clips inside and outside.
     """
-    q = len(clip.scales)
-    second = np.zeros((q, q), dtype=np.int64)
-    cross = None if outer is None else np.zeros((outer[0].shape[1], len(outer[1].scales)), dtype=np.int64)
-    for z, codes in batches():
+
+    clip: Clip
+    centres: Reals | None = None
+    basis: Reals | None = None
+    outer: Outside | None = None
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Return (q, q) products and, when `outer` is given, (k - q, p) ones across."""
+        z, codes = part
+        q = len(self.clip.scales)
         rows = np.asarray(z, dtype=np.float64)
-        if centres is not None:
-            rows = rows[:, : centres.shape[1]] - centres[codes]
-        inner = rows[:, :q] if basis is None else turned(rows[:, : len(basis)], basis)
-        whole = clip.integers(inner)
-        add_products(second, whole, whole)
-        if outer is not None and cross is not None:
-            directions, inside, outside = outer
-            add_products(
-                cross,
-                outside.integers(turned(rows, directions)),
-                inside.integers(inner[:, : cross.shape[1]]),
-            )
-    return second, cross
+        if self.centres is not None:
+            rows = rows[:, : self.centres.shape[1]] - self.centres[codes]
+        inner = rows[:, :q] if self.basis is None else turned(rows[:, : len(self.basis)], self.basis)
+        whole = self.clip.integers(inner)
+        second = products_of(whole, whole)
+        if self.outer is None:
+            return (second,)
+        directions, inside, outside = self.outer
+        across = outside.integers(turned(rows, directions))
+        return second, products_of(across, inside.integers(inner[:, : len(inside.scales)]))
 
 
-def add_products(total: Integers, left: Reals, right: Reals) -> None:
-    """Add left' right to the total, in blocks for which doubles are exact."""
+def products_of(left: Reals, right: Reals) -> Integers:
+    """Return left' right, in blocks for which doubles are exact."""
+    total = np.zeros((left.shape[1], right.shape[1]), dtype=np.int64)
     for start in range(0, len(left), EXACT_ROWS):
         block = slice(start, start + EXACT_ROWS)
         total += (left[block].T @ right[block]).astype(np.int64)
+    return total
 
 
 def noisy_triangle(
-    second: Integers, mechanism: Mechanism, off_diagonal: int, diagonal: int, source: Source
-) -> Integers:
+    second: npt.NDArray[Any], mechanism: Mechanism, off_diagonal: int, diagonal: int, source: Source
+) -> npt.NDArray[Any]:
     """Return the upper triangle with noise: larger on the diagonal, zero below it.
 
     Parameters
@@ -234,8 +237,10 @@ def noisy_triangle(
     above, corner = np.triu_indices(q, 1), np.diag_indices(q)
     noisy = np.zeros_like(second)
     if mechanism == "radial":
-        row = np.concatenate([DIAGONAL * second[corner], OFF_DIAGONAL * second[above]])
+        wide = second if np.abs(second).max(initial=0) < MOST // OFF_DIAGONAL else second.astype(object)
+        row = np.concatenate([DIAGONAL * wide[corner], OFF_DIAGONAL * wide[above]])
         row = source.add(row, mechanism, off_diagonal)
+        noisy = np.zeros_like(wide)
         noisy[corner], noisy[above] = row[:q] // DIAGONAL, row[q:] // OFF_DIAGONAL
         return noisy
     noisy[above] = source.add(second[above], mechanism, off_diagonal)

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from adlm.curator.clipping import Clip
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import moments
 from adlm.curator.mechanisms import second_moments as stage
 from adlm.curator.mechanisms.calibration import Calibration, Upstream, off_diagonal
-from adlm.curator.mechanisms.gradient_rounds import one_core_each
 from adlm.curator.mechanisms.moment_config import Indicators, MomentConfig, Scales
 from adlm.curator.noise import Source
+from adlm.curator.passes import Records
+from adlm.curator.table_records import IndicatorCounts, TableFeatures, encoded_records
+from adlm.curator.totals import clamped, halved
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import gaussian_mu
@@ -40,8 +40,9 @@ from adlm.public.planning.rounds import (
     signal,
     table_clip_norm,
 )
+from adlm.runtime import progress
+from adlm.runtime.part_store import Part
 
-Number = TypeVar("Number", np.float32, np.float64)
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
 FOURIER, PURE_FOURIER = (200, 512), 200  # fewest and most random Fourier features of the ordered columns
 FOURIER_MANY, VERY_MANY = 100, 200_000  # fewest of a table with more records than these, where they cost time
@@ -52,7 +53,6 @@ INDICATORS_SHARE, VALUES_SHARE, SUMS_SHARE = Fraction(1, 20), Fraction(1, 20), F
 PURE_SHARE = Fraction(1, 10)  # of indicators, and of class sums, under pure epsilon
 MOST_NOISE = 0.5  # on second moments of rows of length 1, above which they say too little
 COUNT, PURE_COUNT = 0.7, 0.2  # share of a record's length that counts it; 0.7 costs replace-one nothing
-ROWS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def calibrate(plan: TableRoundsPlan, table: TableDomain, budget: Budget) -> Cali
 
 
 def release(
-    passes: Callable[[], Iterable[Encoded]],
+    passes: Records | Callable[[], Iterable[Encoded]],
     table: TableDomain,
     *,
     plan: TableRoundsPlan,
@@ -231,7 +231,8 @@ def release(
 
     Parameters
     ----------
-    passes : gives ((n, width) encoded records, (n,) class codes) batches, the same ones each time.
+    passes : records that an engine keeps, or a function that gives ((n, width) encoded records, (n,) class
+        codes) batches, the same ones each time.
     table : the declared table.
     plan : the public settings.
     budget : epsilon and delta; delta 0 gives radial noise.
@@ -248,29 +249,25 @@ def release(
     counted = TableIndicators(table)
     assert config.indicators is not None
     clip = config.indicators.clip()
-    total, n = np.zeros(counted.width, dtype=np.int64), 0
-    for rows, _ in _mapped(lambda x: clip.integers(counted(x).numpy()), passes):
-        total += rows.sum(0).astype(np.int64)
-        n += len(rows)
-    if n == 0:
+    records = encoded_records(passes, table)
+    with progress.bar(records.rows, "counts of indicators", "records") as advance:
+        counts = records.total(IndicatorCounts(counted, clip), advance)
+    if counts is None:
         raise UserError("there are no records to release; give at least one")
     ledger.charge(*calibration.charges)
-    total = source.add(total, config.mechanism, calibration.scales.indicators)
+    noisy = source.add(counts[0].integers(), config.mechanism, calibration.scales.indicators)
+    total = clamped(noisy)
     shares = frequencies(total * clip.steps, counted.blocks)
     features = ScaledTable(table, shares, fourier=plan.fourier)
     tensors = {"indicators": torch.from_numpy(total)}
     if config.indicators.values:
         scale = calibration.scales.values
-        triangle = _second_moments(passes, features, config.indicators, scale, source)
+        triangle = _second_moments(records, features, config.indicators, scale, source)
         tensors["values"] = torch.from_numpy(triangle)
         mixing = decorrelation(triangle, scale)
         features = ScaledTable(table, shares, fourier=plan.fourier, mixing=mixing)
-
-    def batches() -> Iterable[tuple[NDArray[np.float32], NDArray[np.int64]]]:
-        return _mapped(lambda x: np.asarray(features(x).numpy()), passes)
-
     return moments.release(
-        batches,
+        records.mapped(TableFeatures(features)),
         domain=table.domain,
         features=features,
         config=config,
@@ -280,40 +277,32 @@ def release(
     )
 
 
+@dataclass(frozen=True, eq=False)
+class ValueProducts:
+    """What a part adds to the second moments of standardised values, in rows of length 1: (d, d)."""
+
+    features: ScaledTable
+    clip: Clip
+
+    def __call__(self, part: Part) -> tuple[NDArray[np.int64], ...]:
+        """Sum products of clipped rows."""
+        rows = self.clip.integers(unit_rows(self.features.values(torch.from_numpy(part[0])).numpy()))
+        return (stage.products_of(rows, rows),)
+
+
 def _second_moments(
-    passes: Callable[[], Iterable[Encoded]],
+    records: Records,
     features: ScaledTable,
     first: Indicators,
     scale: int,
     source: Source,
 ) -> NDArray[np.int64]:
-    """Release the second moments of standardised values, in rows of length 1: the upper triangle, (d, d)."""
-    clip, total = first.values_clip(), np.zeros((first.values,) * 2, dtype=np.int64)
-    for rows, _ in _mapped(lambda x: clip.integers(unit_rows(features.values(x).numpy())), passes):
-        stage.add_products(total, rows, rows)
-    return stage.noisy_triangle(total, "gaussian", off_diagonal(scale), scale, source)
+    """Release the second moments of standardised values, in rows of length 1: the upper triangle, (d, d).
 
-
-def _mapped(
-    work: Callable[[Tensor], NDArray[Number]], passes: Callable[[], Iterable[Encoded]]
-) -> Iterator[tuple[NDArray[Number], NDArray[np.int64]]]:
-    """Map records in blocks that fit into a processor's cache, in several threads with a core to each.
-
-    Threads that share the work on one small block would wait for each other most of the time.
+    Beyond 2^22 records they are divided by a power of 4 to fit in 64 bits; only their ratios matter.
     """
-
-    def done(x: NDArray[np.float32]) -> NDArray[Number]:
-        with torch.inference_mode():
-            return work(torch.from_numpy(x))
-
-    threads, waiting = torch.get_num_threads(), deque[tuple[Future[NDArray[Number]], NDArray[np.int64]]]()
-    with one_core_each(), ThreadPoolExecutor(threads) as pool:
-        for x, y in passes():
-            for start in range(0, len(y), ROWS):
-                block = slice(start, start + ROWS)
-                waiting.append((pool.submit(done, x[block]), y[block]))
-                if len(waiting) > 2 * threads:
-                    mapped, codes = waiting.popleft()
-                    yield mapped.result(), codes
-        for mapped, codes in waiting:
-            yield mapped.result(), codes
+    with progress.bar(records.rows, "second moments of values", "records") as advance:
+        total = records.total(ValueProducts(features, first.values_clip()), advance)
+    assert total is not None
+    noisy = stage.noisy_triangle(total[0].integers(), "gaussian", off_diagonal(scale), scale, source)
+    return halved(noisy)[0]

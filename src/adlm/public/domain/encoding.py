@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from adlm.errors import UserError
@@ -23,11 +24,14 @@ from adlm.public.domain.values import (
     cell_text,
     cells_of,
     day_in,
+    is_text,
     number_in,
+    numbers_in,
     numbers_of,
     text_in,
 )
 
+Compact = NDArray[Any]  # float32 positions, or whole numbers of categories
 TARGET_UNIT = 1 << 20  # grid steps between the bounds of a target
 _BOUNDED = ("numeric", "date", "target")
 Codes = NDArray[np.float64]  # a position in [0, 1], or a category's number; NaN where the cell is missing
@@ -35,19 +39,36 @@ Codes = NDArray[np.float64]  # a position in [0, 1], or a category's number; NaN
 
 def encode_column(column: Column, values: Any, missing: tuple[str, ...]) -> NDArray[np.float32]:
     """Encode (n,) cells as (n, width) numbers in [0, 1]."""
+    return expand(column, compact(column, values, missing))
+
+
+def compact(column: Column, values: Any, missing: tuple[str, ...]) -> Compact:
+    """Read (n,) cells as one number each, to be kept: a category's number, or a position in [0, 1].
+
+    A missing cell is the last category, or at -1.
+    """
     codes = _codes(column, values, missing)
     gone = np.isnan(codes)
     if gone.any() and column.missing is None:
         row = int(np.flatnonzero(gone)[0])
         raise CellError(column.name, row, "the cell is missing; declare what missing means in the domain")
-    out = np.zeros((len(codes), column.width), dtype=np.float32)
     if column.kind == "categorical":
-        codes = np.where(gone, column.width - 1, codes)
-        out[np.arange(len(codes)), codes.astype(np.intp)] = 1.0
+        return np.where(gone, column.width - 1, codes).astype(np.uint8 if column.width <= 256 else np.int32)
+    return (np.where(gone, -1.0, codes) + 0.0).astype(np.float32)  # no negative zero
+
+
+def expand(column: Column, kept: Compact) -> NDArray[np.float32]:
+    """Turn what `compact` gave into the (n, width) numbers of a column."""
+    out = np.zeros((len(kept), column.width), dtype=np.float32)
+    if column.kind == "categorical":
+        out[np.arange(len(kept)), kept.astype(np.intp)] = 1.0
         return out
-    out[:, 0] = np.where(gone, constant(column), codes) + 0.0  # no negative zero
-    if column.missing is not None:
-        out[:, 1] = gone
+    if column.missing is None:
+        out[:, 0] = kept
+        return out
+    gone = kept < 0
+    out[:, 0] = np.where(gone, np.float32(constant(column)), kept)
+    out[:, 1] = gone
     return out
 
 
@@ -145,11 +166,37 @@ def constant(column: Column) -> float:
 
 def _codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
     """Read each cell by itself; a column of numbers at once, as its cells would be one by one."""
-    numbers = numbers_of(values) if column.kind in ("numeric", "target") else None
-    if numbers is not None:
-        if marks := marks_of(column, missing):
-            numbers[np.isin(numbers, sorted(marks))] = np.nan
-        return _positions(column, numbers)
+    if column.kind in ("numeric", "target"):
+        numbers = numbers_of(values)
+        if numbers is not None:
+            return _positions(column, _marked(column, numbers, missing))
+        if is_text(values):
+            return _number_texts(column, values, missing)
+    return _cell_codes(column, values, missing)
+
+
+def _marked(column: Column, numbers: Codes, missing: tuple[str, ...]) -> Codes:
+    """Put NaN in the place of the numbers that mean missing."""
+    if marks := marks_of(column, missing):
+        numbers[np.isin(numbers, sorted(marks))] = np.nan
+    return numbers
+
+
+def _number_texts(column: Column, texts: Any, missing: tuple[str, ...]) -> Codes:
+    """Read plainly written numbers at once, and every other cell by itself."""
+    numbers = numbers_in(texts)
+    odd = np.flatnonzero(np.isnan(numbers))
+    codes = _positions(column, _marked(column, numbers, missing))
+    if odd.size:
+        try:
+            codes[odd] = _cell_codes(column, texts.take(pa.array(odd)), missing)
+        except CellError as error:
+            raise CellError(column.name, int(odd[error.row]), error.reason) from None
+    return codes
+
+
+def _cell_codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
+    """Read each different cell once, by the declared kind."""
     cells = _cells(column, values)
     read = _reader(column, missing)
     lookup = np.full(len(cells.distinct), np.nan)

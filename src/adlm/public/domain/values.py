@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
+from pyarrow import compute as pc
 
 from adlm.errors import UserError
 from adlm.public.domain.column import Column, day_of
 
 AS_TEXT = "read the column as text (dtype=str in pandas)"
 _NOTHING = ("NAType", "NaTType")  # pandas' own missing values, without importing pandas
+_PLAIN_NUMBER = r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?$"
 _PLAIN = (str, int, bool, float)  # of equal ones of one type, one may stand for all
 
 
@@ -60,6 +62,32 @@ def numbers_of(values: Any) -> NDArray[np.float64] | None:
     if isinstance(array, np.ndarray) and array.dtype.kind in "iuf":
         return np.array(array, dtype=np.float64)
     return None
+
+
+def is_text(values: Any) -> bool:
+    """Whether the column is an Arrow array of texts."""
+    return isinstance(values, pa.Array | pa.ChunkedArray) and (
+        pa.types.is_string(values.type) or pa.types.is_large_string(values.type)
+    )
+
+
+def numbers_in(texts: Any) -> NDArray[np.float64]:
+    """(n,) doubles of an Arrow array of texts, NaN for each cell that is not a plainly written number.
+
+    Plain are digits with a sign, a point and an exponent: there Arrow rounds as Python does, correctly.
+    Every other cell (spaces around a number, other digits, an infinity, a missing value) is left to be read
+    by itself, so that a cell is read alike whatever stands beside it.
+    """
+    try:
+        numbers = pc.cast(texts, pa.float64())
+    except pa.ArrowInvalid:
+        plain = pc.match_substring_regex(texts, _PLAIN_NUMBER)
+        numbers = pc.cast(pc.if_else(plain, texts, pa.scalar(None, texts.type)), pa.float64())
+    chunks = numbers.chunks if isinstance(numbers, pa.ChunkedArray) else [numbers]
+    parts = [np.array(chunk.to_numpy(zero_copy_only=False), dtype=np.float64) for chunk in chunks]
+    found = np.concatenate([np.zeros(0), *parts])
+    found[np.isinf(found)] = np.nan
+    return found
 
 
 def cells_of(values: Any) -> Cells:

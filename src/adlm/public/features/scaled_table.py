@@ -23,6 +23,7 @@ from adlm.errors import UserError
 from adlm.public.domain.column import MISSING, Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.base import Features
+from adlm.public.features.cosine import cosine
 from adlm.public.features.decorrelation import GRID as _MIXING
 
 # Settled on parts of the training records of the tables in docs/guide-tables.md.
@@ -37,8 +38,6 @@ _VALUE = 2.0**12  # grid of a standardised value
 _ANGLE = 2.0**20  # grid of a frequency: d products of both add up exactly
 _LENGTH = 2.0**16  # grid on which the length of a record is taken
 _UNIT = 2.0**14  # grid of a feature
-_SINE = tuple((-1) ** i / math.factorial(2 * i + 1) for i in range(9, -1, -1))
-_HALF_PI = (1.5707963267341256, 6.077100506506192e-11)  # high part, whose small multiples are exact, and low
 
 
 @dataclass(frozen=True)
@@ -310,7 +309,7 @@ class ScaledTable(Features):
         if self.fourier:
             assert values is not None
             angle = (values[:, self._ordered] * _VALUE) @ self._directions.to(x) * (1 / (_VALUE * _ANGLE))
-            parts.append(_cosine(angle + self._phases.to(x)) * self._fourier_scale)
+            parts.append(cosine(angle + self._phases.to(x)) * self._fourier_scale)
         whole = torch.cat(parts, 1).mul_(_LENGTH).round_()  # in place: this is what a pass waits for
         length = (whole * whole).sum(1, keepdim=True).sqrt().clamp_min(1.0)
         unit = whole.div_(length).mul_(_UNIT)
@@ -357,23 +356,6 @@ class ScaledTable(Features):
         mixing = np.array(spec["mixing"], dtype=np.float64) / _MIXING if "mixing" in spec else None
         table = TableDomain.from_dict(spec["table"])
         return cls(table, spec["frequencies"], fourier=int(spec["fourier"]), mixing=mixing)
-
-
-def _cosine(x: Tensor) -> Tensor:
-    """Return cos(x) for |x| below 10^6, by single IEEE operations, to about 15 digits."""
-    quarter = torch.round(x * (2 / math.pi))
-    rest = (x - quarter * _HALF_PI[0]).sub_(quarter * _HALF_PI[1])
-    # cos(q pi/2 + r) = sin((q + 1) pi/2 + r); an odd quarter turn makes a cosine of r, sin(pi/2 - |r|)
-    turn = quarter.add_(1.0)
-    turn = turn - torch.floor(turn * 0.25).mul_(4.0)
-    odd = (turn == 1.0) | (turn == 3.0)
-    inner = torch.where(odd, math.pi / 2 - rest.abs(), rest)
-    square = inner * inner
-    value = torch.full_like(inner, _SINE[0])
-    for coefficient in _SINE[1:]:
-        value.mul_(square).add_(coefficient)
-    value.mul_(inner)
-    return value.mul_(torch.where(turn >= 2.0, -1.0, 1.0).to(value))
 
 
 def frequencies(counts: npt.NDArray[np.float64], blocks: Sequence[Block]) -> npt.NDArray[np.float64]:

@@ -19,8 +19,10 @@ from adlm.errors import UserError
 from adlm.public.domain.column import MISSING, Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.base import Features
+from adlm.public.features.cosine import cosine
 
 DETAIL = (4, 16)  # least and most cells of a numeric column without cuts
+_GRID = 2.0**20  # of positions and frequencies
 FREQUENCY = 3.0  # standard deviation of a wave's angle over the whole range of one column
 
 
@@ -76,6 +78,8 @@ class TabularFeatures(Features):
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(len(numeric), fourier, generator=generator)
         self.register_buffer("_frequencies", FREQUENCY * drawn)
+        # products of whole numbers add up exactly, so that a record's features do not depend on its batch
+        self._frequencies_on_grid = torch.round(FREQUENCY * drawn.double() * _GRID)
         self.register_buffer("_phases", 2 * math.pi * torch.rand(fourier, generator=generator))
 
     @property
@@ -111,7 +115,8 @@ class TabularFeatures(Features):
         for left, right in self.table.crosses:
             indicators.append((parts[left].unsqueeze(2) * parts[right].unsqueeze(1)).flatten(1))
         if self.fourier:
-            cosines = torch.cos(x[:, self._first] @ self._frequencies + self._phases)
+            turned = torch.round(x[:, self._first].double() * _GRID) @ self._frequencies_on_grid.to(x.device)
+            cosines = cosine(turned * (1 / _GRID**2) + self._phases.double()).float()
             indicators.append(torch.stack([(1 + cosines) / 2, (1 - cosines) / 2], 2).flatten(1))
         return torch.cat(indicators, 1) * self.unit
 

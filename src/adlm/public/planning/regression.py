@@ -1,7 +1,7 @@
 """The rule for a numeric target: features, rounds, clip norm, from public quantities alone.
 
-The constants were settled on held-out quarters of the training records of Adult (age), Diabetes-130 (time in
-hospital), satimage (a pixel) and scikit-learn's `load_diabetes` and `make_friedman1`. With delta, gradient
+The constants were settled on held-out quarters of the training records of Adult (age), satimage (a pixel)
+and scikit-learn's `load_diabetes` and `make_friedman1`. With delta, gradient
 rounds did better there than ridge regression on noisy second moments. Under pure epsilon second moments of a
 few columns did better than rounds (docs/reproduction.md).
 """
@@ -21,7 +21,10 @@ METHODS = ("rounds", "moments")
 PATH = 0.035  # step x clip norm x rounds, over the signal
 LONGEST_STEP = 3.5  # no row is longer than about one, so steps of 2 (1 + momentum) would be stable
 # Under pure epsilon every round costs its share of epsilon, so there are few, with long steps.
-PURE_ROUNDS, PURE_MOMENTUM, PURE_PATH, PURE_STEP = 8, 0.6, 0.08, 3.0
+PURE_ROUNDS = (8, 20)  # with a weak and with a strong signal
+PURE_STRONG = 250.0  # signal of the fewer rounds from which there are more
+PURE_MOMENTUM, PURE_PATH, PURE_STEP = (0.6, 0.8), (0.08, 0.1), 3.0
+PURE_CLIPS = ((300.0, 0.5), (500.0, 1.0))
 MOMENTS_COLUMNS = 16  # most columns, all of them ordered, whose second moments do better than such rounds
 MOMENTS_SIGNAL = 2_000.0  # epsilon n over the sensitivity and the columns, from which rounds do better
 # Short clips pull a skewed target's mean to its median; who can afford it clips less.
@@ -109,7 +112,7 @@ class RegressionPlan:
             raise UserError(f"the settings of a numeric target cannot be read: {error}") from None
 
 
-def plan_regression(n: int, strength: float, fourier: int, *, pure: bool) -> RegressionPlan:
+def plan_regression(n: int, strength: float, fourier: int, *, pure: int = 0) -> RegressionPlan:
     """Choose settings for n records.
 
     Parameters
@@ -117,16 +120,19 @@ def plan_regression(n: int, strength: float, fourier: int, *, pure: bool) -> Reg
     n : public number of records.
     strength : n mu over the sensitivity in clip norms, as `adlm.public.planning.rounds.signal` has it.
     fourier : random Fourier features of the ordered columns.
-    pure : whether noise is radial, so that every round costs its share of epsilon.
+    pure : how many rounds there are of radial noise, of which each costs its share of epsilon, as
+        PURE_ROUNDS has them; 0 with delta.
     """
     if n < 1:
         raise UserError(f"a plan needs at least one record, got {n}")
-    clip_norm = max((norm for least, norm in WIDER_CLIPS if strength >= least), default=CLIP_NORM)
+    wider = PURE_CLIPS if pure else WIDER_CLIPS
+    clip_norm = max((norm for least, norm in wider if strength >= least), default=CLIP_NORM)
     longest = LONGEST_STEP * clip_norm / CLIP_NORM  # curvature does not depend on the clip
     rounds = plan_rounds(n, strength, path=PATH, longest_step=longest, clip_norm=clip_norm)
     if pure:
-        step = float(f"{min(PURE_PATH * strength / (clip_norm * PURE_ROUNDS), PURE_STEP):.6g}")
-        rounds = replace(rounds, rounds=PURE_ROUNDS, step=step, momentum=PURE_MOMENTUM)
+        strong = PURE_ROUNDS.index(pure)
+        step = float(f"{min(PURE_PATH[strong] * strength / (clip_norm * pure), PURE_STEP):.6g}")
+        rounds = replace(rounds, rounds=pure, step=step, momentum=PURE_MOMENTUM[strong])
     first = "a quarter" if pure else "a tenth"
     reasons = (
         f"{rounds.rounds} gradient rounds of the squared loss with steps of {rounds.step:g}: the signal "

@@ -206,7 +206,7 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
             self.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
             check_lengths(X, y)
             self.classes_, codes = labels_of(y, given)
-            keep = kept_records(given, X)
+            keep = kept_records(given, X, codes)
             return given, None, encode_frame(given, X)[keep], codes[keep]
         if isinstance(given, Domain) and given.family in IMAGES:
             x = np.asarray(X)

@@ -1,0 +1,65 @@
+"""Records of a table in passes: what is kept of them, what they are encoded as, what is counted of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adlm.curator.clipping import Clip
+from adlm.curator.passes import Integers, Records, as_records
+from adlm.public.domain.encoding import expand
+from adlm.public.domain.table import TableDomain
+from adlm.public.features import Features
+from adlm.public.features.scaled_table import TableIndicators
+from adlm.runtime.part_store import Part
+
+CACHED = 512  # records whose features are taken at once, so that they stay in a processor's cache
+Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """From what is kept of a table's records, an array a column and the classes, to their encoding."""
+
+    table: TableDomain
+
+    def __call__(self, part: Part) -> Part:
+        """Return (n, width) numbers in [0, 1], and (n,) classes."""
+        *columns, codes = part
+        kept = zip(self.table.features, columns, strict=True)
+        return np.hstack([expand(column, array) for column, array in kept]), codes
+
+
+@dataclass(frozen=True, eq=False)
+class TableFeatures:
+    """From encoded records to the features of a table."""
+
+    features: Features
+
+    def __call__(self, part: Part) -> Part:
+        """Return (n, width) features, and (n,) classes."""
+        x = torch.from_numpy(part[0])
+        made = [self.features(x[i : i + CACHED]) for i in range(0, len(x), CACHED)]
+        return torch.cat(made).numpy(), part[1]
+
+
+@dataclass(frozen=True, eq=False)
+class IndicatorCounts:
+    """How often a table's indicators are on in a part: (width,)."""
+
+    indicators: TableIndicators
+    clip: Clip
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Count."""
+        rows = self.clip.integers(self.indicators(torch.from_numpy(part[0])).numpy())
+        return (rows.sum(0).astype(np.int64),)
+
+
+def encoded_records(given: Records | Callable[[], Iterable[Encoded]], table: TableDomain) -> Records:
+    """Return encoded records: kept ones are expanded, others are so already."""
+    return given.mapped(Expanded(table)) if isinstance(given, Records) else as_records(given)

@@ -1,0 +1,370 @@
+"""The engine of a cluster: Ray Data reads, groups and takes features; passes are tasks on its blocks.
+
+What lives where: records and what is kept of them lie in Ray's object store and, when that is full, in its
+spill folder. The driver has references to them and sums. A cluster that is started here keeps all its files
+in a folder of its own, for its owner's eyes alone, which is removed at the end.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adlm.curator.passes import Chain, Keep, Partial, Records, Transform
+from adlm.curator.totals import Totals, merge
+from adlm.engines import ray_tasks as tasks
+from adlm.engines.engine import Engine
+from adlm.errors import UserError
+from adlm.public.domain import Domain
+from adlm.public.domain.table import TableDomain
+from adlm.public.features import Features
+from adlm.readers.tables import pieces_of
+from adlm.runtime import progress
+
+BLOCK_BYTES = 1 << 23  # of a block of kept records
+GROUP_ROWS = 1 << 20  # records of the persons that one group-by task sorts
+RETRIES = 10  # of a task whose worker or node was lost
+STORE_SHARE = 0.3  # of the free memory, for the object store of a cluster that is started here
+WAITING = 4  # tasks in the queue for each processor
+FOLDER = "adlm-ray-"  # and the number of the process that started the cluster
+LONGEST = 15  # characters of the folder for temporary files: a socket's path has at most 107
+ANSWER_SECONDS = 10.0
+_HOST_PORT = re.compile(r"(?:ray://)?([^:/]+):([0-9]+)")
+INSTALL = "the engine ray needs Ray; install it with: pip install 'adlm[ray]'"
+
+
+def _ray() -> Any:
+    try:
+        import ray
+        import ray.data
+    except ImportError:
+        raise UserError(INSTALL) from None
+    return ray
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A part in the object store: a reference, and its number of records."""
+
+    ref: Any
+    rows: int
+
+
+class RayEngine(Engine):
+    """Passes on a Ray cluster.
+
+    Parameters
+    ----------
+    address : of the cluster; `auto` is the one that this machine belongs to. None starts one on this machine,
+        unless this process is connected to one already.
+    workers : processors of a cluster that is started here; all when not given.
+    store_bytes : size of its object store.
+    """
+
+    name = "ray"
+
+    def __init__(
+        self, address: str | None = None, *, workers: int | None = None, store_bytes: int | None = None
+    ) -> None:
+        self._ray = _ray()
+        self._folder: Path | None = None
+        self._started = False
+        if not self._ray.is_initialized():
+            self._connect(address, workers, store_bytes)
+        elif address is not None:
+            raise UserError("this process is connected to a Ray cluster already; leave the address out")
+        _quiet()
+        self._check_versions()
+
+    def _connect(self, address: str | None, workers: int | None, store_bytes: int | None) -> None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if address is None:
+            remove_left_behind()
+            prefix = f"{FOLDER}{os.getpid()}-"
+            self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_short_folder()))  # made with mode 0700
+            inner = str(self._folder / "r")  # Ray opens its own folder to everybody
+            options |= {
+                "num_cpus": workers or _processors(),
+                "include_dashboard": False,
+                "object_store_memory": store_bytes or _store_bytes(),
+                "_temp_dir": inner,
+                "object_spilling_directory": str(self._folder),
+            }
+        else:
+            options["address"] = address
+        try:
+            if address is not None:
+                _knock(address)
+            self._ray.init(**options)
+        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+            self.close()
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            place = "could be started here" if address is None else f"answers at {address}"
+            raise UserError(
+                f"no Ray cluster {place} ({reason}); check the address, or use --engine local"
+            ) from None
+        self._started = True
+
+    def _check_versions(self) -> None:
+        """Refuse workers that would compute something else."""
+        here = tasks.versions()
+        function = self._ray.remote(num_cpus=0)(tasks.versions)
+        there = self._get(function.options(scheduling_strategy="SPREAD").remote())
+        if there != here:
+            raise UserError(
+                f"the cluster's workers have {there}, this process has {here}; install the same on both"
+            )
+
+    def table(self, source: Path | str, table: TableDomain) -> Records:
+        """Read files on the workers, and keep their records in the object store."""
+        pieces = pieces_of(source, table)
+        refusals = self._refusals()
+        data = self._data(len(pieces)).map_batches(
+            tasks.read_pieces, batch_size=1, batch_format="numpy", fn_args=(pieces, table, refusals)
+        )
+        total = sum(piece.size for piece in pieces)
+        kept: list[Kept] = []
+        with progress.amounts(total, "reading") as advance:
+            for ref, rows, size in self._blocks(data):
+                kept.append(Kept(ref, rows))
+                advance(size, rows)
+        self._raise_refusals(refusals)
+        if table.person is not None and kept:
+            kept = self._bounded(kept, table.contributions)
+        return RayRecords(self, kept)
+
+    def _bounded(self, kept: Sequence[Kept], most: int) -> list[Kept]:
+        """Group records by person, a share of the persons in each group, and keep at most so many of each."""
+        shares = max(1, -(-sum(part.rows for part in kept) // GROUP_ROWS))
+        data = self._ray.data.from_arrow_refs([part.ref for part in kept])
+        grouped = data.map_batches(
+            tasks.with_share, batch_format="pyarrow", batch_size=None, fn_args=(shares,)
+        ).groupby("share", num_partitions=min(shares, 2 * self.processors()))
+        chosen = grouped.map_groups(tasks.choose, batch_format="pyarrow", fn_args=(most,))
+        return [Kept(ref, rows) for ref, rows, _ in self._blocks(chosen)]
+
+    def features(
+        self, x: NDArray[Any], codes: NDArray[np.int64], domain: Domain, features: Features
+    ) -> Records:
+        """Take features by actors, each of which loads the map once; on graphics cards if there are some."""
+        records = np.asarray(x)
+        size = max(1, 4096 // features.batch) * features.batch  # batches are those of one machine
+        chunks = [
+            self._ray.put((records[i : i + size], codes[i : i + size])) for i in range(0, len(records), size)
+        ]
+        cards = int(self._ray.cluster_resources().get("GPU", 0))
+        most = max(1, min(len(chunks), cards or self.processors()))
+        data = self._data(len(chunks)).map_batches(
+            tasks.FeatureActor,
+            batch_size=1,
+            batch_format="numpy",
+            concurrency=(1, most),
+            num_gpus=1 if cards else 0,
+            num_cpus=1,
+            fn_constructor_args=(features, domain, "cuda" if cards else "cpu", torch.get_num_threads()),
+            fn_args=(chunks,),
+        )
+        kept = []
+        with progress.bar(len(records), "features", "records") as advance:
+            for ref, rows, _ in self._blocks(data):
+                kept.append(Kept(ref, rows))
+                advance(rows)
+        return RayRecords(self, kept)
+
+    def _data(self, parts: int) -> Any:
+        """Return a Ray data set of the numbers of parts, one a block."""
+        context = self._ray.data.DataContext.get_current()
+        context.target_max_block_size = BLOCK_BYTES
+        context.enable_progress_bars = False
+        context.enable_rich_progress_bars = False
+        context.print_on_execution_start = False
+        context.use_ray_tqdm = False
+        context.log_internal_stack_trace_to_stdout = False
+        context.execution_options.verbose_progress = False
+        return self._ray.data.range(parts, override_num_blocks=parts)
+
+    def _blocks(self, data: Any) -> Iterator[tuple[Any, int, int]]:
+        """Run a Ray data set, and give references to its blocks with their rows and bytes as they come."""
+        try:
+            for bundle in data.iter_internal_ref_bundles():
+                for ref, about in zip(bundle.block_refs, bundle.metadata, strict=True):
+                    if about.num_rows:
+                        yield ref, int(about.num_rows), int(about.size_bytes or 0)
+        except Exception as error:
+            raise self._sentence(error) from None
+
+    def _refusals(self) -> Any:
+        return self._ray.remote(num_cpus=0)(tasks.Refusals).remote()
+
+    def _raise_refusals(self, refusals: Any) -> None:
+        """Raise the first mistake in a file, in the order of the files."""
+        found = self._get(refusals.first.remote())
+        if found is not None:
+            raise UserError(found)
+
+    def processors(self) -> int:
+        """Return how many processors the cluster has."""
+        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def run(self, function: Any, parts: Sequence[Kept], returns: int, *given: Any) -> Iterator[Any]:
+        """Run a task for each part, a few at a time; give results as they come, with the part's number."""
+        remote = self._ray.remote(
+            num_cpus=1, max_retries=RETRIES, retry_exceptions=False, num_returns=returns
+        )(function)
+        sent = [self._ray.put(value) for value in given]
+        waiting: dict[Any, tuple[int, Any]] = {}
+        most = WAITING * self.processors()
+        try:
+            for number, part in enumerate(parts):
+                if len(waiting) >= most:
+                    yield from self._ready(waiting)
+                made = remote.remote(part.ref, *sent)
+                made = made if returns > 1 else [made]
+                waiting[made[-1]] = (number, made)
+            while waiting:
+                yield from self._ready(waiting)
+        finally:
+            for _, made in waiting.values():
+                self._ray.cancel(made[-1], force=False)
+
+    def _ready(self, waiting: dict[Any, tuple[int, Any]]) -> Iterator[Any]:
+        done, _ = self._ray.wait(list(waiting), num_returns=1)
+        for ref in done:
+            number, made = waiting.pop(ref)
+            found = self._get(ref)
+            if isinstance(found, tasks.Refusal):
+                raise UserError(found.sentence)
+            yield number, made, found
+
+    def _get(self, ref: Any) -> Any:
+        try:
+            return self._ray.get(ref)
+        except Exception as error:
+            raise self._sentence(error) from None
+
+    def _sentence(self, error: BaseException) -> BaseException:
+        """Turn what Ray raises into one sentence, without what a worker held."""
+        if isinstance(error, UserError) or not isinstance(error, Exception):
+            return error
+        name = type(getattr(error, "cause", None) or error).__name__
+        return UserError(
+            f"the Ray cluster could not finish its work ({name}); see that its nodes are up and have memory "
+            "and disk to spare, then release anew, or use --engine local"
+        )
+
+    def described(self) -> Mapping[str, Any]:
+        """Name the engine, its version and its processors."""
+        return {"name": self.name, "ray": str(self._ray.__version__), "workers": self.processors()}
+
+    def close(self) -> None:
+        """Leave the cluster, or stop it and remove its files if it was started here."""
+        if self._started:
+            self._ray.shutdown()
+            self._started = False
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+
+class RayRecords(Records):
+    """Records in a cluster's object store."""
+
+    def __init__(self, engine: RayEngine, parts: Sequence[Kept], chain: Chain = ()) -> None:
+        self._engine, self._parts, self._chain = engine, list(parts), chain
+        self.rows = sum(part.rows for part in parts)
+
+    def total(self, partial: Partial, advance: progress.Advance | None = None) -> Totals | None:
+        """Add up on the workers; the driver merges what parts gave."""
+        found: Totals | None = None
+        for number, _, sums in self._engine.run(tasks.sum_block, self._parts, 1, self._chain, partial):
+            found = merge(found, sums)
+            if advance is not None:
+                advance(self._parts[number].rows)
+        return found
+
+    def keep(self, function: Keep, advance: progress.Advance | None = None) -> tuple[Records, Totals | None]:
+        """Add up, and keep in the object store what the function gives."""
+        found: Totals | None = None
+        kept: dict[int, Kept] = {}
+        for number, made, sums in self._engine.run(tasks.keep_block, self._parts, 2, self._chain, function):
+            found = merge(found, sums)
+            kept[number] = Kept(made[0], self._parts[number].rows)
+            if advance is not None:
+                advance(kept[number].rows)
+        return RayRecords(self._engine, [kept[number] for number in sorted(kept)]), found
+
+    def mapped(self, transform: Transform) -> Records:
+        """Add a step before every pass."""
+        return RayRecords(self._engine, self._parts, (*self._chain, transform))
+
+    def close(self) -> None:
+        """Let go of the references, so that the object store and its spill folder are emptied."""
+        self._parts = []
+
+
+def _knock(address: str) -> None:
+    """Raise OSError if nobody listens at HOST:PORT; Ray itself would try for minutes."""
+    match = _HOST_PORT.fullmatch(address)
+    if match is not None:
+        with socket.create_connection((match[1], int(match[2])), timeout=ANSWER_SECONDS):
+            pass
+
+
+def _short_folder() -> Path:
+    """Return the folder for temporary files, if paths of sockets in it are not too long for the system."""
+    usual = Path(tempfile.gettempdir())
+    return usual if len(str(usual)) <= LONGEST else Path("/tmp")
+
+
+def remove_left_behind() -> int:
+    """Remove the folders of clusters whose driver was killed; return how many there were."""
+    count = 0
+    for folder in _short_folder().glob(f"{FOLDER}*"):
+        number = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if number.isdecimal() and not _alive(int(number)) and folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
+            count += 1
+    return count
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _store_bytes() -> int:
+    """Return a share of the memory that is free now, at least the least that Ray takes."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        free = 1 << 31
+    return max(100 << 20, int(STORE_SHARE * free))
+
+
+def _quiet() -> None:
+    """Keep Ray's own words off the terminal."""
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)

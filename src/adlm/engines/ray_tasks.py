@@ -1,0 +1,151 @@
+"""What runs on the workers of a Ray cluster. Nothing here logs, and no mistake is raised: it is returned.
+
+A traceback of a worker ends in the cluster's logs, and the sentence of a mistake may quote a cell. So
+sentences go to the driver as values.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+
+from adlm.curator.featurise import featurise
+from adlm.curator.passes import Chain, Keep, Partial, keep_part, sum_part
+from adlm.curator.totals import Totals
+from adlm.errors import UserError
+from adlm.public.domain import Domain
+from adlm.public.domain.table import TableDomain
+from adlm.public.features import Features
+from adlm.readers.contributions import chosen
+from adlm.readers.tables import Piece, read_compact
+from adlm.runtime.part_store import Part
+from adlm.version import __version__
+
+PERSON, RECORD, SHARE = ("person high", "person low"), "record", "share"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A mistake in the input, as a sentence."""
+
+    sentence: str
+
+
+class Refusals:
+    """An actor that collects the mistakes of a read; each has the number of its piece."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, str] = {}
+
+    def add(self, piece: int, sentence: str) -> None:
+        """Tell of a mistake."""
+        self._found.setdefault(piece, sentence)
+
+    def first(self) -> str | None:
+        """Return the mistake of the first piece that has one."""
+        return self._found[min(self._found)] if self._found else None
+
+
+def versions() -> dict[str, str]:
+    """Say what the numbers are computed with."""
+    return {
+        "adlm": __version__,
+        "numpy": np.__version__,
+        "torch": str(torch.__version__),
+        "pyarrow": pa.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def read_pieces(
+    numbers: dict[str, NDArray[np.int64]], pieces: Sequence[Piece], table: TableDomain, refusals: Any
+) -> Iterator[pa.Table]:
+    """Read pieces of a table, as blocks of an array a column, class codes and digests of persons."""
+    import ray
+
+    for number in numbers["id"].tolist():
+        try:
+            for batch in read_compact(pieces[number], table):
+                arrays = {str(at): array for at, array in enumerate(batch.columns)}
+                arrays["y"] = batch.y.astype(np.int32)
+                if batch.persons is not None and batch.records is not None:
+                    arrays |= {name: batch.persons[:, at] for at, name in enumerate(PERSON)}
+                    arrays[RECORD] = batch.records
+                yield pa.table({name: pa.array(np.ascontiguousarray(a)) for name, a in arrays.items()})
+        except UserError as error:
+            ray.get(refusals.add.remote(number, str(error)))
+
+
+def with_share(block: pa.Table, shares: int) -> pa.Table:
+    """Say which share of the persons each record belongs to."""
+    share = block[PERSON[0]].to_numpy() % np.uint64(shares)
+    return block.append_column(SHARE, pa.array(share.astype(np.int64)))
+
+
+def choose(group: pa.Table, most: int) -> pa.Table:
+    """Keep at most so many records of each person of a share."""
+    persons = np.stack([group[name].to_numpy() for name in PERSON], 1)
+    keep = chosen(persons, group[RECORD].to_numpy(), most)
+    return group.drop_columns([*PERSON, RECORD, SHARE]).filter(pa.array(keep))
+
+
+def arrays_of(block: pa.Table | Part) -> Part:
+    """Return the arrays of a block: what is kept of records, without the digests of persons."""
+    if isinstance(block, tuple):
+        return block
+    from ray.data.block import BlockAccessor
+
+    names = [name for name in block.column_names if name not in (*PERSON, RECORD, SHARE)]
+    columns = BlockAccessor.for_block(block.select(names)).to_numpy(names)
+    return tuple(columns[name] for name in names)
+
+
+def sum_block(block: pa.Table | Part, chain: Chain, partial: Partial) -> Totals | Refusal:
+    """Add up what a partial gives of a block."""
+    torch.set_num_threads(1)
+    try:
+        return sum_part(arrays_of(block), chain, partial)
+    except UserError as error:
+        return Refusal(str(error))
+
+
+def keep_block(block: pa.Table | Part, chain: Chain, function: Keep) -> tuple[Part, Totals | Refusal]:
+    """Return what is kept of a block, and what it adds to the sums."""
+    torch.set_num_threads(1)
+    try:
+        return keep_part(arrays_of(block), chain, function)
+    except UserError as error:
+        return (), Refusal(str(error))
+
+
+class FeatureActor:
+    """A worker that holds a map of public features, and takes features of chunks of records.
+
+    Parameters
+    ----------
+    features, domain : the map, and the declared domain of the records.
+    device : where the map runs.
+    threads : of the driver, so that the same operations run in the same order.
+    """
+
+    def __init__(self, features: Features, domain: Domain, device: str, threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._features, self._domain, self._device = features, domain, device
+
+    def __call__(
+        self, numbers: dict[str, NDArray[np.int64]], chunks: Sequence[Any]
+    ) -> Iterator[dict[str, Any]]:
+        """Take features of chunks, given by their numbers."""
+        import ray
+
+        for number in numbers["id"].tolist():
+            x, codes = ray.get(chunks[number])
+            z = featurise(x, self._domain, self._features, device=self._device)
+            yield {"0": z, "y": codes}

@@ -1,0 +1,111 @@
+"""Parts of private records, kept from one pass to the next: in memory while they are few, then in a file.
+
+The file is private data: only its owner can read it, and it has no name in the file system, so that it is
+gone with the process, however that ends. Parts are read back one at a time, so that memory stays flat in the
+number of records.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from platformdirs import user_cache_dir
+
+from adlm.errors import UserError
+
+Part = tuple[NDArray[Any], ...]
+MOST_BYTES = 1 << 28  # kept in memory
+
+
+def private_folder() -> Path:
+    """Return where files made of private records are kept; ADLM_CACHE moves it."""
+    return Path(os.environ.get("ADLM_CACHE") or user_cache_dir("adlm")) / "private-features"
+
+
+@dataclass(frozen=True)
+class _Written:
+    """Where an array is in the file."""
+
+    at: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+
+class PartStore:
+    """Append-only parts, each a tuple of arrays of one length.
+
+    Parameters
+    ----------
+    most_bytes : above this, parts are kept in a file.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most, self._bytes, self._end = most_bytes, 0, 0
+        self._parts: list[Part | tuple[_Written, ...]] = []
+        self._file: IO[bytes] | None = None
+        self.rows = 0
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def append(self, part: Part) -> None:
+        """Keep a part."""
+        self.rows += len(part[0])
+        self._bytes += sum(array.nbytes for array in part)
+        if self._file is None and self._bytes > self._most:
+            folder = private_folder()
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # it lives as long as the store
+            self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+            self._parts = [self._write(kept) for kept in self._parts]  # type: ignore[arg-type]
+        self._parts.append(part if self._file is None else self._write(part))
+
+    def _write(self, part: Part) -> tuple[_Written, ...]:
+        assert self._file is not None
+        written = []
+        for array in part:
+            whole = np.ascontiguousarray(array)
+            try:
+                data = memoryview(whole.tobytes())
+                while data:
+                    data = data[self._file.write(data) :]
+            except OSError as error:
+                raise UserError(
+                    f"what is kept of the records cannot be written to {private_folder()} "
+                    f"({error.strerror or error}); free room there, or set ADLM_CACHE to another folder"
+                ) from None
+            written.append(_Written(self._end, whole.dtype, whole.shape))
+            self._end += whole.nbytes
+        return tuple(written)
+
+    def read(self, index: int) -> Part:
+        """Return a part; several threads may do so at once."""
+        part = self._parts[index]
+        return tuple(self._array(a) if isinstance(a, _Written) else a for a in part)
+
+    def _array(self, written: _Written) -> NDArray[Any]:
+        assert self._file is not None
+        size = int(np.prod(written.shape)) * written.dtype.itemsize
+        data, at = bytearray(size), 0
+        while at < size:
+            got = os.preadv(self._file.fileno(), [memoryview(data)[at:]], written.at + at)
+            if not got:
+                raise UserError("what was kept of the records is gone from the disk; release anew")
+            at += got
+        return np.frombuffer(data, dtype=written.dtype).reshape(written.shape)
+
+    def close(self) -> None:
+        """Let go of everything; what is in a file is gone."""
+        self._parts = []
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __del__(self) -> None:
+        self.close()

@@ -188,6 +188,20 @@ def test_a_drowned_model_gives_the_largest_class_and_says_so_but_still_ranks() -
     assert (measure(model.probabilities(test), truth).auc or 0) > 0.7
 
 
+def test_a_model_of_noise_is_never_silent() -> None:
+    columns = tuple(Column(f"x{j}", "numeric", 0, 1) for j in range(4))
+    table = TableDomain((*columns, Column("y", "label", classes=tuple("abcdefghij"))))
+    rng = np.random.default_rng(0)
+    x, y = rng.random((300, 4)).astype(np.float32), rng.integers(0, 10, 300)
+    said = []
+    for seed in range(12):
+        release = privatise(lambda: [(x, y)], domain=table, epsilon="0.1", delta="1e-5", seed=seed)
+        said.append(bool(fit(release).training.get("warning")))
+        shares = log_shares(release).exp()
+        assert shares.max() < 0.6  # noise on the counts is not taken for the largest class
+    assert all(said)
+
+
 def test_relevance_by_column_finds_the_column_that_matters(made: Path) -> None:
     shares = tables.relevance(Release.load(made))
     assert max(shares, key=lambda name: shares[name]) in ("age", tables.WAVES)

@@ -109,4 +109,5 @@ def _log_shares(release: Release) -> list[float]:
             "balanced class weights come from released counts, and this release has none; give a weight for "
             "each class from public shares"
         )
-    return [float(v) for v in class_offsets(tensors["class_sums"][:, 0].numpy())]
+    spread = float(release.certificate.settings.get("sd_sums", 0.0))
+    return [float(v) for v in class_offsets(tensors["class_sums"][:, 0].numpy(), spread)]

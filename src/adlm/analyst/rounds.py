@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +17,7 @@ from adlm.estimation.gradient_head import (
     calibration_spread,
     class_offsets,
     final_head,
+    plausible_counts,
 )
 from adlm.estimation.shrinkage import shrunk_counts
 from adlm.privacy.release import Release
@@ -39,21 +43,24 @@ def rounds_head(release: Release) -> Head:
     if not has_rounds(release):
         raise UserError("this release has no gradient rounds; its model comes from its moments")
     plan = GradientRounds.from_dict(release.certificate.settings["rounds"])
-    offsets = class_offsets(release.tensors["class_sums"][:, 0].numpy())
+    counts, settings = release.tensors["class_sums"][:, 0].numpy(), release.certificate.settings
+    sd = float(settings["sd_sums"])
+    offsets = class_offsets(counts, sd)
     head = final_head(release.tensors["gradients"].numpy(), plan, offsets)
     if "predicted" not in release.tensors:
         return head
-    settings, step = release.certificate.settings, float(release.tensors["step"][0])
-    counts = release.tensors["class_sums"][:, 0].numpy() * step
-    spread = calibration_spread(float(settings["sd_sums"]) * step, float(settings["sd_predicted"]))
+    step = float(release.tensors["step"][0])
+    spread = calibration_spread(sd * step, float(settings["sd_predicted"]))
+    known = plausible_counts(counts, sd).astype(np.float64) * step
     for row in release.tensors["predicted"].numpy():
-        head = calibrated(head, counts, row / RESIDUAL_UNIT, spread)
+        head = calibrated(head, known, row / RESIDUAL_UNIT, spread)
     return head
 
 
 def log_shares(release: Release) -> Tensor:
     """Log class shares from released counts, (M,)."""
-    return torch.from_numpy(class_offsets(release.tensors["class_sums"][:, 0].numpy()))
+    counts = release.tensors["class_sums"][:, 0].numpy()
+    return torch.from_numpy(class_offsets(counts, float(release.certificate.settings["sd_sums"])))
 
 
 def estimated_accuracy(release: Release) -> tuple[float, float] | None:
@@ -86,8 +93,11 @@ def warning(release: Release) -> str:
     if drowned(release):
         return DROWNED
     found = estimated_accuracy(release)
-    if found is not None and found[0] - found[1] < float(log_shares(release).exp().max()):
-        return UNSURE
+    if found is not None:
+        moments = release.moments()
+        spread = math.hypot(found[1], moments.sd_counts / max(moments.n, 1.0))
+        if found[0] - LEAST_EVIDENCE * spread < float(log_shares(release).exp().max()):
+            return UNSURE
     return ""
 
 

@@ -154,7 +154,9 @@ class LocalRecords(Records):
             return
         second = next(loaders, None)
         if second is None:
-            yield work(first())
+            with _one_thread_each():
+                only = work(first())
+            yield only
             return
         waiting: deque[Future[Any]] = deque()
         threads = threads_here()

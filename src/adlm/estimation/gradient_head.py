@@ -24,6 +24,7 @@ FEATURE_UNIT = 1 << 14  # grid steps in one unit of a feature
 RESIDUAL_UNIT = 1 << 14  # grid steps in one unit of p - y
 GRADIENT_UNIT = FEATURE_UNIT * RESIDUAL_UNIT
 WEIGHT_UNIT = 1 << 20  # grid steps in one unit of a weight
+CLEAR_COUNTS = 4.0  # even shares of this many standard deviations leave no doubt of class counts
 LARGEST_WEIGHT = 1 << 12  # |weight| WEIGHT_UNIT FEATURE_UNIT sqrt(k) stays below 2^53 for k below 2^14
 
 
@@ -148,11 +149,32 @@ class Descent:
         return _on_grid(self._sum / (self.plan.rounds - self._first), self.plan.constant)
 
 
-def class_offsets(counts: Integers) -> Reals:
+def plausible_counts(counts: Integers, spread: float) -> Integers:
+    """Pull released class counts, (M,), together as far as noise may have driven them apart.
+
+    Where noise is small beside an even share of the records, they stand as they are.
+
+    Parameters
+    ----------
+    counts : in any unit.
+    spread : standard deviation of their noise, in the same unit.
+    """
+    values = [int(count) for count in counts]
+    even = sum(values) / len(values)
+    if spread * CLEAR_COUNTS <= even:
+        return counts
+    apart = sum((value - even) ** 2 for value in values)
+    kept = max(0.0, 1 - (len(values) - 1) * spread * spread / max(apart, 1e-300))
+    return np.array([round(even + kept * (value - even)) for value in values], dtype=np.int64)
+
+
+def class_offsets(counts: Integers, spread: float = 0.0) -> Reals:
     """Return log class shares from released counts, (M,), in any unit, on a grid of 2^-10.
 
-    A class counts for at least a fiftieth of an even share, whatever noise says.
+    A class counts for at least a fiftieth of an even share, whatever noise says. `spread` is the standard
+    deviation of the noise, see `plausible_counts`.
     """
+    counts = plausible_counts(counts, spread)
     total = int(np.maximum(counts, 1).sum())
     least = max(1, total // (50 * len(counts)))
     kept = [max(int(count), least) for count in counts]

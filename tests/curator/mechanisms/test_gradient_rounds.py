@@ -38,6 +38,7 @@ from adlm.estimation.gradient_head import (
     calibrated,
     class_offsets,
     final_head,
+    plausible_counts,
 )
 from adlm.privacy.accounting import compose
 from adlm.privacy.budget import Budget
@@ -212,6 +213,17 @@ def test_descent_is_that_of_its_definition() -> None:
 def test_offsets_are_log_shares_and_bounded_whatever_noise_says() -> None:
     assert np.allclose(class_offsets(np.array([750, 250])), np.log([0.75, 0.25]), atol=1e-3)
     assert np.isfinite(class_offsets(np.array([-5000, 100, 10]))).all()
+
+
+def test_counts_that_noise_drove_apart_are_pulled_together_and_clear_ones_stand() -> None:
+    clear = np.array([9000, 1000])
+    assert plausible_counts(clear, 100.0) is clear
+    even = plausible_counts(np.array([300, -80, 110, 70]), 200.0)
+    assert (even == 100).all()
+    some = plausible_counts(np.array([1000, 0]), 250.0)
+    assert 500 < some[0] < 1000
+    assert some.sum() == 1000
+    assert np.allclose(class_offsets(np.array([300, -80, 110, 70]), 200.0), np.log(0.25), atol=1e-3)
 
 
 def blobs(n: int, seed: int) -> tuple[Any, Any]:

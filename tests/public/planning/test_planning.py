@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from adlm.errors import UserError
+from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import gaussian_mu as proved_mu
 from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.public.features import Features, Narrowed
@@ -21,6 +22,7 @@ from adlm.public.planning.moments import (
     gaussian_mu,
     plan_moments,
 )
+from adlm.public.planning.rounds import LEAST_ROUNDS, MANY_RECORDS, fewer_rounds
 
 EPSILONS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 3.0, 10.0)
 
@@ -159,3 +161,15 @@ def test_rounds_of_a_weak_signal_keep_fewer_coordinates() -> None:
     garments = PriorProjection("garments")
     assert garments.rounds_width(100.0) == 400
     assert Narrowed(garments, 100).rounds_width(100.0) == 100
+
+
+def test_many_records_are_gone_over_in_fewer_and_longer_rounds_of_the_same_path() -> None:
+    few = GradientRounds(200, 1.0, 8.0, MANY_RECORDS, momentum=0.97)
+    assert fewer_rounds(few) == few
+    twice = fewer_rounds(GradientRounds(200, 1.0, 8.0, 2 * MANY_RECORDS, momentum=0.97))
+    assert (twice.rounds, twice.step) == (100, 16.0)
+    most = fewer_rounds(GradientRounds(200, 1.0, 8.0, 100 * MANY_RECORDS, momentum=0.97))
+    assert most.rounds == LEAST_ROUNDS
+    assert most.rounds * most.step == 200 * 8.0
+    assert most.momentum == 0.94
+    assert fewer_rounds(GradientRounds(30, 1.0, 8.0, 100 * MANY_RECORDS)).rounds == 30

@@ -41,6 +41,7 @@ from adlm.estimation.gradient_head import (
     calibration_spread,
     class_offsets,
     final_head,
+    plausible_counts,
 )
 from adlm.privacy.accounting import Mechanism
 from adlm.privacy.release import SEEDED, Release
@@ -133,7 +134,7 @@ def release(
             tensors["step_cross"] = torch.tensor(step_cross, dtype=torch.float64)
             stated["sd_cross"] /= 2.0**bits
     if config.rounds is not None and kept is not None:
-        offsets = class_offsets(table[:, 0])
+        offsets = class_offsets(table[:, 0], stated["sd_sums"])
         gradients = run_rounds(kept, config.rounds, offsets, (config.mechanism, scales.gradients), source)
         head = final_head(gradients, config.rounds, offsets)
         if config.calibrations:
@@ -163,8 +164,9 @@ def _calibrate_head(
     """Move a head's class offsets by noisy sums of what it predicts; the sums are (calibrations, M)."""
     assert config.rounds is not None
     (table, scales), step = released, 1 / config.clip().count
-    counts = table[:, 0].astype(np.float64) * step
-    spread = calibration_spread(float(scales.sums) * step, float(scales.predicted))
+    sd = _spread(config.mechanism, 1 + config.k) * scales.sums
+    counts = plausible_counts(table[:, 0], sd).astype(np.float64) * step
+    spread = calibration_spread(sd * step, float(scales.predicted))
     found = np.empty((config.calibrations, len(table)), dtype=np.int64)
     for row in found:
         row[...] = clamped(source.add(kept.predicted(head), "gaussian", scales.predicted))

@@ -35,6 +35,7 @@ from adlm.public.planning.rounds import (
     PURE_TABLE_PATH,
     TABLE_PATH,
     TABLE_STEP,
+    fewer_rounds,
     plan_rounds,
     signal,
     table_clip_norm,
@@ -44,6 +45,7 @@ from adlm.runtime.part_store import Part
 
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
 FOURIER, PURE_FOURIER = (200, 512), 200  # fewest and most random Fourier features of the ordered columns
+FOURIER_MANY, VERY_MANY = 100, 200_000  # fewest of a table with more records than these, where they cost time
 FOURIER_EACH = 8  # for each of them
 PURE_FROM = 1_500.0  # signal from which rounds with radial noise do better than an additive model
 CATEGORICAL_FROM = 50_000.0  # the same with delta, for two classes and mostly categorical columns
@@ -96,10 +98,10 @@ def plan_table(
     if n < 1:
         raise UserError(f"a plan needs at least one record, got {n}")
     strength = table_signal(table, n, epsilon, delta)
-    count = fourier or fourier_count(table, delta)
+    count = fourier or fourier_count(table, n, delta)
     clip_norm = table_clip_norm(strength)
     path = TABLE_PATH if delta else PURE_TABLE_PATH
-    rounds = plan_rounds(n, strength, path=path, longest_step=TABLE_STEP, clip_norm=clip_norm)
+    rounds = fewer_rounds(plan_rounds(n, strength, path=path, longest_step=TABLE_STEP, clip_norm=clip_norm))
     if not delta:
         rounds = replace(rounds, rounds=PURE_ROUNDS, step=rounds.step * rounds.rounds / PURE_ROUNDS)
     values = values_share(table, n, epsilon, delta)
@@ -122,12 +124,13 @@ def _per_cent(share: Fraction) -> str:
     return f"{float(100 * share):g} %"
 
 
-def fourier_count(table: TableDomain, delta: Fraction) -> int:
+def fourier_count(table: TableDomain, n: int, delta: Fraction) -> int:
     """Return the number of random Fourier features: more where they have more columns to mix."""
     ordered = sum(is_ordered(column) for column in table.features)
     if not ordered:
         return 0
-    return min(max(FOURIER_EACH * ordered, FOURIER[0]), FOURIER[1]) if delta else PURE_FOURIER
+    fewest = FOURIER[0] if n <= VERY_MANY else FOURIER_MANY
+    return min(max(FOURIER_EACH * ordered, fewest), FOURIER[1]) if delta else PURE_FOURIER
 
 
 def values_share(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> Fraction:

@@ -310,11 +310,14 @@ class ScaledTable(Features):
             assert values is not None
             angle = (values[:, self._ordered] * _VALUE) @ self._directions.to(x) * (1 / (_VALUE * _ANGLE))
             parts.append(cosine(angle + self._phases.to(x)) * self._fourier_scale)
-        whole = torch.round(torch.cat(parts, 1) * _LENGTH)
+        whole = torch.cat(parts, 1).mul_(_LENGTH).round_()  # in place: this is what a pass waits for
         length = (whole * whole).sum(1, keepdim=True).sqrt().clamp_min(1.0)
-        unit = whole / length * _UNIT
-        towards_zero = torch.where(unit < 0, torch.ceil(unit), torch.floor(unit))  # ONNX has no trunc
-        return (towards_zero * (1 / _UNIT)).float()
+        unit = whole.div_(length).mul_(_UNIT)
+        if torch.onnx.is_in_onnx_export():  # ONNX has no trunc
+            unit = torch.where(unit < 0, torch.ceil(unit), torch.floor(unit))
+        else:
+            unit.trunc_()
+        return unit.mul_(1 / _UNIT).float()
 
     def values(self, x: Tensor) -> Tensor:
         """Standardised values of (n, inputs) encoded records, (n, d) on a grid; 0 where missing."""

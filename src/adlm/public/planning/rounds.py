@@ -9,6 +9,8 @@ of MNIST, Fashion-MNIST and CIFAR-10 and of six tables (docs/reproduction.md).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from adlm.estimation.gradient_head import GradientRounds
 
 CLIP_NORM = 0.25
@@ -16,6 +18,8 @@ CLIP_NORM = 0.25
 WIDER_CLIPS = ((8_000.0, 0.5), (16_000.0, 1.0))
 TABLE_PATH, PURE_TABLE_PATH = 0.15, 0.2  # step x clip norm x rounds, over the signal; images have their own
 ROUNDS = (100, 200)  # usual and most
+LEAST_ROUNDS, MANY_RECORDS = 50, 100_000  # of a table with more records than these, round for round fewer
+REACH = 3.0  # momentum keeps at most e^-REACH of the first of all rounds
 PURE_ROUNDS = 30  # under pure epsilon, where every round costs its share of epsilon
 IMAGE_STEP, TABLE_STEP = 128.0, 32.0  # the longest stable steps, for a clip norm of CLIP_NORM
 MOMENTUM = (0.9, 0.97)  # usual and most
@@ -59,6 +63,20 @@ def plan_rounds(
         momentum = min(MOMENTUM[1], 1 - (1 - momentum) * longest / step)
         step = longest
     return GradientRounds(rounds, clip_norm, float(f"{step:.6g}"), n, momentum=float(f"{momentum:.6g}"))
+
+
+def fewer_rounds(plan: GradientRounds) -> GradientRounds:
+    """Take fewer and longer steps over a table of many records, where a round takes long.
+
+    The path is the same, so noise does the same to a score. Momentum must not reach back over too many of
+    the rounds that are left.
+    """
+    most = max(LEAST_ROUNDS, round(ROUNDS[1] * MANY_RECORDS / plan.size))
+    if plan.rounds <= most:
+        return plan
+    step = plan.step * plan.rounds / most
+    momentum = min(plan.momentum, 1 - REACH / most)
+    return replace(plan, rounds=most, step=float(f"{step:.6g}"), momentum=float(f"{momentum:.6g}"))
 
 
 def table_clip_norm(strength: float) -> float:

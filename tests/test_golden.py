@@ -20,7 +20,7 @@ from adlm.runtime.artefact import canonical
 
 GOLDEN = {
     "digits": "d5e44b5c784d366f813e030095b9eccedd53bf9198ac639771ce082aff5fdbdd",
-    "digits, delta": "d8b0786f6a8f4b87604b693a7e1cf67e4aadc80a5e573e03c8e90c331628da44",
+    "digits, delta": "6ba52ef7a81ce91343b9e0a8b22134c69fa155c656ea5e8d827a034bac894da0",
     "records": "7a3b3e01c3cd68570defa141b6c97243a755ffc82218aa589cb6d436a14ee92c",
     "table": "b5b49ea2aa6812c1ba63e9a22edcd0f4461607a7879c0adadaa8a60f508db65e",
 }

@@ -177,6 +177,9 @@ def test_the_command_serves_until_it_is_stopped_and_prints_one_address(tmp_path:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a shell's background jobs ignore it
     )
     assert process.stdout is not None
     address = json.loads(process.stdout.readline())["address"]

@@ -49,6 +49,7 @@ def started(processes: int) -> list[str]:
 
 
 SCRIPT = """
+import os
 import sys
 from pathlib import Path
 import torch
@@ -77,6 +78,7 @@ with distributed.joined("cpu") as device:
     if distributed.rank() == 0:
         losses = torch.tensor(history.losses, dtype=torch.float64)
         save_file({"losses": losses, **network.state_dict()}, folder / "made")
+os._exit(0)  # as the command does: a library's thread may outlive the interpreter
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,15 @@ import pytest
 import torch
 from torch import nn
 
-from adlm.algorithm1 import Budgets, RelevanceSource, adaptive_laplace_mechanism, learn, make_release
+from adlm.algorithm1 import (
+    Budgets,
+    PrivateRecords,
+    RecordOptions,
+    RelevanceSource,
+    adaptive_laplace_mechanism,
+    learn,
+    make_release,
+)
 from adlm.analyst.fit import fit
 from adlm.analyst.networks import build
 from adlm.analyst.training import TrainingConfig, accuracy
@@ -47,17 +56,12 @@ def test_the_whole_algorithm_learns_where_noise_is_small_and_certifies_both_tota
     x, y = blobs()
     torch.manual_seed(0)
     network, release = adaptive_laplace_mechanism(
-        x,
-        y,
-        DOMAIN,
+        PrivateRecords(x, y, DOMAIN),
         build("mlp", (12,), 3),
-        epsilon1=100,
-        epsilon2=2000,
-        epsilon3=2000,
+        Budgets(Fraction(100), Fraction(2000), Fraction(2000)),
         T=120,
         L=100,
         explained=explained(),
-        device="cpu",
     )
     records, labels = torch.tensor(x, dtype=torch.float32), torch.tensor(y)
     assert accuracy(network, records, labels, device="cpu") > 0.9
@@ -78,13 +82,11 @@ def test_a_network_of_ones_own_is_named_and_has_to_be_given_again() -> None:
     made: list[Release] = []
     for network in (build("mlp", (12,), 3), Mine(nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3))):
         release = make_release(
-            x,
-            y,
-            DOMAIN,
+            PrivateRecords(x, y, DOMAIN),
             network,
             Budgets.split(2, method="ilm"),
+            10,
             explained=None,
-            L=10,
             ledger=Ledger(),
             source=Source.seeded_with(0),
         )
@@ -101,14 +103,12 @@ def test_a_network_of_ones_own_is_named_and_has_to_be_given_again() -> None:
 def test_each_way_to_count_the_first_layer_is_named_in_the_certificate(delta_h0: str | int) -> None:
     x, y = blobs(30)
     release = make_release(
-        x,
-        y,
-        DOMAIN,
+        PrivateRecords(x, y, DOMAIN),
         build("mlp", (12,), 3),
         Budgets.split(2, method="ilm"),
+        10,
         explained=None,
-        L=10,
-        delta_h0=delta_h0,
+        options=RecordOptions(delta_h0=delta_h0),
         ledger=Ledger(),
         source=Source.seeded_with(0),
     )
@@ -123,16 +123,14 @@ def test_a_private_relevance_network_leaves_nothing_proved(tmp_path: Path) -> No
     x, y = blobs(30)
     ledger = Ledger()
     make_release(
-        x,
-        y,
-        DOMAIN,
+        PrivateRecords(x, y, DOMAIN),
         build("mlp", (12,), 3),
         Budgets.split("0.5"),
+        10,
         explained=explained("private"),
-        L=10,
+        options=RecordOptions(folder=tmp_path / "R"),
         ledger=ledger,
         source=Source.system(),
-        folder=tmp_path / "R",
     )
     totals = Release.load(tmp_path / "R").certificate.totals
     assert math.isinf(totals.epsilon_proved)
@@ -144,17 +142,14 @@ def test_a_private_relevance_network_leaves_nothing_proved(tmp_path: Path) -> No
 def test_the_analyst_needs_nothing_but_the_folder(tmp_path: Path) -> None:
     x, y = blobs(200)
     make_release(
-        x,
-        y,
-        DOMAIN,
+        PrivateRecords(x, y, DOMAIN),
         build("cnn1d", (12,), 3),
         Budgets.split(10**5),
+        100,
         explained=explained(),
-        L=100,
-        rows=50,
+        options=RecordOptions(rows=50, folder=tmp_path / "R"),
         ledger=Ledger(),
         source=Source.system(),
-        folder=tmp_path / "R",
     )
     network = build("cnn1d", (12,), 3)
     history = learn(
@@ -165,7 +160,7 @@ def test_the_analyst_needs_nothing_but_the_folder(tmp_path: Path) -> None:
 
 
 def test_training_again_on_the_same_release_leaves_the_bias_input_as_it_is() -> None:
-    release = _release(explained=explained(), L=10, delta_h0=100)
+    release = _release(delta_h0=100)
     released = float(release.tensors["bias"])
     assert abs(released - 1) > 1e-3
     torch.manual_seed(0)
@@ -177,7 +172,7 @@ def test_training_again_on_the_same_release_leaves_the_bias_input_as_it_is() -> 
         for _ in range(2):
             again()
             torch.testing.assert_close(layer.bias.detach(), before * released)
-    other = _release(explained=explained(), L=10, delta_h0=100)
+    other = _release(delta_h0=100)
     assert other is not None
     learn(other, network, still, device="cpu")
     torch.testing.assert_close(layer.bias.detach(), before * float(other.tensors["bias"]))
@@ -244,11 +239,16 @@ def test_mistakes_are_told(call, message: str) -> None:  # type: ignore[no-untyp
 
 
 def _release(**changes: Any) -> Release:
-    given: dict[str, Any] = {"explained": explained(), "L": 10, "ledger": Ledger()}
-    given |= {"source": Source.system()} | changes
+    open_to_choice = {field.name for field in fields(RecordOptions)} & changes.keys()
+    options = RecordOptions(**{name: changes.pop(name) for name in open_to_choice})
+    given: dict[str, Any] = {
+        "explained": explained(),
+        "ledger": Ledger(),
+        "source": Source.system(),
+    } | changes
     x, y = blobs(30)
-    x, y = given.pop("x", x), given.pop("y", y)
-    return make_release(x, y, DOMAIN, build("mlp", (12,), 3), Budgets.split(2), **given)
+    records = PrivateRecords(given.pop("x", x), given.pop("y", y), DOMAIN)
+    return make_release(records, build("mlp", (12,), 3), Budgets.split(2), 10, options=options, **given)
 
 
 def test_pre_training_learns_synthetic_classes_and_repeats_itself() -> None:
@@ -286,18 +286,15 @@ def test_a_relevance_network_comes_back_from_its_folder_and_an_altered_one_does_
 
 def test_ilm_and_the_literal_loss_are_reached_from_the_algorithm() -> None:
     x, y = blobs(60)
-    given: dict[str, Any] = {"epsilon2": 2, "epsilon3": 2, "T": 3, "L": 20, "device": "cpu"}
-    _, ilm = adaptive_laplace_mechanism(
-        x, y, DOMAIN, build("mlp", (12,), 3), epsilon1=None, explained=None, mode="literal", **given
-    )
+    given: dict[str, Any] = {"budgets": Budgets(None, Fraction(2), Fraction(2)), "T": 3, "L": 20}
+    given |= {"D": PrivateRecords(x, y, DOMAIN), "H": build("mlp", (12,), 3)}
+    _, ilm = adaptive_laplace_mechanism(**given, explained=None, options=RecordOptions(mode="literal"))
     assert ilm.certificate.settings["method"] == "ilm"
     assert ilm.certificate.settings["allocation"] == "identical"
     assert ilm.certificate.totals.epsilon_claimed == 4
     assert ilm.tensors["phi"].shape == (60, 3, 3)
-    with pytest.raises(UserError, match="epsilon1=None is ILM"):
-        adaptive_laplace_mechanism(
-            x, y, DOMAIN, build("mlp", (12,), 3), epsilon1=None, explained=explained(), **given
-        )
+    with pytest.raises(UserError, match="without epsilon1 it is ILM"):
+        adaptive_laplace_mechanism(**given, explained=explained())
 
 
 @pytest.mark.parametrize("outputs", [2, 4, 12])
@@ -308,7 +305,12 @@ def test_a_network_with_other_outputs_than_classes_is_refused_before_anything_is
     ledger = Ledger()
     with pytest.raises(UserError, match=f"answers with {outputs} numbers and the domain has 3 classes"):
         adaptive_laplace_mechanism(
-            x, y, DOMAIN, build("mlp", (12,), outputs), epsilon1=1, epsilon2=1, epsilon3=1, T=1, L=10,
-            explained=explained(), ledger=ledger, device="cpu",
-        )  # fmt: skip
+            PrivateRecords(x, y, DOMAIN),
+            build("mlp", (12,), outputs),
+            Budgets.split(3),
+            T=1,
+            L=10,
+            explained=explained(),
+            ledger=ledger,
+        )
     assert ledger.charges == ()

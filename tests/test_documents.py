@@ -126,6 +126,29 @@ def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
+@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("[AC]*.md"))], ids=lambda p: p.name)
+def test_sentences_are_short(page: Path) -> None:
+    """At most 40 words; statements of theorems, code, tables and generated results do not count."""
+    if page.name == "CHANGELOG.md":
+        return
+    assert [text for text in _sentences(page.read_text()) if len(WORD.findall(text)) > 40] == []
+
+
+WORD = re.compile(r"[A-Za-z0-9][\w'’.,%-]*")
+
+
+def _sentences(text: str) -> list[str]:
+    for left_out in (r"```.*?```", r"<!-- results:.*?<!-- /results -->", r"<!--.*?-->"):
+        text = re.sub(left_out, "", text, flags=re.DOTALL)
+    found = []
+    for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+[.)]) )|\n(?=#)", text):
+        lines = [line for line in part.splitlines() if not line.lstrip().startswith(("|", "#", ">"))]
+        prose = " ".join(line.strip() for line in lines if not line.startswith("    "))
+        prose = re.sub(r"`[^`]*`", "Code", re.sub(r"\]\([^)]*\)", "]", prose))
+        found += re.split(r"(?<=[.!?])[\"*)]*\s+(?=[A-Z*\"\[(0-9])", prose)
+    return found
+
+
 def test_every_name_that_the_paper_is_mapped_to_is_in_the_code() -> None:
     """`estimation.lrp.relevance` is adlm.estimation.lrp.relevance; `Budgets.split` is found by its class."""
     text = (ROOT / "docs" / "paper-to-code.md").read_text()
@@ -135,14 +158,17 @@ def test_every_name_that_the_paper_is_mapped_to_is_in_the_code() -> None:
     assert len(single) > 5
     modules = [module for found in _modules() if (module := _imported(found)) is not None]
     for name in sorted(dotted | single):
-        parts = name.removeprefix("adlm.").split(".")
+        parts = name.removeprefix("adlm.").removeprefix("benchmarks.").split(".")
         assert any(_leads(module, parts) for module in modules), f"the code has no {name}"
 
 
 def _modules() -> list[str]:
-    package = importlib.import_module("adlm")
-    found = [module.name for module in pkgutil.walk_packages(package.__path__, "adlm.")]
-    return ["adlm", *(name for name in found if not name.endswith("__main__"))]
+    found = []
+    for name in ("adlm", "benchmarks"):
+        found.append(name)
+        package = importlib.import_module(name)
+        found += [module.name for module in pkgutil.walk_packages(package.__path__, f"{name}.")]
+    return [name for name in found if not name.endswith("__main__")]
 
 
 def _imported(name: str) -> Any:
@@ -180,6 +206,27 @@ def test_every_row_that_maps_the_paper_has_a_verdict() -> None:
         rows = [line for line in rest.partition("\n### ")[0].splitlines() if line.startswith("| ")][2:]
         assert len(rows) > 5, head
         assert [row for row in rows if not any(word in row.split(" | ")[-1] for word in verdicts)] == []
+
+
+def _numbers(text: str, word: str) -> set[int]:
+    """1, 3, 4 and 5 of `Eq. 1`, `Eqs. 3-5`, in the first cell of a row."""
+    found: set[int] = set()
+    for first, last in re.findall(rf"^\| [^|]*?{word} ?(\d+)(?:-(\d+))?", text, re.MULTILINE):
+        found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def test_every_line_equation_lemma_and_figure_of_the_paper_has_a_row() -> None:
+    """The corrected version has 30 lines in Algorithm 1, 39 equations, 7 lemmas, one theorem, 5 figures."""
+    text = (ROOT / "docs" / "paper-to-code.md").read_text()
+    assert _numbers(text, r"Eqs?\.") == set(range(1, 40))
+    assert _numbers(text, "Lemma") == set(range(1, 8))
+    assert _numbers(text, r"Fig\.") >= set(range(1, 6))
+    assert {"Theorem 1", "Def. 1", *(f"Appendix {letter}" for letter in "ABCDEFG")} <= set(
+        re.findall(r"Theorem \d|Def\. \d|Appendix [A-G]", text)
+    )
+    algorithm = text.partition("## Algorithm 1")[2].partition("\n## ")[0]
+    assert _numbers(algorithm, "") == set(range(1, 31))
 
 
 def test_the_documentation_builds_strictly(tmp_path: Path) -> None:

@@ -57,17 +57,21 @@ def place(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(place: Path, *words: str) -> str:
+def call(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     env = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "ADLM", "COV"))}
     env |= {
         "ADLM_LEDGERS": str(place / "ledgers"),
         "ADLM_CACHE": str(place / "cache"),
         "OMP_NUM_THREADS": "1",
     }
-    done = subprocess.run(
+    return subprocess.run(
         [str(place / "env" / "bin" / words[0]), *words[1:]],
         cwd=place, env=env, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def run(place: Path, *words: str) -> str:
+    done = call(place, *words)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -110,8 +114,23 @@ def test_the_wheel_holds_what_the_source_holds_and_declares_its_extras(wheel: Pa
         if path.suffix in kept or path.name == "py.typed"
     }
     assert source <= names
+    assert not [name for name in names if "experiments/" in name or "bench/" in name or "benchmarks" in name]
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert set(told.get_all("Provides-Extra") or ()) == set(declared["optional-dependencies"])
     assert {"export", "baseline", "ui"} <= set(declared["optional-dependencies"])
     versions = [f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)]
     assert set(versions) <= set(told.get_all("Classifier") or ())
+
+
+@pytest.mark.parametrize("words", [["experiment", "list"], ["experiment", "all"], ["bench", "--quick"]])
+def test_the_wheel_says_where_experiments_are(place: Path, words: list[str]) -> None:
+    done = call(place, "adlm", *words)
+    assert done.returncode == 2
+    assert f"adlm {words[0]} needs the source checkout" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+
+
+def test_the_wheel_lists_the_experiments_all_the_same(place: Path) -> None:
+    assert "frontier-mnist" in run(place, "adlm", "experiment", "--help")
+    assert "--kymatio-python" in run(place, "adlm", "bench", "--help")

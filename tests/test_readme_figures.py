@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.experiments.readme import main, rewritten
 
 from adlm.errors import UserError
-from adlm.experiments.readme import main, rewritten
 
 ROOT = Path(__file__).parent.parent
 PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if path.exists()]
@@ -19,7 +19,14 @@ PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.m
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_making_the_tables_anew_changes_nothing(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert rewritten(text, page.parent) == text, f"run: python -m adlm.experiments.readme {page}"
+    assert rewritten(text, page.parent) == text, f"run: python -m benchmarks.experiments.readme {page}"
+
+
+def test_the_readme_is_read_in_one_go() -> None:
+    """At most 120 lines, and one table of accuracy."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert text.count("<!-- results:") == 1
 
 
 def summary(accuracy: float) -> dict[str, Any]:

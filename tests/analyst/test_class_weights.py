@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from adlm import AdLMClassifier, AdLMRegressor, Domain, fit, privatise
 from adlm.analyst.class_weights import class_weights, parse_class_weight, weighed
 from adlm.analyst.metrics import measure
 from adlm.analyst.search import search_on_release
+from adlm.analyst.training import default_plan
 from adlm.cli.app import app
 from adlm.errors import UserError
 from adlm.runtime import progress
@@ -108,11 +110,37 @@ def test_wrong_weights_are_one_sentence() -> None:
         class_weights(numbers, "balanced")
 
 
-def test_a_network_has_no_class_weights_yet() -> None:
-    made = fitted(500).release_
-    network = fit(made, "mlp", draws=200)
-    with pytest.raises(UserError, match="linear model"):
-        weighed(network, made, "balanced")
+def test_class_weights_of_a_network_go_into_its_training() -> None:
+    made = fitted(3000).release_
+    plan = replace(default_plan(2000), epochs=15)
+    plain, balanced = (
+        fit(made, "mlp", replace(plan, class_weight=w), draws=2000) for w in (None, "balanced")
+    )
+    x, y = records(2000)
+    rare = int(np.bincount(y).argmin())
+    recall = [float((m.predict(x)[y == rare] == rare).mean()) for m in (plain, balanced)]
+    assert recall[1] > recall[0] + 0.1
+    assert balanced.training["class_weight"] == "balanced"
+    assert "class_weight" not in plain.training
+    with pytest.raises(UserError, match="go into its plan"):
+        weighed(plain, made, "balanced")
+    with pytest.raises(UserError, match="no class 'z'"):
+        fit(made, "mlp", replace(plan, class_weight={"z": 2.0}), draws=200)
+
+
+def test_an_additive_release_trains_a_network_with_and_without_weights() -> None:
+    x, y = records(5000)
+    made = AdLMClassifier(epsilon=2, domain=DOMAIN).fit(x, y).release_
+    assert made.kind == "table"
+    test, truth = records(2000)
+    plan = replace(default_plan(4000), epochs=20)
+    network, linear = fit(made, "mlp", plan, draws=4000), fit(made)
+    right = [float((m.predict(test) == truth).mean()) for m in (network, linear)]
+    assert right[0] > right[1] - 0.03
+    weighted = fit(made, "mlp", replace(plan, class_weight="balanced"), draws=4000)
+    rare = int(np.bincount(truth).argmin())
+    recall = [float((m.predict(test)[truth == rare] == rare).mean()) for m in (network, weighted)]
+    assert recall[1] > recall[0]
 
 
 def test_additive_tables_are_weighed_too() -> None:

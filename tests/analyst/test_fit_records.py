@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from adlm.algorithm1 import Budgets, make_release
+from adlm.algorithm1 import Budgets, PrivateRecords, RecordOptions, make_release
 from adlm.analyst.examples import Examples
 from adlm.analyst.fit import fit
 from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
@@ -35,9 +35,15 @@ RECORDS, ANSWERS = torch.from_numpy(TEST.domain.scale(TEST.x)), torch.from_numpy
 
 def release_of(epsilon: str, delta_h0: str | int = "counted", folder: Path | None = None) -> Release:
     made = make_release(
-        DIGITS.x, DIGITS.y, DIGITS.domain, build("mlp", (8, 8), 10), Budgets.split(epsilon, method="ilm"),
-        explained=None, L=100, delta_h0=delta_h0, ledger=Ledger(), source=Source.system(), folder=folder,
-    )  # fmt: skip
+        PrivateRecords(DIGITS.x, DIGITS.y, DIGITS.domain),
+        build("mlp", (8, 8), 10),
+        Budgets.split(epsilon, method="ilm"),
+        100,
+        explained=None,
+        options=RecordOptions(delta_h0=delta_h0, folder=folder),
+        ledger=Ledger(),
+        source=Source.system(),
+    )
     return made
 
 

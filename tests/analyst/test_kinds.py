@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from adlm.algorithm1 import Budgets, learn, make_release
+from adlm.algorithm1 import Budgets, PrivateRecords, RecordOptions, learn, make_release
 from adlm.analyst.examples import Examples
 from adlm.analyst.fit import fit, learn_records
 from adlm.analyst.model import Model
@@ -42,9 +43,15 @@ def released(
     if not labels:
         budgets = Budgets(None, Fraction(epsilon), None)
     made = make_release(
-        DIGITS.x, DIGITS.y if labels else None, DIGITS.domain, build(name, (8, 8), 10), budgets,
-        explained=None, L=100, ledger=ledger, source=Source.system(), folder=folder,
-    )  # fmt: skip
+        PrivateRecords(DIGITS.x, DIGITS.y if labels else None, DIGITS.domain),
+        build(name, (8, 8), 10),
+        budgets,
+        100,
+        explained=None,
+        options=RecordOptions(folder=folder),
+        ledger=ledger,
+        source=Source.system(),
+    )
     return made, ledger
 
 
@@ -165,8 +172,8 @@ def test_mistakes_are_told() -> None:
         build("attention", (2, 2, 2, 2), 3)
     with pytest.raises(UserError, match="learns labels, not records"):
         learn_records(released("mlp")[0], "mlp")
-    given = {"explained": None, "L": 10, "ledger": Ledger(), "source": Source.system()}
+    given: dict[str, Any] = {"explained": None, "ledger": Ledger(), "source": Source.system()}
     network = build("rbm", (8, 8), 10)
     for y, budgets in ((None, Budgets.split(1, method="ilm")), (DIGITS.y, Budgets(None, Fraction(1), None))):
         with pytest.raises(UserError, match="labels are given when, and only when"):
-            make_release(DIGITS.x, y, DIGITS.domain, network, budgets, **given)  # type: ignore[arg-type]
+            make_release(PrivateRecords(DIGITS.x, y, DIGITS.domain), network, budgets, 10, **given)

@@ -55,5 +55,5 @@ def test_training_on_records_memorises_and_training_on_a_release_does_not() -> N
 
 def test_dp_sgd_spends_more_with_every_epoch() -> None:
     one = dp_sgd_epsilon(1)
-    assert one == pytest.approx(1, abs=1e-3)
+    assert one == pytest.approx(1, abs=2e-3)
     assert dp_sgd_epsilon(100) > 5

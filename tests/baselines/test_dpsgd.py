@@ -138,3 +138,11 @@ def test_a_missing_opacus_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> No
 def test_opacus_is_not_imported_before_it_is_used() -> None:
     code = "import sys, adlm.baselines.dpsgd; sys.exit('opacus' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_under_replace_one_the_noise_is_twice_that_of_add_remove() -> None:
+    settings = replace(dpsgd.LINEAR, batch=256, epochs=2)
+    one, other = (dpsgd.certify(settings, 1000, 1, neighbours=r) for r in ("add-remove", "replace-one"))
+    assert other.noise_multiplier == pytest.approx(2 * one.noise_multiplier)
+    assert [c.totals.neighbours for c in (one, other)] == ["add-remove", "replace-one"]
+    assert "twice the clip norm" in other.sentence()

@@ -287,7 +287,7 @@ def test_a_mistake_ends_with_exit_code_2_on_standard_error_and_without_a_traceba
         ["release", "--data", "digits", "--limit", "-5"],
         ["release", "--data", "digits", "--public-size", "0"],
         ["plan", "--data", "digits", "--public-size", "0"],
-        ["experiment", "frontier-digits", "--jobs", "0"],
+        ["experiment", "frontier-digits", "--jobs", "-1"],
         ["experiment", "foo"],
         ["audit", "--runs", "5"],
         ["train", "R", "--seed", "99999999999999999999"],

@@ -16,6 +16,7 @@ from adlm.curator.ledger import Ledger
 from adlm.errors import UserError
 from adlm.public.domain import Domain
 from adlm.public.domain.table import TableDomain
+from adlm.readers.tables import read_batches
 from adlm.runtime import progress
 
 TOML = """
@@ -173,16 +174,31 @@ def test_a_bad_target_is_refused_before_anything_is_charged(
     assert not Path("release").exists()
 
 
-def test_a_network_and_class_weights_are_refused_for_a_number(
+def test_a_network_learns_a_number_as_the_linear_model_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from adlm import fit, privatise
+    from adlm.analyst.model import Model
+
+    monkeypatch.chdir(tmp_path)
+    write(Path("t.csv"), 2000, 0)
+    table = TableDomain.from_toml(TOML)
+    made = privatise("t.csv", domain=table, epsilon=8, delta="1e-5", seed=1)
+    linear, network = fit(made), fit(made, "mlp", draws=4000)
+    x = np.concatenate([batch.x for batch in read_batches(Path("t.csv"), table)])
+    one, other = linear.values(x), network.values(x)
+    assert np.corrcoef(one, other)[0, 1] > 0.95
+    assert abs(one - other).mean() < 0.3 * one.std()
+    network.save("m")
+    assert np.array_equal(Model.load("m").values(x), other)
+
+
+def test_a_model_of_a_number_has_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from adlm import fit, privatise
 
     monkeypatch.chdir(tmp_path)
     write(Path("t.csv"), 200, 0)
     made = privatise("t.csv", domain=TableDomain.from_toml(TOML), epsilon=1)
-    with pytest.raises(UserError, match="leave the network out"):
-        fit(made, "mlp")
     model = fit(made)
     for wrong in (model.probabilities, model.predict):
         with pytest.raises(UserError, match=r"values\(\)"):

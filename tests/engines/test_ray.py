@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from adlm.workflows.privatise import privatise
 
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'adlm[ray]')")
 pytestmark = pytest.mark.filterwarnings("ignore")
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
 
 TOML = """
 [columns.person]
@@ -60,18 +60,6 @@ kind = "label"
 classes = ["no", "yes"]
 """
 ALONE = TOML.replace('kind = "person"\nrecords = 2', 'kind = "ignored"')
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Engine]:
-    from ray import cloudpickle
-
-    from adlm.engines.ray_engine import RayEngine
-
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
-    engine = RayEngine(workers=2, store_bytes=200 << 20)
-    yield engine
-    engine.close()
 
 
 def visits(rows: int = 3000) -> pd.DataFrame:

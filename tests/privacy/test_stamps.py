@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm import Certificate, Domain, Ledger, UserError, privatise
-from adlm.algorithm1 import Budgets, RelevanceSource, make_release
+from adlm.algorithm1 import Budgets, PrivateRecords, RelevanceSource, make_release
 from adlm.audit.artefact import audit_release
 from adlm.curator.mechanisms.calibration import Upstream
 from adlm.curator.mechanisms.moments import MomentConfig
@@ -45,9 +45,14 @@ def explained_by(certificate: Certificate) -> Release:
     """A record release whose relevance network was trained on another release."""
     network = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
     made = make_release(
-        X, Y, DOMAIN, network, Budgets.split(2), L=20, ledger=Ledger(), source=Source.system(),
+        PrivateRecords(X, Y, DOMAIN),
+        network,
+        Budgets.split(2),
+        20,
         explained=RelevanceSource(network, certificate),
-    )  # fmt: skip
+        ledger=Ledger(),
+        source=Source.system(),
+    )
     return made
 
 

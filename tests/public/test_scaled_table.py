@@ -15,12 +15,8 @@ from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import build
 from adlm.public.features.cosine import cosine
-from adlm.public.features.scaled_table import (
-    ScaledTable,
-    TableIndicators,
-    frequencies,
-    indicators,
-)
+from adlm.public.features.scaled_table import ScaledTable, frequencies
+from adlm.public.features.table_indicators import TableIndicators, indicators
 
 
 def made_table(**extra: Any) -> TableDomain:
@@ -66,7 +62,7 @@ def test_indicators_of_each_block_are_non_negative_and_sum_to_one() -> None:
 
 def test_piecewise_linear_bins_give_back_the_value() -> None:
     column = Column("a", "numeric", 0, 1)
-    from adlm.public.features.scaled_table import knots
+    from adlm.public.features.table_indicators import knots
 
     x = torch.rand(200, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     back = indicators(column, x) @ torch.tensor(knots(column), dtype=torch.float64)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,8 +198,47 @@ def test_a_person_keeps_the_declared_number_of_records(tmp_path: Path) -> None:
     file, x = vector_file(tmp_path)
     bounded = InputDomain(VECTORS.input, LABEL, Column("who", "person", records=2))
     found, _ = read_inputs(file, bounded)
-    assert (found == x[[0, 1, 4, 5, 8, 9]]).all()
+    assert len(found) == 6
+    whose = [int(np.flatnonzero((x == row).all(1))[0]) // 4 for row in found]
+    assert sorted(whose) == [0, 0, 1, 1, 2, 2]
     assert len(read_inputs(file, bounded, bounded=False)[0]) == N
+
+
+def test_which_records_of_a_person_are_kept_depends_on_that_person_alone(tmp_path: Path) -> None:
+    """Shuffled, in two files, and without the other persons: the same records of a person."""
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(40, 5)).astype(np.float32), rng.integers(0, 3, 40)
+    who = rng.integers(0, 6, 40)
+    bounded = InputDomain(VECTORS.input, LABEL, Column("who", "person", records=2))
+
+    def kept(name: str, *parts: Any) -> set[bytes]:
+        (tmp_path / name).mkdir()
+        for at, rows in enumerate(parts):
+            columns = {
+                "embedding": pa.array(x[rows].tolist()),
+                "label": [LABEL.classes[code] for code in y[rows]],
+                "who": [f"p{person}" for person in who[rows]],
+            }
+            parquet.write_table(pa.table(columns), tmp_path / name / f"{at}.parquet")
+        found, codes = read_inputs(tmp_path / name, bounded)
+        return {row.tobytes() + bytes([code]) for row, code in zip(found, codes.tolist(), strict=True)}
+
+    order = rng.permutation(40)
+    whole = kept("whole", np.arange(40))
+    assert len(whole) == sum(min(2, int((who == person).sum())) for person in set(who.tolist()))
+    assert kept("shuffled", order) == whole
+    assert kept("files", order[:13], order[13:]) == whole
+    own = np.flatnonzero(who == who[0])
+    mine = {x[at].tobytes() + bytes([y[at]]) for at in own}
+    assert kept("alone", own) == whole & mine
+
+
+def test_a_record_without_a_person_is_told(tmp_path: Path) -> None:
+    table = pa.table({"embedding": [[0.0] * 5] * 2, "label": ["cat", "dog"], "who": ["p", None]})
+    parquet.write_table(table, tmp_path / "v.parquet")
+    bounded = InputDomain(VECTORS.input, LABEL, Column("who", "person", records=2))
+    with pytest.raises(UserError, match="row 2: the person is not named"):
+        read_inputs(tmp_path / "v.parquet", bounded)
 
 
 def test_vectors_that_do_not_fit_are_told_with_their_row(tmp_path: Path) -> None:
@@ -237,6 +278,34 @@ def loose(folder: Path) -> None:
     (folder / "loose.png").write_bytes(png(np.zeros((6, 8, 3), np.uint8)))
 
 
+def linked_folder(folder: Path) -> None:
+    (folder / "cat" / "up").symlink_to("..")
+
+
+def linked_loop(folder: Path) -> None:
+    (folder / "cat" / "a.png").symlink_to("b.png")
+    (folder / "cat" / "b.png").symlink_to("a.png")
+
+
+def lost_link(folder: Path) -> None:
+    (folder / "me").symlink_to("me")
+
+
+def no_bytes(folder: Path) -> None:
+    next((folder / "cat").rglob("*.png")).write_bytes(b"")
+
+
+def bomb(folder: Path) -> None:
+    """Write a file of 90 bytes that says that it is 60,000 pixels a side."""
+    header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")]
+    parts = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    ]
+    next((folder / "cat").rglob("*.png")).write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(parts))
+
+
 def empty(folder: Path) -> None:
     for file in list(folder.rglob("*.png")):
         file.unlink()
@@ -251,6 +320,11 @@ def empty(folder: Path) -> None:
         (in_case, "'Cat' and 'cat' differ in case alone"),
         (stray, r"notes\.txt is not an image by its name"),
         (loose, "loose.png lies beside the subfolders"),
+        (linked_folder, "up is a link to a folder, which is not followed"),
+        (linked_loop, r"a\.png: .*symbolic links"),
+        (lost_link, "me is a link that leads nowhere"),
+        (no_bytes, r"cat.*\.png: it is no image of a known format"),
+        (bomb, "the image has more than 134217728 pixels"),
         (empty, "holds no images; put them into one subfolder for each class"),
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from adlm.analyst.rounds import DROWNED
+from adlm.analyst.evidence import DROWNED
 from adlm.report.accuracy import accuracy
 from adlm.report.subject import Trained
 

@@ -92,14 +92,14 @@ def test_a_report_shows_stamps_of_a_model_and_of_weak_budgets(tmp_path: Path) ->
     assert "was not declared" in page
 
 
-def test_both_looks_at_a_table_are_weighted_by_how_sure_they_are(
+def test_both_rounds_at_a_table_are_weighted_by_how_sure_they_are(
     table: tuple[Path, Path], tmp_path: Path
 ) -> None:
     """The slow twin: two independent estimates of each cell, weighted by their precision."""
-    from adlm.report.allocation import _both_looks
+    from adlm.report.allocation import _both_rounds
 
     release: Release = privatise(table[0], domain=table[1], epsilon=4, relevance="private")
-    found, first = _both_looks(release), release.moments()
+    found, first = _both_rounds(release), release.moments()
     charge = next(c for c in release.certificate.charges if "again" in c.what)
     for cell, step in enumerate(release.tensors["step_again"].tolist()):
         one, two = float(first.sd_sums[cell]), math.sqrt(2) * float(charge.scale) * step

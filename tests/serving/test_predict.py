@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from adlm import AdLMClassifier, Ledger, TrainingConfig, fit
-from adlm.algorithm1 import Budgets, make_release
+from adlm.algorithm1 import Budgets, PrivateRecords, make_release
 from adlm.analyst.model import Model
 from adlm.analyst.networks import build
 from adlm.curator.noise import Source
@@ -69,13 +69,11 @@ def test_a_model_of_image_records_reads_no_table_and_says_so(tmp_path: Path) -> 
     x, y = np.random.default_rng(0).random((40, 4, 4)), np.arange(40) % 2
     network = build("mlp", domain.shape, 2)
     release = make_release(
-        x,
-        y,
-        domain,
+        PrivateRecords(x, y, domain),
         network,
         Budgets.split(4, method="ilm"),
+        20,
         explained=None,
-        L=20,
         ledger=Ledger(),
         source=Source.seeded_with(0),
     )

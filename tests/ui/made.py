@@ -12,7 +12,7 @@ from adlm.privacy.accounting import Charge
 from adlm.privacy.budget import Budget
 from adlm.runtime.artefact import canonical
 
-KEPT = ("digits", "mnist", "fashion-mnist")  # whose rehearsals must come with the package
+KEPT = ("digits", "mnist", "fashion-mnist")  # whose simulations must come with the package
 DOMAIN = """
 neighbours = "replace-one"
 

@@ -131,7 +131,7 @@ def test_a_point_is_the_forecast_and_the_plan_of_the_command_line(server: Server
     assert found["words"][1].startswith(f"k = {there.plan.k}:")
 
 
-def test_kept_rehearsals_are_those_of_today(server: Server) -> None:
+def test_kept_simulations_are_those_of_today(server: Server) -> None:
     """After a change of features or of the rule: python -m adlm.ui.data results --forecasts."""
     for choice in (c for c in named() if c.key in made.KEPT):
         for relation in NEIGHBOURS:
@@ -156,7 +156,7 @@ def test_kept_rehearsals_are_those_of_today(server: Server) -> None:
         )
 
 
-def test_a_kept_rehearsal_of_other_features_or_another_plan_is_not_used(
+def test_a_kept_simulation_of_other_features_or_another_plan_is_not_used(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choice, budget = server.choice("digits"), forecasts.Budget("1", "0", "replace-one")
@@ -197,7 +197,7 @@ def domain(server: Server, **sent: object) -> tuple[int, Any]:
     return status, json.loads(body)
 
 
-def test_a_domain_file_can_be_given_and_is_rehearsed(server: Server) -> None:
+def test_a_domain_file_can_be_given_and_is_simulated(server: Server) -> None:
     status, found = domain(server)
     assert status == 200
     assert (found["kind"], found["classes"], found["file"]) == ("table", 2, "patients.toml")

@@ -272,7 +272,7 @@ def test_the_command_that_is_copied_is_the_one_that_makes_the_release(
     assert (made_of["epsilon_proved"], made_of["delta"], made_of["neighbours"]) == (1.0, 0.0, "add-remove")
 
 
-def test_the_live_page_rehearses_what_is_not_known_and_asks_its_server_alone(
+def test_the_live_page_simulates_what_is_not_known_and_asks_its_server_alone(
     page: chromium.Page, server: Server
 ) -> None:
     page.open(server.address, width=1280)

@@ -59,7 +59,7 @@ def test_impossible_sizes_are_one_sentence() -> None:
         forecast(FEATURES, 0, 10, 1)
 
 
-def test_a_table_is_rehearsed_on_made_records() -> None:
+def test_a_table_is_simulated_on_made_records() -> None:
     from adlm.public.domain.table import TableDomain
     from adlm.workflows.forecast_tables import forecast_table
 
@@ -88,7 +88,7 @@ def test_noise_that_says_there_are_no_records_leaves_chance() -> None:
     assert forecast(FEATURES, 1437, 10, "0.02", 0, "add-remove").accuracy < 0.2
 
 
-def test_moments_of_the_whole_budget_are_rehearsed_in_place_of_gradient_rounds(
+def test_moments_of_the_whole_budget_are_simulated_in_place_of_gradient_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = forecast(FEATURES, 60_000, 10, "1", "1e-5", times=2)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from adlm import Ledger, Model, UserError, fit, privatise
 from adlm.public import datasets
 from adlm.public.domain.inputs import InputDomain
 from adlm.public.features import OnnxBackbone, load_backbone, provenance_of
+from adlm.public.features.encoders import Normalised
 
 CLASSES = ("blue", "red")
 DOMAIN = """
@@ -397,6 +400,33 @@ def test_an_encoder_normalises_by_its_metadata_and_survives_a_copy(tmp_path: Pat
         features=plain,
     )
     assert fit(release, features=plain).probabilities(np.zeros((1, 3, 16, 16))).shape == (1, 2)
+
+
+@pytest.mark.parametrize(("shape", "axes"), [((2, 5, 4), (1,)), ((2, 4, 3, 3), (2, 3))])
+def test_an_encoder_without_a_pooler_is_averaged_over_places(
+    shape: tuple[int, ...], axes: tuple[int, ...]
+) -> None:
+    """Tokens come as (n, tokens, k), maps as (n, k, h, w); the features are k numbers."""
+    hidden = torch.rand(shape)
+
+    class Encoder(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> SimpleNamespace:
+            return SimpleNamespace(last_hidden_state=hidden, pooler_output=None)
+
+    found = Normalised(Encoder(), [0.5] * 3, [0.5] * 3)(torch.rand(2, 3, 8, 8))
+    torch.testing.assert_close(found, hidden.mean(axes))
+
+
+def test_a_library_that_lacks_what_it_needs_is_not_called_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "timm.py").write_text("import torchvision_that_is_not_there\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "timm", raising=False)
+    with pytest.raises(
+        UserError, match=r"timm, which is installed but cannot be imported .*torchvision_that"
+    ):
+        load_backbone("timm:resnet18", (3, 16, 16), provenance="public")
 
 
 def test_a_folder_that_transformers_saved_is_an_encoder(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from adlm.privacy.release import Release
 
 CLEAR = 2.0  # standard deviations of its noise that a count must exceed to be told from none
 BELOW = 3.0  # standard deviations by which a count must stay below n / M for its class to be called small
-MOST_TOLD = 5  # classes that are told of one by one
+MOST_SHOWN = 5  # classes that are told of one by one
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,6 @@ def small_classes(release: Release) -> tuple[SmallClass, ...]:
 
 def sentences(small: Sequence[SmallClass]) -> list[str]:
     """Say of each class that it is small; of many, of the first few."""
-    told = [one.sentence() for one in small[:MOST_TOLD]]
-    rest = len(small) - len(told)
-    return [*told, f"and so may be {rest} more classes"] if rest else told
+    shown = [one.sentence() for one in small[:MOST_SHOWN]]
+    rest = len(small) - len(shown)
+    return [*shown, f"and so may be {rest} more classes"] if rest else shown

@@ -2,9 +2,10 @@
 
 A classifier that is trained with weights w_c on a loss of log probabilities has logits that are larger by
 log w_c than one trained without. So weights need no new release: they move the biases of the model that a
-release gives. `balanced` takes them from what was released and charged already, never from records: where
-class means are known, the biases make all scores alike half-way between them, because scores of gradient
-rounds are held back by their clip and log shares would not make up for it.
+release gives, and so the labels of the draws that a network is trained on. `balanced` takes them from what
+was released and charged already, never from records: where class means are known, the biases make all scores
+alike half-way between them, because scores of gradient rounds are held back by their clip and log shares
+would not make up for it.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from adlm.analyst.fit import closed_form
+from adlm.analyst.closed_form import closed_form
 from adlm.analyst.model import Model
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import class_offsets
+from adlm.estimation.class_counts import class_offsets
 from adlm.estimation.shrinkage import class_means
 from adlm.privacy.release import Release
 
@@ -77,7 +78,10 @@ def weighed(model: Model, release: Release, given: Weights | None) -> Model:
         return model
     weights = class_weights(release, given)
     if not isinstance(model.head, nn.Linear):
-        raise UserError("class weights go with a linear model; leave out the network, or the weights")
+        raise UserError(
+            "the class weights of a network go into its plan: fit(release, network, TrainingConfig(..., "
+            "class_weight=...))"
+        )
     head = nn.Linear(model.head.in_features, model.head.out_features, dtype=model.head.weight.dtype)
     summary = dict(model.training)
     with torch.no_grad():

@@ -21,7 +21,7 @@ class Examples:
     ----------
     x : (n, *shape) inputs.
     target : coefficients of the polynomial loss, or, for the usual cross-entropy, (n,) class codes or (n, M)
-        probabilities of the classes.
+        probabilities of the classes; of a numeric target (n, 1) values.
     """
 
     x: Tensor
@@ -38,8 +38,10 @@ class Examples:
 
 
 def batch_loss(logits: Tensor, target: Coefficients | Tensor) -> Tensor:
-    """The loss of a batch: the released polynomial, or cross-entropy."""
+    """The loss of a batch: the released polynomial, cross-entropy, or the squared error of one output."""
     if isinstance(target, Tensor):
+        if logits.shape[1] == 1:
+            return torch.nn.functional.mse_loss(logits, target)
         return torch.nn.functional.cross_entropy(logits, target)
     return loss(logits, target)
 

@@ -7,28 +7,23 @@ from fractions import Fraction
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from adlm.analyst import networks, regression, tables
+from adlm.analyst import networks
 from adlm.analyst.checkpoint import Checkpoint
-from adlm.analyst.examples import Examples, from_records
+from adlm.analyst.closed_form import closed_form_model
+from adlm.analyst.draws import labelled_draws
 from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
-from adlm.analyst.rounds import drowned, estimated_accuracy, has_rounds, log_shares, rounds_head, warning
-from adlm.analyst.table_draws import draw_features
+from adlm.analyst.on_records import learn_records_first, train_on_records
 from adlm.analyst.training import History, TrainingConfig, default_plan, train
 from adlm.analyst.unsupervised import EPOCHS, Unsupervised
 from adlm.errors import UserError
-from adlm.estimation import discriminant
-from adlm.estimation.class_model import fit_class_model
 from adlm.privacy.release import Release
 from adlm.public.features import Features, declared
-from adlm.public.features.scaled_table import ScaledTable
 
 DRAWS = 20_000
 LITTLE_NOISE = 0.05  # in ranges of a feature
-LINEAR = "linear, in closed form"
-ROUNDS = "linear, by gradient rounds"
 
 
 def fit(
@@ -86,23 +81,17 @@ def _made(
     checkpoints: Path | None,
     resume: bool,
 ) -> Model:
-    if release.kind == "regression":
-        if network is not None:
-            raise UserError("a release for a numeric target makes a linear model; leave the network out")
-        return regression.train(release)
-    if release.kind == "table":
-        if network is not None:
-            raise UserError("a table's release makes an additive model; leave the network out")
-        return tables.train(release)
     if release.kind != "records":
         taken = release.features(features)
         if network is None:
-            return _closed_form(release, taken)
+            return closed_form_model(release, taken)
         plan = plan or default_plan(draws)
         return _on_draws(release, taken, network, plan, draws, device, checkpoints, resume)
     if network is None:
         network = network_of(release)
     plan = plan or default_plan(len(release.tensors["x"]))
+    if plan.class_weight is not None:
+        raise UserError("class weights need classes that are known, and noisy records have none; omit them")
     return _on_records(release, network, plan, device, checkpoints, resume)
 
 
@@ -131,14 +120,6 @@ def learn_records(
     return body
 
 
-def _learn_records(network: nn.Module, x: Tensor, seed: int, checkpoints: Path | None, resume: bool) -> None:
-    """Let a network that learns records before labels do so, unless it goes on from a checkpoint."""
-    if isinstance(network, Unsupervised) and not (
-        resume and checkpoints is not None and checkpoints.exists()
-    ):
-        network.learn_records(x, seed=seed)
-
-
 def noise_scale(release: Release) -> float:
     """Scale of the noise on a feature of a record release, in ranges of the feature, at budget ratio one."""
     settings = release.certificate.settings
@@ -159,43 +140,6 @@ def network_of(release: Release) -> str:
     return str(name)
 
 
-def _closed_form(release: Release, features: Features) -> Model:
-    head = _usable_head(release, features)
-    summary: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
-    if (found := estimated_accuracy(release)) is not None:
-        summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
-    if said := warning(release):
-        summary["warning"] = said
-    linear = head.module(features.width)
-    return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
-
-
-def _usable_head(release: Release, features: Features) -> discriminant.LinearHead:
-    """The linear classifier of a release; where noise drowned it, one that gives the largest class.
-
-    Its scores still rank records, where classes differ in size: weights are shrunk until, over rows of length
-    1, no score can exceed that of the largest class.
-    """
-    head = closed_form(release, features)
-    if not drowned(release):
-        return head
-    shares = log_shares(release)
-    largest = int(shares.argmax())
-    behind = shares[largest] - shares
-    ahead = (head.weight - head.weight[largest]).norm(dim=1)
-    others = torch.arange(len(shares)) != largest
-    room = (behind[others] / ahead[others].clamp_min(1e-12)).min() if bool(others.any()) else behind.sum()
-    return discriminant.LinearHead(head.weight * min(1.0, 0.99 * float(room)), shares)
-
-
-def closed_form(release: Release, features: Features) -> discriminant.LinearHead:
-    """The linear classifier of a release: the head of its gradient rounds, or that of its moments."""
-    if has_rounds(release):
-        head = rounds_head(release)
-        return discriminant.LinearHead(torch.from_numpy(head.weight), torch.from_numpy(head.bias))
-    return discriminant.fit(release.moments(), features.prior)
-
-
 def _on_draws(
     release: Release,
     features: Features,
@@ -206,32 +150,25 @@ def _on_draws(
     checkpoints: Path | None,
     resume: bool,
 ) -> Model:
-    moments = release.moments()
-    k = moments.sums.shape[1]
-    generator = torch.Generator().manual_seed(plan.seed)
-    if isinstance(features, ScaledTable) and has_rounds(release):
-        z = draw_features(release, features, draws, generator)
-    else:
-        z, target = fit_class_model(moments, features.prior).sample(draws, generator)
-    if has_rounds(release):  # the head knows better than the class means which draw is of which class
-        target = _usable_head(release, features).logits(z).softmax(1).float()
-    wide = torch.zeros(draws, features.width)
-    wide[:, :k] = z
-    head, architecture = _network(network, (features.width,), len(moments.counts), plan.seed)
-    _learn_records(head, wide, plan.seed, checkpoints, resume)
+    target = release.certificate.domain.target
+    examples, facts = labelled_draws(release, features, draws, plan)
+    outputs = len(release.certificate.domain.classes) if target is None else 1
+    head, architecture = _network(network, (features.width,), outputs, plan.seed)
+    learn_records_first(head, examples.x, plan.seed, checkpoints, resume)
     history = train(
         head,
-        Examples(wide, target),
+        examples,
         plan,
         device=device,
         checkpoints=checkpoints,
         resume=resume,
         identity=str(release.certificate.to_dict()["digest"]),
     )
-    summary = _summary(architecture, plan, history)
-    if has_rounds(release) and (said := warning(release)):
-        summary["warning"] = said
-    return Model(release.certificate, head, architecture, features, summary)
+    if target is not None:
+        head = networks.in_units(head, float(facts["target_mean"]), float(facts["target_sd"]))
+    return Model(
+        release.certificate, head, architecture, features, _summary(architecture, plan, history) | facts
+    )
 
 
 def _on_records(
@@ -244,18 +181,7 @@ def _on_records(
 ) -> Model:
     domain = release.certificate.domain
     body, architecture = _network(network, domain.shape, len(domain.classes), plan.seed)
-    perturb_bias(body, domain.shape, float(release.tensors["bias"]))  # line 14
-    examples = from_records(release)
-    _learn_records(body, examples.x, plan.seed, checkpoints, resume)
-    history = train(
-        body,
-        examples,
-        plan,
-        device=device,
-        checkpoints=checkpoints,
-        resume=resume,
-        identity=str(release.certificate.to_dict()["digest"]),
-    )
+    history = train_on_records(release, body, plan, device=device, checkpoints=checkpoints, resume=resume)
     # Averages over noisy records do not fit clean ones; where there is hardly any noise they do.
     statistics = TOGETHER_STATISTICS if noise_scale(release) > LITTLE_NOISE else AVERAGES
     summary = _summary(architecture, plan, history) | {"statistics": statistics}

@@ -21,6 +21,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from adlm.analyst.networks import build as build_network
+from adlm.analyst.networks import in_units
 from adlm.analyst.normalisation import TOGETHER, by_batch, even_parts
 from adlm.errors import UserError
 from adlm.privacy.header import privacy_header, to_entries
@@ -45,7 +46,7 @@ AVERAGES, TOGETHER_STATISTICS = "averages of training", "of the records asked ab
 
 @dataclass(frozen=True)
 class Model:
-    """A classifier of raw records, or a linear model of a numeric target.
+    """A classifier of raw records, or a model of a numeric target.
 
     Attributes
     ----------
@@ -156,11 +157,11 @@ class Model:
         }
         whole = body | {"digest": sha256(canonical(body))}
         signed = None if key is None else sign(Statement("model", str(whole["digest"]), digest), key)
-        told = privacy_header(
+        header = privacy_header(
             self.certificate, self.stamps, release_signature=self.release_signature, signature=signed
         )
         with new_folder(Path(folder), what="model") as temporary:
-            (temporary / WEIGHTS).write_bytes(save_tensors(weights, to_entries(told)))
+            (temporary / WEIGHTS).write_bytes(save_tensors(weights, to_entries(header)))
             (temporary / DESCRIPTION).write_bytes(canonical(whole))
             (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
             if self.release_signature is not None:
@@ -183,6 +184,8 @@ class Model:
         raw = found.description
         taken = checked(found.certificate.features, features) if raw["on_features"] else None
         head = network or _head(raw["architecture"], found.weights, found.certificate)
+        if found.certificate.domain.target is not None and raw["architecture"]["kind"] != "linear":
+            head = in_units(head)
         try:
             head.load_state_dict(found.weights)
         except RuntimeError as error:
@@ -234,8 +237,8 @@ def read_folder(folder: Path) -> Folder:
     released = Signature.read(folder / OF_RELEASE, certificate.statement(), f"the release of {folder}")
     signed = Signature.read(folder / FILE, own, f"the model {folder}")
     stamps = stamps_of(certificate, raw["training"])
-    told = privacy_header(certificate, stamps, release_signature=released, signature=signed)
-    weights = read_tensors(folder / WEIGHTS, raw["weights"], told)
+    header = privacy_header(certificate, stamps, release_signature=released, signature=signed)
+    weights = read_tensors(folder / WEIGHTS, raw["weights"], header)
     return Folder(certificate, raw, weights, released, signed)
 
 
@@ -254,6 +257,6 @@ def _head(
             return nn.Linear(width, classes, dtype=weights["weight"].dtype)
         case "network":
             shape = tuple(architecture["shape"])
-            return build_network(architecture["name"], shape, len(certificate.domain.classes))
+            return build_network(architecture["name"], shape, len(certificate.domain.classes) or 1)
         case other:
             raise UserError(f"a head of kind {other!r} must be given: Model.load(folder, network=...)")

@@ -198,6 +198,21 @@ def build(name: str, shape: Shape, classes: int) -> nn.Module:
     return built
 
 
+def in_units(network: nn.Module, mean: float = 0.0, sd: float = 1.0) -> nn.Sequential:
+    """Put a layer on a network of one output that turns standard deviations into the units of a target.
+
+    Parameters
+    ----------
+    network : gives (n, 1) numbers of standard deviations from the mean.
+    mean, sd : of the target, in its units.
+    """
+    last = nn.Linear(1, 1)
+    with torch.no_grad():
+        last.weight.fill_(sd)
+        last.bias.fill_(mean)
+    return nn.Sequential(network, last.eval())
+
+
 def name_of(network: nn.Module) -> str:
     """The name that `build` made the network by; the name of its class for a network of one's own."""
     return str(getattr(network, _BUILT_AS, type(network).__name__))

@@ -17,7 +17,8 @@ from adlm.estimation.regression import ERROR_BOUND, TargetScale
 from adlm.privacy.release import Release
 from adlm.public.domain.column import Column
 from adlm.public.domain.encoding import constant
-from adlm.public.features.scaled_table import ScaledTable, knots
+from adlm.public.features.scaled_table import ScaledTable
+from adlm.public.features.table_indicators import knots
 from adlm.public.planning.regression import RegressionPlan
 
 Reals = npt.NDArray[np.float64]
@@ -153,7 +154,7 @@ def _cells(column: Column, shares: Reals, n: int, generator: np.random.Generator
     if column.kind == "categorical":
         out[np.arange(n), entry] = 1.0
         return out
-    gone = (entry == len(shares) - 1) if column.missing is not None else np.zeros(n, dtype=bool)
+    missing = (entry == len(shares) - 1) if column.missing is not None else np.zeros(n, dtype=bool)
     if column.kind == "boolean":
         out[:, 0] = np.minimum(entry, 1)
     else:
@@ -162,7 +163,7 @@ def _cells(column: Column, shares: Reals, n: int, generator: np.random.Generator
         high = np.append(low[1:], 1.0)
         place = np.minimum(entry, len(low) - 1)
         out[:, 0] = low[place] + (high - low)[place] * generator.random(n)
-    out[gone, 0] = constant(column)
+    out[missing, 0] = constant(column)
     if column.missing is not None:
-        out[:, 1] = gone
+        out[:, 1] = missing
     return out

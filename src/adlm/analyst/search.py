@@ -37,7 +37,8 @@ def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], s
     Parameters
     ----------
     settings : keyword arguments of `adlm.analyst.tables.train` (`stages`, `noise_penalty`) for a table's
-        release, of `adlm.fit` (`network`, `plan`, `draws`) otherwise; `class_weight` for any linear model.
+        release, of `adlm.fit` (`network`, `plan`, `draws`) otherwise; `class_weight` for any linear model,
+        while that of a network is in its plan.
     score : from a `Model` to a number, larger is better. It should read public or drawn records: choosing by
         private ones is a statistic of them that nothing accounts for.
     """
@@ -58,7 +59,9 @@ def train_on_release(release: Release, settings: Mapping[str, Any]) -> Model:
     """Train on a release by settings as `search_on_release` takes them; it costs nothing."""
     _check(release, settings)
     given = {name: value for name, value in settings.items() if name != WEIGHTS}
-    made: Model = weighed(_trainer(release)(release, **given), release, settings.get(WEIGHTS))
+    made: Model = _trainer(release)(release, **given)
+    if settings.get("network") is None:  # those of a network are in its plan
+        made = weighed(made, release, settings.get(WEIGHTS))
     return replace(made, release_signature=release.signature)
 
 
@@ -67,6 +70,8 @@ def _trainer(release: Release) -> Any:
 
 
 def _check(release: Release, settings: Mapping[str, Any]) -> None:
+    if settings.get(WEIGHTS) is not None and settings.get("network") is not None:
+        raise UserError("the class weights of a network go into its plan: TrainingConfig(class_weight=...)")
     known = [*list(inspect.signature(_trainer(release)).parameters)[1:], WEIGHTS]
     for name in settings:
         if name not in known:

@@ -15,21 +15,38 @@ from torch import Tensor
 
 from adlm.privacy.release import Release
 from adlm.public.domain.column import Column
-from adlm.public.features.decorrelation import symmetric
-from adlm.public.features.scaled_table import ScaledTable, knots
+from adlm.public.features.scaled_table import ScaledTable
+from adlm.public.features.table_indicators import knots
+from adlm.public.features.triangle import symmetric
 
 LEAST_SHARE = 0.02  # of a value's variance that is its own, whatever noise says
 
 
 def draw_features(release: Release, features: ScaledTable, n: int, generator: torch.Generator) -> Tensor:
-    """Draw features of n made records, (n, width)."""
+    """Draw features of n made records, (n, width).
+
+    Parameters
+    ----------
+    release : what the records are drawn from.
+    features : of its table.
+    n : how many.
+    generator : of the draw.
+    """
     x = draw_records(release, features, n, generator)
     with torch.inference_mode():
         return torch.cat([features(part) for part in torch.split(x, 4096)]).clone()
 
 
 def draw_records(release: Release, features: ScaledTable, n: int, generator: torch.Generator) -> Tensor:
-    """Draw n encoded records, (n, inputs)."""
+    """Draw n encoded records, (n, inputs).
+
+    Parameters
+    ----------
+    release : what the records are drawn from.
+    features : of its table.
+    n : how many.
+    generator : of the draw.
+    """
     blocks = {block.name: block for block in features.indicators.blocks}
     valued = [c.name for c in features.table.features if c.kind != "categorical"]
     root = _root(release, len(valued))
@@ -42,12 +59,12 @@ def draw_records(release: Release, features: ScaledTable, n: int, generator: tor
             codes = torch.multinomial(shares + 1e-9, n, replacement=True, generator=generator)
             parts.append(torch.nn.functional.one_hot(codes, len(shares)).double())
             continue
-        gone = torch.zeros(n, dtype=torch.float64)
+        missing = torch.zeros(n, dtype=torch.float64)
         if column.missing is not None:
-            chance = torch.rand(n, generator=generator, dtype=torch.float64)
-            gone, shares = (chance < shares[-1]).double(), shares[:-1]
-        place = _place(column, shares, rank[column.name]) * (1 - gone)
-        parts.append(torch.stack([place, gone], 1) if column.missing is not None else place[:, None])
+            uniform = torch.rand(n, generator=generator, dtype=torch.float64)
+            missing, shares = (uniform < shares[-1]).double(), shares[:-1]
+        place = _place(column, shares, rank[column.name]) * (1 - missing)
+        parts.append(torch.stack([place, missing], 1) if column.missing is not None else place[:, None])
     return torch.cat(parts, 1).float()
 
 

@@ -7,11 +7,13 @@ from html import escape
 import numpy as np
 import torch
 
+from adlm.analyst.evidence import drowned, estimated_accuracy, largest_class, log_shares, warning
 from adlm.analyst.model import Model
 from adlm.analyst.regression import is_regression, regression_head
 from adlm.analyst.rounds import has_rounds, rounds_head
 from adlm.errors import UserError
 from adlm.estimation import additive
+from adlm.estimation.additive_model import final_model
 from adlm.estimation.discriminant import LinearHead
 from adlm.privacy.release import Release
 from adlm.public.domain.table import TableDomain
@@ -19,7 +21,7 @@ from adlm.public.features.scaled_table import ScaledTable
 from adlm.public.features.tabular import TabularFeatures
 
 ADDITIVE = "additive, in closed form"
-WAVES = "waves (numeric columns together)"
+FOURIER = "random Fourier features (numeric columns together)"
 
 
 def fit(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> LinearHead:
@@ -34,49 +36,39 @@ def fit(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> Lin
         raise UserError("this release is not that of a table; train it in closed form without stages")
     features = release.features()
     assert isinstance(features, TabularFeatures)
-    model = _linear(release, features, stages, noise_penalty)
+    model = _model(release, features, stages=stages, noise_penalty=noise_penalty)
     return LinearHead(torch.from_numpy(model.weight / features.unit), torch.from_numpy(model.bias))
+
+
+def _model(
+    release: Release, features: TabularFeatures, *, stages: int = 3, noise_penalty: float = 1.0
+) -> additive.Linear:
+    return final_model(
+        {name: value.numpy() for name, value in release.tensors.items()},
+        release.certificate.settings,
+        features.blocks,
+        features.ordered,
+        stages=stages,
+        noise_penalty=noise_penalty,
+    )
 
 
 def train(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> Model:
     """Make the model of a table's release."""
     head = fit(release, stages=stages, noise_penalty=noise_penalty)
-    summary = {"network": ADDITIVE, "epochs": 0}
+    summary: dict[str, object] = {"network": ADDITIVE, "epochs": 0}
+    if (found := estimated_accuracy(release)) is not None:
+        summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
+        if said := warning(release):
+            summary["warning"] = said
+        if drowned(release):
+            features = release.features()
+            assert isinstance(features, TabularFeatures)
+            shares = log_shares(release)
+            ahead = (head.weight - head.weight[int(shares.argmax())]) * features.unit
+            reach = sum(ahead[:, start:stop].amax(1).clamp_min(0) for start, stop in features.blocks)
+            head = largest_class(head, shares, torch.as_tensor(reach))
     return Model(release.certificate, head.module(), {"kind": "linear"}, release.features(), summary)
-
-
-def _linear(
-    release: Release, features: TabularFeatures, stages: int, noise_penalty: float
-) -> additive.Linear:
-    settings = release.certificate.settings
-    tensors = {name: value.numpy() for name, value in release.tensors.items()}
-    weighing = additive.Weighing.of(tensors["scores"], tensors["prior"], features.blocks)
-    if stages < 2 or "gradient" not in tensors:
-        return weighing.linear()
-    gradient, curvature = additive.derivatives(tensors)
-    step = additive.newton(
-        gradient, curvature, noise_penalty * settings["sd_gradient"], noise_penalty * settings["sd_curvature"]
-    )
-    model = weighing.linear(step)
-    if stages < 3 or "residuals" not in tensors:
-        return model
-    n = float(settings.get("n_estimated", settings.get("told_n")))  # files of 0.1.0 have the second name
-    summary = additive.Scores(tensors["scores"], tensors["prior"], tensors["rates"], tensors["records"], n)
-    change = additive.residual_step(
-        tensors["residuals"] * float(tensors["step_residuals"][0]),
-        noise_penalty * float(settings["sd_residuals"]),
-        summary,
-        _slope(summary, float(curvature[0, 0])),
-        features.blocks,
-        features.ordered,
-    )
-    return additive.Linear(model.weight + change, model.bias)
-
-
-def _slope(summary: additive.Scores, curvature: float) -> float:
-    """How much of the variance of the label is left, from the curvature in the first offset."""
-    share = float(np.exp(summary.prior[1]))
-    return min(max(curvature / summary.n / (share * (1 - share)), 0.2), 1.0)
 
 
 def has_columns(release: Release) -> bool:
@@ -96,7 +88,7 @@ def relevance(release: Release) -> dict[str, float]:
     added up. In a linear model LRP gives a cell the relevance weight times value, so a column's relevance to
     a record is the weight of the cell that is on. What is shown is its standard deviation over the records,
     cells counted by their *released* tables: it reads the release alone and costs nothing. Random Fourier
-    features read all numeric columns, so they are shown together, as `waves`.
+    features read all numeric columns, so they are shown together, as one entry.
     """
     if not has_columns(release):
         raise UserError("relevance by column is for a table's release; this one is of something else")
@@ -106,7 +98,7 @@ def relevance(release: Release) -> dict[str, float]:
         return _of_records(release)
     features = release.features()
     assert isinstance(features, TabularFeatures)
-    model = _linear(release, features, 3, 1.0)
+    model = _model(release, features)
     records = release.tensors["records"].numpy()
     spread: dict[str, float] = {}
     for name, (start, stop) in zip(features.block_names, features.blocks, strict=True):
@@ -114,7 +106,7 @@ def relevance(release: Release) -> dict[str, float]:
         weight = model.weight[:, start:stop] - model.weight[:, start:stop].mean(0)
         middle = (weight * mass).sum(1, keepdims=True)
         variance = float((mass * (weight - middle) ** 2).sum())
-        name = WAVES if features.is_wave(start) else name
+        name = FOURIER if features.is_fourier(start) else name
         spread[name] = float(np.hypot(spread.get(name, 0.0), np.sqrt(variance)))
     return _shares(spread)
 
@@ -128,7 +120,7 @@ def _of_rounds(release: Release) -> dict[str, float]:
     weight = features.of_values(weight if regression else weight - weight.mean(0))
     spread: dict[str, float] = {}
     for feature, variance in enumerate(features.variances()):
-        name = features.column_of(feature) or WAVES
+        name = features.column_of(feature) or FOURIER
         part = float((weight[:, feature] ** 2).sum() * variance)
         spread[name] = spread.get(name, 0.0) + part
     return _shares({name: float(np.sqrt(part)) for name, part in spread.items()})

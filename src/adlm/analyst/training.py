@@ -7,7 +7,7 @@ after a thousand.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -44,6 +44,7 @@ class TrainingConfig:
     optimiser : the name of any optimiser in torch.optim, with `options` for it besides the learning rate.
     learning_rate, schedule : eta_t is the rate times the schedule at the share of steps done.
     seed : decides the order of batches and drop-out; it has nothing to do with privacy.
+    class_weight : what mistakes weigh by class: public weights by name, or `balanced`, from released counts.
     """
 
     epochs: int | None = None
@@ -54,6 +55,7 @@ class TrainingConfig:
     schedule: str = "constant"
     options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    class_weight: Mapping[str, float] | str | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -140,6 +142,8 @@ def train(
     described = {key: value for key, value in asdict(plan).items() if key != "epochs"} | {
         "identity": identity
     }
+    if plan.class_weight is None:
+        described.pop("class_weight")
     if plan.schedule != "constant":
         described["epochs"] = plan.epochs  # the rate depends on the length, so it cannot change half-way
     losses: list[float] = []

@@ -32,7 +32,8 @@ from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.decorrelation import GRID, decorrelation
-from adlm.public.features.scaled_table import TableIndicators, frequencies
+from adlm.public.features.scaled_table import frequencies
+from adlm.public.features.table_indicators import TableIndicators
 from adlm.public.planning.regression import RegressionPlan
 from adlm.public.planning.tables import TablePlan
 
@@ -117,6 +118,8 @@ def _table(release: Release) -> list[str]:
         raw["weights"],
         bool(raw["residuals"]),
         (shares[0], shares[1], shares[2], shares[3], shares[4]),
+        check_share=Fraction(raw.get("check_share", 0)),
+        scaling_share=Fraction(raw.get("scaling_share", 0)),
     )
     recomputed = calibrate_table(
         plan,

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from adlm.analyst.examples import Examples
 from adlm.analyst.training import TrainingConfig, train
+from adlm.baselines.accounting import quick_epsilon, quick_multiplier
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import MomentConfig
 from adlm.curator.mechanisms.moments import release as release_moments
@@ -205,25 +206,9 @@ def dp_sgd_epsilon(epochs: int, *, first: float = 1.0, delta: float = 1e-5, rate
     delta : of both.
     rate : share of the records in a batch.
     """
-    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, calibrate_dp_mechanism
-    from dp_accounting.pld import PLDAccountant
-
     steps = round(1 / rate)
-
-    def event(sigma: float, epochs: int) -> Any:
-        from dp_accounting import SelfComposedDpEvent
-
-        return SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(sigma)), steps * epochs)
-
-    sigma = calibrate_dp_mechanism(
-        lambda: PLDAccountant(value_discretization_interval=1e-3),
-        lambda candidate: event(candidate, 1),
-        first,
-        delta,
-    )
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    accountant.compose(event(sigma, epochs))
-    return float(accountant.get_epsilon(delta))
+    sigma = quick_multiplier(first, rate, steps, delta)
+    return quick_epsilon(sigma, rate, steps * epochs, delta, first)
 
 
 def summary(count: int, source: Source, *, epsilon: Fraction = Fraction(1), seed: int = 0) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def audit_other(mechanism: Mechanism, runs: int = 100_000, alpha: float = ALPHA)
     }
     best = max(bounds, key=lambda name: bounds[name])
     claim: Fraction = parse_epsilon(mechanism.epsilon)
-    told = ", ".join(f"{name} {value:.3f}" for name, value in bounds.items())
+    listed = ", ".join(f"{name} {value:.3f}" for name, value in bounds.items())
     return Finding(
         rung="two worlds, plug-in",
         mechanism=mechanism.name,
@@ -131,7 +131,7 @@ def audit_other(mechanism: Mechanism, runs: int = 100_000, alpha: float = ALPHA)
         confidence=1 - alpha,
         runs=runs,
         delta=float(delta),
-        note=f"lower bounds by attack: {told}; not tried: {mechanism.not_tried}",
+        note=f"lower bounds by attack: {listed}; not tried: {mechanism.not_tried}",
         curve=curve(attacks[best]),
     )
 

@@ -95,13 +95,13 @@ def head_before_noise(runs: int, source: Source) -> Finding:
     del runs
 
     def peeking(
-        kept: GradientRecords, plan: GradientRounds, offsets: Any, law: tuple[str, int], source: Source
+        kept: GradientRecords, plan: GradientRounds, offsets: Any, noise: tuple[str, int], source: Source
     ) -> Any:
         descent = Descent(replace(plan, step=1e4), np.zeros_like(offsets), kept.width)
         released = []
         for _ in range(plan.rounds):
             total = kept.gradient(descent.head())
-            released.append(total + source.gaussian(total.shape, law[1]))
+            released.append(total + source.gaussian(total.shape, noise[1]))
             descent.update(total)  # should be what was released
         return np.stack(released)
 
@@ -132,13 +132,13 @@ def noise_used_again(runs: int, source: Source) -> Finding:
     del runs
 
     def again(
-        kept: GradientRecords, plan: GradientRounds, offsets: Any, law: tuple[str, int], source: Source
+        kept: GradientRecords, plan: GradientRounds, offsets: Any, noise: tuple[str, int], source: Source
     ) -> Any:
         descent = Descent(plan, offsets, kept.width)
         drawn, released = None, []
         for _ in range(plan.rounds):
             total = kept.gradient(descent.head())
-            drawn = source.gaussian(total.shape, law[1]) if drawn is None else drawn
+            drawn = source.gaussian(total.shape, noise[1]) if drawn is None else drawn
             released.append(total + drawn)
             descent.update(released[-1])
         return np.stack(released)

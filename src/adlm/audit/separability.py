@@ -158,7 +158,8 @@ def table_separability(neighbours: str) -> Finding:
     """Map a table's records alone, in batches of several sizes and in another order: every bit must agree."""
     from adlm.public.domain.column import Column
     from adlm.public.domain.table import TableDomain
-    from adlm.public.features.scaled_table import ScaledTable, TableIndicators
+    from adlm.public.features.scaled_table import ScaledTable
+    from adlm.public.features.table_indicators import TableIndicators
 
     table = TableDomain(
         (

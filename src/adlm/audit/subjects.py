@@ -88,7 +88,9 @@ def of_moments(
     )
 
 
-def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) -> Subject:
+def of_table(
+    name: str, delta: Fraction, neighbours: str, *, focus: int | None, scaled: bool = False
+) -> Subject:
     """Audit the release of a table, all of its stages: records are encoded rows of three columns.
 
     Parameters
@@ -97,6 +99,7 @@ def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) 
     delta : 0 for Laplace noise.
     neighbours : the relation.
     focus : the charge that the search looks at; None for all.
+    scaled : class offsets and one temperature in place of column weights and residual tables.
     """
     table = TableDomain(
         (
@@ -109,6 +112,11 @@ def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) 
     )
     domain, features = table.domain, TabularFeatures(table, detail=5)
     plan = TablePlan(5, "columns", True, (Fraction(1, 5),) * 5)
+    if scaled:
+        none = Fraction(0)
+        plan = TablePlan(
+            5, "none", False, (Fraction(1), none, none, none, none), scaling_share=Fraction(1, 4)
+        )
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         z = features(torch.from_numpy(domain.scale(data.values))).numpy()
@@ -122,7 +130,7 @@ def of_table(name: str, delta: Fraction, neighbours: str, *, focus: int | None) 
         )
         return made.certificate.charges
 
-    covers = (0, 1, 2, 3, 3, 4)
+    covers = (0, 1, 1, 1, 2) if scaled else (0, 1, 2, 3, 3, 4, 5)
     return Subject(name, neighbours, run, covers, domain.size, focus=focus, tight=False, box=True)
 
 
@@ -375,6 +383,11 @@ def designs() -> dict[str, tuple[MomentConfig, tuple[int | None, ...], int | Non
         "products across the basis, radial": (replace(radial, second=across), (0, 1, 2), 2),
         "products across the basis, Gaussian": (replace(gaussian, second=across), (0, 1, 1, 2), 2),
         "gradient rounds, Gaussian": (rounds, (0, 1, 1, 1, 2), 1),
+        "gradient rounds around the mean, Gaussian": (
+            replace(rounds, rounds=replace(descent, centred=True)),
+            (0, 1, 1, 1, 2),
+            1,
+        ),
         "gradient rounds, radial": (replace(radial, rounds=descent), (0, 1, 1, 1, 2), 1),
     }
 
@@ -412,6 +425,11 @@ def subjects() -> tuple[Subject, ...]:
     made.extend(
         of_table(f"table, {stage}, {noise}", delta, relation, focus=focus)
         for stage, focus in (("class tables", 0), ("all stages", None))
+        for noise, delta in (("Laplace", Fraction(0)), ("Gaussian", DELTA))
+        for relation in NEIGHBOURS
+    )
+    made.extend(
+        of_table(f"table, offsets and temperature, {noise}", delta, relation, focus=None, scaled=True)
         for noise, delta in (("Laplace", Fraction(0)), ("Gaussian", DELTA))
         for relation in NEIGHBOURS
     )

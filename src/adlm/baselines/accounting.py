@@ -87,22 +87,37 @@ def noise_multiplier(epsilon: float, rate: float, steps: int, delta: float) -> f
         raise UserError(
             f"DP-SGD needs batches smaller than the data set and a step, got rate {rate} and {steps} steps"
         )
-    aim = epsilon - 1.1 * _slack(epsilon)
+    high = quick_multiplier(epsilon, rate, steps, delta, below=1.1 * _slack(epsilon))
+    while epsilon_spent(high, rate, steps, delta, epsilon) > epsilon:
+        high *= 1 + _PRECISION / 2
+    return high
+
+
+def quick_multiplier(epsilon: float, rate: float, steps: int, delta: float, below: float = 0.0) -> float:
+    """Return the least sigma, to 0.05 %, whose `quick_epsilon` stays `below` under `epsilon`.
+
+    Parameters
+    ----------
+    epsilon, delta : the budget.
+    rate : share of the records in a batch.
+    steps : of training.
+    below : what is left of epsilon for a bound that lies higher.
+    """
+    aim = epsilon - below
+
+    def spent(sigma: float) -> float:
+        return quick_epsilon(sigma, rate, steps, delta, epsilon)
+
     low = high = _limit(aim, rate, steps, delta)
-    while quick_epsilon(high, rate, steps, delta, epsilon) > aim:
+    while spent(high) > aim:
         low, high = high, 1.1 * high
         if high > _LARGEST:
             raise UserError(f"no noise gives DP-SGD epsilon {epsilon:g} at delta {delta:g}; raise epsilon")
-    while low == high or quick_epsilon(low, rate, steps, delta, epsilon) < aim:
+    while low == high or spent(low) < aim:
         low = low / 1.1
     while high - low > _PRECISION / 4 * high:
         middle = (low + high) / 2
-        if quick_epsilon(middle, rate, steps, delta, epsilon) > aim:
-            low = middle
-        else:
-            high = middle
-    while epsilon_spent(high, rate, steps, delta, epsilon) > epsilon:
-        high *= 1 + _PRECISION / 2
+        low, high = (middle, high) if spent(middle) > aim else (low, middle)
     return high
 
 

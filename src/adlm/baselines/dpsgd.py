@@ -26,6 +26,10 @@ from adlm.privacy.accounting import Totals, parse_delta, parse_epsilon
 from adlm.runtime import progress
 
 NEIGHBOURS = "add-remove"
+REPLACED = (
+    "the noise of add-remove for twice the clip norm: the usual rule for a replaced record, exact for whole "
+    "batches; drawn in floating point"
+)
 NOTE = (
     "holds for Poisson sampling, which is used here, and for Gaussian noise in real numbers; the noise is "
     "drawn in floating point; add-remove is the weaker relation, a replaced record counts about twice"
@@ -134,11 +138,12 @@ class Certificate:
     clip: float
     accountant: str = "PRV (Opacus)"
     note: str = NOTE
+    neighbours: str = NEIGHBOURS
 
     @property
     def totals(self) -> Totals:
         """Claimed and proved epsilon: the accountant's for both."""
-        return Totals(self.epsilon, self.epsilon, self.delta, NEIGHBOURS)
+        return Totals(self.epsilon, self.epsilon, self.delta, self.neighbours)
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values with the keys that every report uses."""
@@ -166,7 +171,14 @@ class Trained:
         return accuracy(self.network, x, labels)
 
 
-def certify(settings: Settings, n: int, epsilon: object, delta: object = "1e-5") -> Certificate:
+def certify(
+    settings: Settings,
+    n: int,
+    epsilon: object,
+    delta: object = "1e-5",
+    *,
+    neighbours: str = NEIGHBOURS,
+) -> Certificate:
     """Choose the noise that spends at most `epsilon` over all steps, and at least 99% of it.
 
     Parameters
@@ -174,6 +186,7 @@ def certify(settings: Settings, n: int, epsilon: object, delta: object = "1e-5")
     settings : of training.
     n : number of records.
     epsilon, delta : the budget.
+    neighbours : `add-remove`; or `replace-one`, which takes the noise of add-remove for twice the clip norm.
     """
     target, slack = parse_epsilon(epsilon), parse_delta(delta)
     if slack == 0:
@@ -181,7 +194,11 @@ def certify(settings: Settings, n: int, epsilon: object, delta: object = "1e-5")
     rate, steps = min(settings.batch, n) / n, settings.steps(n)
     sigma = noise_multiplier(float(target), rate, steps, float(slack))
     spent = epsilon_spent(sigma, rate, steps, float(slack), float(target))
-    return Certificate(Fraction(spent), slack, rate, steps, sigma, settings.clip)
+    if neighbours == NEIGHBOURS:
+        return Certificate(Fraction(spent), slack, rate, steps, sigma, settings.clip)
+    return Certificate(
+        Fraction(spent), slack, rate, steps, 2 * sigma, settings.clip, note=REPLACED, neighbours=neighbours
+    )
 
 
 def spend(settings: Settings, n: int, sigma: float, delta: object = "1e-5") -> Certificate:

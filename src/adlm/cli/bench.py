@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from adlm.cli.checkout import find_benchmarks
 from adlm.cli.console import AsJson, Output, Quiet
 
 
@@ -34,8 +35,9 @@ def bench(
     machine than about a program. With --json: {"command", "cores", "repeats", "ratios": [{"name", "value",
     "low", "high", "sense", "asked", "met", "note", "detail"}]}.
     """
-    from adlm.bench.comparisons import Scale
-    from adlm.bench.run import HEADINGS, run, table_rows
+    find_benchmarks("adlm bench")
+    from benchmarks.bench.comparisons import Scale
+    from benchmarks.bench.run import HEADINGS, run, table_rows
 
     output = Output(as_json, quiet)
     words = ["adlm bench", *(["--quick"] if quick else []), f"--repeats {repeats}"]

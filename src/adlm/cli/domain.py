@@ -87,13 +87,12 @@ def init(
 
 def _write_inputs(place: Path, text: str, output: Output) -> None:
     """Write the draft of a domain of images or vectors, and say what is left to fill in."""
-    import tomllib
-
     from adlm.errors import UserError
+    from adlm.public.domain.declaration import toml
     from adlm.public.domain.inputs import InputDomain
     from adlm.runtime.artefact import write_file
 
-    columns = list(tomllib.loads(text)["columns"])
+    columns = list(toml(text)["columns"])
     whole = "# family = " not in text and "# classes" not in text and "# size" not in text
     if whole:
         try:

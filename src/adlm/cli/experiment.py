@@ -7,31 +7,16 @@ from typing import Annotated, Any
 
 import typer
 
+from adlm.cli.checkout import find_benchmarks
 from adlm.cli.console import AsJson, Output, Quiet
+from adlm.ui.experiments import TITLES
 
 app = typer.Typer(
     help="Run an experiment by name, side by side with DP-SGD. Example: adlm experiment frontier-mnist",
     no_args_is_help=True,
 )
 
-NAMES = {
-    "paper-mnist": "The paper's Fig. 4: accuracy over epsilon and epochs on MNIST, claimed and proved.",
-    "paper-cifar10": "The paper's Fig. 5: the same on CIFAR-10.",
-    "paper-ablation": "Why Fig. 4 takes what it takes: the authors' reading, one setting changed at a time.",
-    "frontier-mnist": "Accuracy over proved epsilon from 0.02 to 8 on MNIST.",
-    "frontier-fashion-mnist": "The same on Fashion-MNIST.",
-    "frontier-cifar10": "The same on CIFAR-10.",
-    "frontier-digits": "The same on scikit-learn's digits: what a small data set can expect.",
-    "rule-digits": "The plan of the rule against plans beside it, on scikit-learn's digits.",
-    "rule-small": "The same on 6,000 records of MNIST.",
-    "rule-five": "The same on five classes of MNIST.",
-    "rule-adult": "The same on Adult, a table, which it was not made for.",
-    "epochs": "Accuracy and proved epsilon after 1, 10, 100 and 1,000 epochs.",
-    "search": "A search of 200 trials on one release against what it costs DP-SGD.",
-    "allocation": "Noise by relevance against identical noise, in paired releases.",
-}
-
-_WRITES = """Writes OUT/NAME: a line for each finished cell, a summary, a table and figures.
+_WRITES = """Writes OUT/NAME: a line for each finished trial, a summary, a table and figures.
 
 With --json, the summary: {"experiment", "command", "cores", "rows": [{"method", "accuracy", "sd",
 "epsilon_claimed", "epsilon_proved", "delta", "neighbours"}], "tests", "published"}.
@@ -43,8 +28,11 @@ Preset = Annotated[
 Epsilons = Annotated[str | None, typer.Option(help="Other epsilons, such as 0.1,0.5.")]
 Seeds = Annotated[int | None, typer.Option(help="Other number of seeds.")]
 Methods = Annotated[str | None, typer.Option(help="Only these methods, such as moments,psgd-linear.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Keep finished cells and go on.")]
-Jobs = Annotated[int | None, typer.Option(help="Processes; one a core when not given.", min=1)]
+Resume = Annotated[bool, typer.Option("--resume", help="Keep finished trials and go on.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(help="Processes; one a core when not given. 0: the page of finished trials alone.", min=0),
+]
 Out = Annotated[Path, typer.Option(help="Folder of results.")]
 
 
@@ -54,7 +42,8 @@ def list_(as_json: AsJson = False, quiet: Quiet = False) -> None:
 
     With --json: {"experiments": [{"name", "title", "data", "methods", "quick_cells", "full_cells"}]}.
     """
-    from adlm.experiments.catalogue import EXPERIMENTS
+    find_benchmarks("adlm experiment")
+    from benchmarks.experiments.catalogue import EXPERIMENTS
 
     output = Output(as_json, quiet)
     described = [
@@ -73,11 +62,12 @@ def list_(as_json: AsJson = False, quiet: Quiet = False) -> None:
         [e.name, e.title, str(len(e.trials("quick"))), str(len(e.trials("full")))]
         for e in EXPERIMENTS.values()
     ]
-    output.table(["name", "question", "cells, quick", "cells, full"], rows)
+    output.table(["name", "question", "trials, quick", "trials, full"], rows)
 
 
 def _run(name: str, **options: Any) -> dict[str, Any]:
-    from adlm.experiments.run import run_experiment
+    find_benchmarks("adlm experiment")
+    from benchmarks.experiments.run import run_experiment
 
     for key in ("epsilons", "methods"):
         if options[key] is not None:
@@ -101,7 +91,8 @@ def _command(name: str, title: str) -> None:
         as_json: AsJson = False,
         quiet: Quiet = False,
     ) -> None:
-        from adlm.experiments.tabulate import table
+        find_benchmarks("adlm experiment")
+        from benchmarks.experiments.tabulate import table
 
         output = Output(as_json, quiet)
         summary = _run(
@@ -123,8 +114,8 @@ def _command(name: str, title: str) -> None:
     app.command(name, epilog=f"Example: adlm experiment {name} --preset quick --resume")(command)
 
 
-for _name, _title in NAMES.items():
-    _command(_name, _title)
+for _name, _title in TITLES.items():
+    _command(_name, f"{_title}.")
 
 
 @app.command("tables", epilog="Example: adlm experiment tables --releases 10")
@@ -158,7 +149,8 @@ def tables(
     """
     from dataclasses import asdict
 
-    from adlm.experiments.tables import EPSILONS, run
+    find_benchmarks("adlm experiment")
+    from benchmarks.experiments.tables import EPSILONS, run
 
     output = Output(as_json, quiet)
     budgets = tuple(part.strip() for part in epsilons.split(",")) if epsilons else EPSILONS
@@ -203,8 +195,9 @@ def regression(
     """
     from dataclasses import asdict
 
-    from adlm.experiments.regression import EPSILONS, run
-    from adlm.experiments.regression_split import NAMES as ALL
+    find_benchmarks("adlm experiment")
+    from benchmarks.experiments.regression import EPSILONS, run
+    from benchmarks.experiments.regression_split import NAMES as ALL
 
     output = Output(as_json, quiet)
     rows = run(
@@ -231,17 +224,19 @@ def all_(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run every experiment by cells; one whose data cannot be had is told of at the end.
+    """Run every experiment that is made of trials; what could not be run is named at the end.
 
     Tables have a command of their own: adlm experiment tables. With --json: {"experiments": {name: summary}}.
     """
     from adlm.errors import UserError
-    from adlm.experiments.tabulate import table
+
+    find_benchmarks("adlm experiment")
+    from benchmarks.experiments.tabulate import table
 
     output = Output(as_json, quiet)
     options = {"preset": preset, "epsilons": None, "seeds": seeds, "methods": None}
     summaries, failed = {}, []
-    for name in NAMES:
+    for name in TITLES:
         try:
             summaries[name] = _run(name, **options, resume=resume, jobs=jobs, out=out)
         except UserError as error:

@@ -30,7 +30,7 @@ def plan(
 ) -> None:
     """Tell from public quantities alone which settings a release would have, and what to expect of it.
 
-    The release is rehearsed on the most alike classes of a public random process: it spends nothing and
+    The release is simulated on the most alike classes of a public random process: it spends nothing and
     reads no record, and the same rule then makes the release. How near to each other such classes lie is a
     public constant for each kind of picture; yours may differ, so take the accuracy as a forecast, no more.
     With --json: {"n", "classes", "features", "neighbours", "plans": [{"epsilon", "delta", "accuracy",
@@ -64,7 +64,7 @@ def plan(
     relation = neighbours or known.neighbours
     budgets = epsilon.split(",")
     plans = []
-    with progress.bar(len(budgets), "rehearsals") as advance:
+    with progress.bar(len(budgets), "simulations") as advance:
         for budget in budgets:
             plans.append(forecast(features, n, len(known.classes), budget, delta, relation))
             advance(1)
@@ -95,7 +95,7 @@ def plan(
     )
     if any(p.plan.rounds is not None for p in plans):
         output.say(
-            "plans with gradient rounds: moments under the same budget were rehearsed; expect rather more"
+            "plans with gradient rounds: moments under the same budget were simulated; expect rather more"
         )
     if picture is not None:
         from adlm.report.plots import accuracy_over_epsilon
@@ -132,7 +132,7 @@ def _plan_table(
     table = TableDomain.load(domain)
     table = table if neighbours is None else replace(table, neighbours=neighbours)
     plans = []
-    with progress.bar(len(budgets), "rehearsals") as advance:
+    with progress.bar(len(budgets), "simulations") as advance:
         for budget in budgets:
             plans.append(forecast_table(table, n, budget, delta, fourier=random_fourier_features(fourier)))
             advance(1)

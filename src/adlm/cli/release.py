@@ -124,7 +124,7 @@ def release(
         raise UserError("--cache is for the local engine; leave it out with --engine ray")
     chosen = pick_device(device)
     of_table = file is not None and not request.of_inputs
-    encoder = Encoder.asked(backbone, provenance, trained_on, of_table=of_table)
+    encoder = Encoder.declared(backbone, provenance, trained_on, of_table=of_table)
     if fourier is not None and not of_table:
         raise UserError("--fourier is for tables from a file; leave it out")
     job = request.open(public_size)
@@ -162,14 +162,14 @@ def release(
 
 @dataclass(frozen=True)
 class Encoder:
-    """A public encoder that was asked for: which one, and what is declared of it."""
+    """A public encoder that was requested: which one, and what is declared of it."""
 
     name: str
     provenance: str
     trained_on: str
 
     @classmethod
-    def asked(
+    def declared(
         cls, name: str | None, provenance: str | None, trained_on: str | None, *, of_table: bool
     ) -> Encoder | None:
         """Check the options that speak of an encoder; None if there is none.

@@ -102,9 +102,9 @@ class Request:
         from adlm.curator.ledger import Ledger, default_path
         from adlm.curator.noise import Source
         from adlm.privacy.budget import Budget
-        from adlm.runtime.artefact import require_room
+        from adlm.runtime.artefact import require_space
 
-        require_room(self.out, what="release")
+        require_space(self.out, what="release")
         _warn(self.epsilon, self.delta, public_size)
         key = key_of(self.sign)
         place = self.ledger or default_path(self.data or _named(self.file))

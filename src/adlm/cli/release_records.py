@@ -85,7 +85,7 @@ def release_records(
     It is there to be compared with; the certificate says what is claimed and what is proved. Every charge is
     in the ledger before its noise is drawn. With --json: the keys of adlm release.
     """
-    from adlm.algorithm1 import Budgets, make_release
+    from adlm.algorithm1 import Budgets, RecordOptions, make_release
     from adlm.analyst import networks
     from adlm.errors import UserError
 
@@ -108,7 +108,7 @@ def release_records(
     built = networks.build(network, shape, classes)
     budgets = Budgets.split(epsilon, tuple(split.split(",")), method)
     size = networks.batch_size(network) if batch_size is None else batch_size
-    sensitivity = _delta_h0(delta_h0)
+    options = RecordOptions(_delta_h0(delta_h0), allocation or "linear", loss, mode, folder=out)
 
     def make() -> Release:
         explained = (
@@ -117,22 +117,14 @@ def release_records(
             else None
         )
         return make_release(
-            records.x,
-            records.labels,
-            records.domain,
+            records,
             built,
             budgets,
+            size,
             explained=explained,
-            L=size,
-            delta_h0=sensitivity,
-            allocation=allocation or "linear",
-            loss=loss,
-            mode=mode,
+            options=options,
             ledger=job.ledger,
             source=job.source,
-            folder=out,
-            stamps=records.stamps,
-            features=records.features,
         )
 
     job.run(make, "records", output)

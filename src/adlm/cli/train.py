@@ -115,8 +115,6 @@ def train(
             )
     weights = None if class_weight is None else parse_class_weight(class_weight)
     if weights is not None:
-        if network is not None:
-            raise UserError("--class-weight goes with a linear model; leave out --network, or the weights")
         class_weights(made, weights)
     examples = len(made.tensors["x"]) if made.kind == "records" else draws
     usual = default_plan(max(examples, 1), seed)
@@ -128,6 +126,7 @@ def train(
         optimiser=optimiser,
         schedule=schedule,
         learning_rate=learning_rate,
+        class_weight=None if network is None else weights,
     )
     few = "" if network is None else _few(plan.total(examples), ENOUGH_STEPS)
     checkpoint = out.parent / f"{out.name}.checkpoint"
@@ -144,7 +143,7 @@ def train(
         model = replace(model, training={**model.training, **distributed.state()})
     if distributed.rank() != 0:  # one process writes and speaks
         return
-    model = weighed(model, made, weights)
+    model = weighed(model, made, weights if network is None else None)
     small = small_classes(made)
     if small:  # goes along with the model, which has no counts
         model = replace(model, training={**model.training, "small_classes": [s.to_dict() for s in small]})

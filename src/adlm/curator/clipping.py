@@ -11,21 +11,20 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from adlm.errors import UserError
 from adlm.privacy.accounting import root_up
+from adlm.runtime.memory import rows_in_cache
 
 Norm = Literal["l1", "l2"]
 RESOLUTION = 1 << 20  # the norm of a whole record in grid steps: products of two fit a double exactly
 EXACT_ROWS = (
     1 << 12
 )  # rows * RESOLUTION^2 <= 2^52, so a matrix product of doubles is exact integer arithmetic
-
-CACHED = 512  # records clipped at once, so that they stay in a processor's cache
 
 Reals = npt.NDArray[np.float64]
 
@@ -86,18 +85,25 @@ class Clip:
 
     def integers(self, z: npt.ArrayLike) -> Reals:
         """Shrink (n, k) rows into the ball and round them towards zero: whole numbers, as doubles."""
-        values = np.asarray(z, dtype=np.float64)
+        values = np.asarray(z)
         if values.ndim != 2 or values.shape[1] != len(self.scales):
             raise UserError(f"features must be (n, {len(self.scales)}), got {values.shape}")
-        if len(values) > CACHED:  # a row depends on its own record alone, so rows may be taken in parts
-            parts = range(0, len(values), CACHED)
-            return np.concatenate([self.integers(values[i : i + CACHED]) for i in parts])
+        out, steps, count = np.empty(values.shape), self.steps, rows_in_cache(values.shape[1])
+        for start in range(0, len(values), count):  # a row depends on its own record alone
+            self._clipped(values[start : start + count], steps, out[start : start + count])
+        return out
+
+    def _clipped(self, values: npt.NDArray[Any], steps: Reals, rows: Reals) -> None:
+        """Shrink and round a few rows."""
         if not np.isfinite(values).all():
             raise UserError("features hold a value that is not a finite number; check the feature map")
         with np.errstate(over="ignore"):  # a quotient beyond 2^60 steps is as far outside as any
-            ratio = values / self.steps
+            ratio = values / steps
         np.clip(ratio, -(2.0**60), 2.0**60, out=ratio)
-        rows: Reals = np.abs(ratio) if self.norm == "l1" else ratio * ratio
+        if self.norm == "l1":
+            np.abs(ratio, out=rows)
+        else:
+            np.multiply(ratio, ratio, out=rows)
         size = rows.sum(1) if self.norm == "l1" else np.sqrt(rows.sum(1))
         shrink = np.minimum(1.0, self.feature_norm_bound / np.maximum(size, 1e-300))
         np.multiply(ratio, shrink[:, None], out=rows)
@@ -107,13 +113,12 @@ class Clip:
             shrink[over] *= 1 - 2.0**-30
             rows[over] = np.trunc(ratio[over] * shrink[over, None])
             over = over[self._exceeds(rows[over])]
-        return rows
 
     def _exceeds(self, rows: Reals) -> npt.NDArray[np.bool_]:
         """Whether rows are outside the ball. Sums of whole numbers below 2^53 are exact in doubles."""
         if self.norm == "l1":
             return np.asarray(np.abs(rows).sum(1) > self.feature_norm_bound)
-        return np.asarray((rows**2).sum(1) > self.feature_norm_bound**2)
+        return np.asarray((rows * rows).sum(1) > self.feature_norm_bound**2)
 
     def sums_sensitivity(self, neighbours: str) -> Fraction:
         """Return the distance of (counts, class sums) of neighbours, in this norm, in grid steps.

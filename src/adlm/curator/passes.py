@@ -25,6 +25,7 @@ from threadpoolctl import threadpool_limits
 
 from adlm.curator.totals import Total, Totals, merge
 from adlm.runtime import progress
+from adlm.runtime.memory import keep_freed
 from adlm.runtime.part_store import Part, PartStore
 
 Integers = NDArray[np.int64]
@@ -34,7 +35,8 @@ Keep = Callable[[Part], tuple[Part, tuple[Integers, ...]]]
 Batches = Callable[[], Iterable[tuple[Any, NDArray[np.int64]]]]  # called once a pass over the records
 Chain = tuple[Transform, ...]
 
-ROWS = 1 << 12  # records worked on at once: they fit into a processor's cache, and sums of doubles are exact
+ROWS = 1 << 12  # most records worked on at once: sums of doubles are exact
+BLOCK_ROWS = 1 << 9  # worked on at once, to stay in a processor's cache, unless a pass asks for more
 PART_ROWS = 1 << 16  # records of a part
 MOST_THREADS = 8
 
@@ -54,7 +56,7 @@ class Records(ABC):
         Parameters
         ----------
         partial : takes (n, ...) arrays of up to ROWS records; what it gives for records depends on them and
-            on public or released numbers alone.
+            on public or released numbers alone. Its `block_rows`, if it has one, says how many suit it.
         advance : is told how many records are done.
         """
 
@@ -194,7 +196,7 @@ def _one_thread_each() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def blocks_of(part: Part, rows: int = ROWS) -> Iterator[Part]:
+def blocks_of(part: Part, rows: int = BLOCK_ROWS) -> Iterator[Part]:
     """Cut a part into blocks that fit into a processor's cache."""
     for start in range(0, len(part[0]), rows):
         yield tuple(array[start : start + rows] for array in part)
@@ -203,8 +205,9 @@ def blocks_of(part: Part, rows: int = ROWS) -> Iterator[Part]:
 def sum_part(part: Part, chain: Chain, partial: Partial) -> Totals:
     """Add up what a partial gives of a part, block by block."""
     found: tuple[Integers, ...] | None = None
+    keep_freed()
     with torch.inference_mode():
-        for block in blocks_of(part):
+        for block in blocks_of(part, getattr(partial, "block_rows", BLOCK_ROWS)):
             for transform in chain:
                 block = transform(block)
             sums = partial(block)

@@ -14,10 +14,10 @@ from adlm.curator.passes import Integers, Records, as_records
 from adlm.public.domain.encoding import expand
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import Features
-from adlm.public.features.scaled_table import TableIndicators
+from adlm.public.features.table_indicators import TableIndicators
+from adlm.runtime.memory import rows_in_cache
 from adlm.runtime.part_store import Part
 
-CACHED = 512  # records whose features are taken at once, so that they stay in a processor's cache
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
@@ -42,9 +42,11 @@ class TableFeatures:
 
     def __call__(self, part: Part) -> Part:
         """Return (n, width) features, and (n,) classes."""
-        x = torch.from_numpy(part[0])
-        made = [self.features(x[i : i + CACHED]) for i in range(0, len(x), CACHED)]
-        return torch.cat(made).numpy(), part[1]
+        x, count = torch.from_numpy(part[0]), rows_in_cache(self.features.width)
+        made = np.empty((len(x), self.features.width), dtype=np.float32)
+        for start in range(0, len(x), count):
+            made[start : start + count] = self.features(x[start : start + count]).numpy()
+        return made, part[1]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from adlm.errors import UserError
 from adlm.public.domain import Domain
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import Features
+from adlm.readers.input_pieces import InputPieces
 
 ENGINES = ("local", "ray")
 
@@ -31,6 +32,7 @@ class Engine(ABC):
     """
 
     name: str
+    reads_files = False  # whether `features` takes files of images or vectors that are not yet read
 
     @abstractmethod
     def table(self, source: Path | str, table: TableDomain) -> Records:
@@ -38,9 +40,21 @@ class Engine(ABC):
 
     @abstractmethod
     def features(
-        self, x: NDArray[Any], codes: NDArray[np.int64], domain: Domain, features: Features
+        self,
+        x: NDArray[Any] | InputPieces,
+        codes: NDArray[np.int64] | None,
+        domain: Domain,
+        features: Features,
     ) -> Records:
-        """Take public features of records in memory: parts of (n, width) features and class codes."""
+        """Take public features: parts of (n, width) features and class codes.
+
+        Parameters
+        ----------
+        x : (n, *shape) records in memory, or files that `reads_files` allows to be given unread.
+        codes : (n,) classes; None for files, which have their own.
+        domain : of the records.
+        features : the public map.
+        """
 
     @abstractmethod
     def described(self) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from adlm.public.domain import Domain
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import Features
 from adlm.readers.contributions import Digests, chosen_in_parts
+from adlm.readers.input_pieces import InputPieces
 from adlm.readers.tables import pieces_of, read_compact
 from adlm.runtime import progress
 from adlm.runtime.part_store import PartStore
@@ -53,9 +54,22 @@ class LocalEngine(Engine):
         return _bounded(store, digests, table.contributions)
 
     def features(
-        self, x: NDArray[Any], codes: NDArray[np.int64], domain: Domain, features: Features
+        self,
+        x: NDArray[Any] | InputPieces,
+        codes: NDArray[np.int64] | None,
+        domain: Domain,
+        features: Features,
     ) -> Records:
-        """Take features of all records."""
+        """Take features of all records, which are in memory.
+
+        Parameters
+        ----------
+        x, codes : records and their class codes.
+        domain : that the records are scaled by.
+        features : the public map.
+        """
+        assert codes is not None
+        assert not isinstance(x, InputPieces)
         z = featurise(x, domain, features, device=self.device, cache=self.cache)
         return LocalRecords.of_batches(
             lambda: ((z[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(z), BATCH))

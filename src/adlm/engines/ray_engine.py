@@ -30,6 +30,7 @@ from adlm.errors import UserError
 from adlm.public.domain import Domain
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import Features
+from adlm.readers.input_pieces import InputPieces
 from adlm.readers.tables import pieces_of
 from adlm.runtime import progress
 
@@ -74,6 +75,7 @@ class RayEngine(Engine):
     """
 
     name = "ray"
+    reads_files = True
 
     def __init__(
         self, address: str | None = None, *, workers: int | None = None, store_bytes: int | None = None
@@ -90,6 +92,7 @@ class RayEngine(Engine):
 
     def _connect(self, address: str | None, workers: int | None, store_bytes: int | None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        os.environ.setdefault("RAY_worker_niceness", "0")  # workers run as readily as this process
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address is None:
@@ -110,7 +113,7 @@ class RayEngine(Engine):
             if address is not None:
                 _knock(address)
             self._ray.init(**options)
-        except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        except Exception as error:  # a start that takes too long is told by a bare one
             self.close()
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             place = "could be started here" if address is None else f"answers at {address}"
@@ -158,17 +161,28 @@ class RayEngine(Engine):
         return [Kept(ref, rows) for ref, rows, _ in self._blocks(chosen)]
 
     def features(
-        self, x: NDArray[Any], codes: NDArray[np.int64], domain: Domain, features: Features
+        self,
+        x: NDArray[Any] | InputPieces,
+        codes: NDArray[np.int64] | None,
+        domain: Domain,
+        features: Features,
     ) -> Records:
-        """Take features by actors, each of which loads the map once; on graphics cards if there are some."""
-        records = np.asarray(x)
-        size = max(1, 4096 // features.batch) * features.batch  # batches are those of one machine
-        chunks = [
-            self._ray.put((records[i : i + size], codes[i : i + size])) for i in range(0, len(records), size)
-        ]
+        """Take features by actors, each of which loads the map once; on graphics cards if there are some.
+
+        Pieces of files are read and decoded by the actors.
+
+        Parameters
+        ----------
+        x, codes : records and their class codes, or pieces of files and None.
+        domain : that the records are scaled by.
+        features : the public map.
+        """
+        chunks = x if isinstance(x, InputPieces) else self._chunks(np.asarray(x), codes, features)
+        count = len(chunks.pieces) if isinstance(chunks, InputPieces) else len(chunks)
+        refusals = self._refusals()
         cards = int(self._ray.cluster_resources().get("GPU", 0))
-        most = max(1, min(len(chunks), cards or self.processors()))
-        data = self._data(len(chunks)).map_batches(
+        most = max(1, min(count, cards or self.processors()))
+        data = self._data(count).map_batches(
             tasks.FeatureActor,
             batch_size=1,
             batch_format="numpy",
@@ -176,14 +190,24 @@ class RayEngine(Engine):
             num_gpus=1 if cards else 0,
             num_cpus=1,
             fn_constructor_args=(features, domain, "cuda" if cards else "cpu", torch.get_num_threads()),
-            fn_args=(chunks,),
+            fn_args=(chunks, refusals),
         )
         kept = []
-        with progress.bar(len(records), "features", "records") as advance:
+        with progress.bar(len(x), "features", "records") as advance:
             for ref, rows, _ in self._blocks(data):
                 kept.append(Kept(ref, rows))
                 advance(rows)
+        self._raise_refusals(refusals)
         return RayRecords(self, kept)
+
+    def _chunks(
+        self, records: NDArray[Any], codes: NDArray[np.int64] | None, features: Features
+    ) -> list[Any]:
+        """Put an array into the object store, in chunks of whole batches: those of one machine."""
+        assert codes is not None
+        size = max(1, 4096 // features.batch) * features.batch
+        starts = range(0, len(records), size)
+        return [self._ray.put((records[i : i + size], codes[i : i + size])) for i in starts]
 
     def _data(self, parts: int) -> Any:
         """Return a Ray data set of the numbers of parts, one a block."""
@@ -208,7 +232,7 @@ class RayEngine(Engine):
             raise self._sentence(error) from None
 
     def _refusals(self) -> Any:
-        return self._ray.remote(num_cpus=0)(tasks.Refusals).remote()
+        return self._ray.remote(num_cpus=0)(tasks.refusals_class()).remote()
 
     def _raise_refusals(self, refusals: Any) -> None:
         """Raise the first mistake in a file, in the order of the files."""

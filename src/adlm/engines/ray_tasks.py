@@ -24,6 +24,7 @@ from adlm.public.domain import Domain
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import Features
 from adlm.readers.contributions import chosen
+from adlm.readers.input_pieces import InputPieces, batches_of
 from adlm.readers.tables import Piece, read_compact
 from adlm.runtime.part_store import Part
 from adlm.version import __version__
@@ -38,19 +39,23 @@ class Refusal:
     sentence: str
 
 
-class Refusals:
-    """An actor that collects the mistakes of a read; each has the number of its piece."""
+def refusals_class() -> Any:
+    """Return an actor's class that collects the mistakes of a read; each has the number of its piece.
 
-    def __init__(self) -> None:
-        self._found: dict[int, str] = {}
+    A class of a function travels by value, so that its worker need not load this package.
+    """
 
-    def add(self, piece: int, sentence: str) -> None:
-        """Tell of a mistake."""
-        self._found.setdefault(piece, sentence)
+    class Refusals:
+        def __init__(self) -> None:
+            self._found: dict[int, str] = {}
 
-    def first(self) -> str | None:
-        """Return the mistake of the first piece that has one."""
-        return self._found[min(self._found)] if self._found else None
+        def add(self, piece: int, sentence: str) -> None:
+            self._found.setdefault(piece, sentence)
+
+        def first(self) -> str | None:
+            return self._found[min(self._found)] if self._found else None
+
+    return Refusals
 
 
 def versions() -> dict[str, str]:
@@ -67,7 +72,15 @@ def versions() -> dict[str, str]:
 def read_pieces(
     numbers: dict[str, NDArray[np.int64]], pieces: Sequence[Piece], table: TableDomain, refusals: Any
 ) -> Iterator[pa.Table]:
-    """Read pieces of a table, as blocks of an array a column, class codes and digests of persons."""
+    """Read pieces of a table, as blocks of an array a column, class codes and digests of persons.
+
+    Parameters
+    ----------
+    numbers : which pieces this task reads, by their numbers.
+    pieces : all of them.
+    table : the declared columns.
+    refusals : where rows that cannot be read are reported.
+    """
     import ray
 
     for number in numbers["id"].tolist():
@@ -140,12 +153,21 @@ class FeatureActor:
         self._features, self._domain, self._device = features, domain, device
 
     def __call__(
-        self, numbers: dict[str, NDArray[np.int64]], chunks: Sequence[Any]
+        self, numbers: dict[str, NDArray[np.int64]], chunks: Sequence[Any] | InputPieces, refusals: Any
     ) -> Iterator[dict[str, Any]]:
-        """Take features of chunks, given by their numbers."""
+        """Take features of chunks of arrays, or of pieces of files, given by their numbers."""
         import ray
 
         for number in numbers["id"].tolist():
-            x, codes = ray.get(chunks[number])
-            z = featurise(x, self._domain, self._features, device=self._device)
-            yield {"0": z, "y": codes}
+            try:
+                if isinstance(chunks, InputPieces):
+                    rows = max(1, 1024 // self._features.batch) * self._features.batch
+                    for batch in batches_of(chunks.pieces[number], chunks.declared, rows):
+                        yield self._mapped(batch.x, batch.y)
+                else:
+                    yield self._mapped(*ray.get(chunks[number]))
+            except UserError as error:
+                ray.get(refusals.add.remote(number, str(error)))
+
+    def _mapped(self, x: NDArray[Any], codes: NDArray[np.int64]) -> dict[str, Any]:
+        return {"0": featurise(x, self._domain, self._features, device=self._device), "y": codes}

@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.estimation import exact
+from adlm.estimation.class_counts import pulled_together
+from adlm.public.features.triangle import symmetric
 
 Reals = npt.NDArray[np.float64]
 Block = tuple[int, int]
@@ -30,7 +32,8 @@ SCORE_SPREADS = (0.03, 0.1, 0.2, 0.4, 0.8, 1.6)  # how far scores may spread; th
 RESIDUAL_SPREADS = (0.02, 0.05, 0.1, 0.2, 0.4)
 CORRELATION = 3.0  # cells of an ordered column over which scores stay alike
 LEAST_RELEVANCE = 0.1  # of a column, as a share of the mean
-CHANCE_UNIT = 2.0**30  # grid of exp(score - largest score)
+PROBABILITY_UNIT = 2.0**30  # grid of exp(score - largest score)
+DRAWS, MATCHES = 4096, 20  # drawn records, and steps of iterative scaling, that class offsets come from
 DAMPING = 0.5  # of the cell-by-cell step of stage three
 
 
@@ -57,6 +60,7 @@ class Scores:
     rates : (M, k) smoothed class shares in each cell.
     records : (k,) records in each cell, at least 0.
     n : records in all.
+    offsets : (M,) logits of the classes where every score is nought; log class shares in older files.
     """
 
     scores: Reals
@@ -64,6 +68,7 @@ class Scores:
     rates: Reals
     records: Reals
     n: float
+    offsets: Reals
 
 
 def class_scores(
@@ -102,8 +107,36 @@ def class_scores(
             noise = (sd / size) ** 2 * ((1 - share) ** 2 + (classes - 1) * share**2) + spread / size
             rate = share + smooth(excess, noise, spread, SCORE_SPREADS, in_order)
             rates[c, start:stop] = np.clip(rate, RARE * share, 1 - RARE * (1 - share))
-        scores[:, start:stop] = np.log(rates[:, start:stop] / shares[:, None])
-    return Scores(np.clip(scores, -MOST_SCORE, MOST_SCORE), np.log(shares), rates, records, whole)
+        part = np.clip(np.log(rates[:, start:stop] / shares[:, None]), -MOST_SCORE, MOST_SCORE)
+        weight = records[start:stop] + 1e-9
+        scores[:, start:stop] = part - (part @ weight / weight.sum())[:, None]
+    offsets = _offsets(scores, rates, records, shares, blocks)
+    return Scores(scores, np.log(shares), rates, records, whole, offsets)
+
+
+def _offsets(scores: Reals, rates: Reals, records: Reals, shares: Reals, blocks: Sequence[Block]) -> Reals:
+    """Class offsets, (M,), that make predicted class shares agree with released ones, on drawn records.
+
+    Records are drawn class by class, each column from its released table.
+    """
+    random = np.random.default_rng(0)
+    codes = np.searchsorted(np.cumsum(shares)[:-1], (np.arange(DRAWS) + 0.5) / DRAWS)
+    logits = np.zeros((DRAWS, len(shares)))
+    for start, stop in blocks:
+        weight = rates[:, start:stop] * records[start:stop] + 1e-9
+        below = np.cumsum(weight, 1) / weight.sum(1, keepdims=True)
+        cells = (random.random(DRAWS)[:, None] > below[codes, :-1]).sum(1)
+        logits += scores[:, start + cells].T
+    logits *= start_weight(len(blocks))
+    offsets = np.log(shares)
+    for _ in range(MATCHES):
+        offsets += np.log(shares / np.maximum(softmax(logits + offsets).mean(0), 1e-6))
+    return np.asarray(offsets - np.log(np.exp(offsets).sum()))
+
+
+def start_weight(blocks: int) -> float:
+    """Weight of every column before stage two: columns are taken to be somewhat alike."""
+    return 1 / (1 + ALIKE * (blocks - 1))
 
 
 def noise_by_relevance(summary: Scores, blocks: Sequence[Block], norm: str) -> Reals:
@@ -137,6 +170,8 @@ def _class_totals(
     totals = np.average(np.stack(summary), axis=0, weights=weight)
     if n is not None:
         totals = totals + (n - totals.sum()) / len(totals)
+    together = pulled_together([float(total) for total in totals], float(np.sum(weight)) ** -0.5)
+    totals = totals if together is None else np.array(together)
     floor = max(0.005 * (n if n is not None else totals.sum()), 1.0)
     totals = np.maximum(totals, floor)
     return np.asarray(totals * (n / totals.sum()) if n is not None else totals)
@@ -178,39 +213,39 @@ class Weighing:
     """
 
     scores: Reals
-    prior: Reals
+    offsets: Reals
     columns: Reals
     start: float
 
     @classmethod
-    def of(cls, scores: Reals, prior: Reals, blocks: Sequence[Block]) -> Weighing:
+    def of(cls, scores: Reals, offsets: Reals, blocks: Sequence[Block]) -> Weighing:
         """Make it for the blocks of a feature map."""
         columns = np.zeros((scores.shape[1], len(blocks)))
         for index, (start, stop) in enumerate(blocks):
             columns[start:stop, index] = 1.0
-        return cls(scores, prior, columns, 1 / (1 + ALIKE * (len(blocks) - 1)))
+        return cls(scores, offsets, columns, start_weight(len(blocks)))
 
     @property
     def size(self) -> int:
         """Number of parameters."""
-        return len(self.prior) - 1 + int(self.columns.shape[1])
+        return len(self.offsets) - 1 + int(self.columns.shape[1])
 
     def linear(self, theta: Reals | None = None) -> Linear:
         """The classifier of some parameters, or of the start."""
-        offsets, alpha = np.zeros(len(self.prior) - 1), np.full(self.columns.shape[1], self.start)
+        offsets, alpha = np.zeros(len(self.offsets) - 1), np.full(self.columns.shape[1], self.start)
         if theta is not None:
             offsets, alpha = offsets + theta[: len(offsets)], alpha + theta[len(offsets) :]
         alpha = np.clip(alpha, 0.0, MOST_WEIGHT)
-        return Linear(self.scores * (self.columns @ alpha), self.prior + np.concatenate([[0.0], offsets]))
+        return Linear(self.scores * (self.columns @ alpha), self.offsets + np.concatenate([[0.0], offsets]))
 
     def inputs(self, cells: Reals) -> Reals:
         """What each logit multiplies the parameters with: (n, M, size)."""
-        classes = len(self.prior)
+        classes, columns = len(self.offsets), self.columns.shape[1]
         out = np.zeros((len(cells), classes, self.size))
-        for c in range(classes):
-            if c:
-                out[:, c, c - 1] = 1.0
-            out[:, c, classes - 1 :] = exact.product(cells, self.scores[c][:, None] * self.columns)
+        each = np.hstack([row[:, None] * self.columns for row in self.scores])
+        out[:, :, classes - 1 :] = exact.product(cells, each).reshape(-1, classes, columns)
+        for c in range(1, classes):
+            out[:, c, c - 1] = 1.0
         return out
 
     def derivatives(self, cells: Reals, codes: npt.NDArray[np.int64]) -> tuple[Reals, Reals]:
@@ -222,15 +257,15 @@ class Weighing:
         add up to minus its second derivative: one row for two classes, M for more.
         """
         inputs = self.inputs(cells)
-        chance = softmax(self.linear().logits(cells))
-        wrong = -chance
+        probability = softmax(self.linear().logits(cells))
+        wrong = -probability
         wrong[np.arange(len(codes)), codes] += 1.0
         gradient = _over_classes(wrong, inputs)
-        if len(self.prior) == 2:
+        if len(self.offsets) == 2:
             step = inputs[:, 1:] - inputs[:, :1]
-            return gradient, step * np.sqrt(chance[:, 0] * chance[:, 1])[:, None, None]
-        middle = _over_classes(chance, inputs)
-        return gradient, (inputs - middle[:, None]) * np.sqrt(chance)[:, :, None]
+            return gradient, step * np.sqrt(probability[:, 0] * probability[:, 1])[:, None, None]
+        middle = _over_classes(probability, inputs)
+        return gradient, (inputs - middle[:, None]) * np.sqrt(probability)[:, :, None]
 
     def length(self, summary: Scores, norm: str) -> float:
         """How long a record's inputs are in the middle, if columns were independent; from stage one alone."""
@@ -244,7 +279,7 @@ class Weighing:
 def derivatives(tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[Reals, Reals]:
     """Return the released gradient (p,) and curvature (p, p) in real numbers."""
     upper = tensors["curvature"] * float(tensors["step_curvature"][0]) ** 2
-    return tensors["gradient"] * float(tensors["step_gradient"][0]), upper + np.triu(upper, 1).T
+    return tensors["gradient"] * float(tensors["step_gradient"][0]), symmetric(upper)
 
 
 def newton(gradient: Reals, curvature: Reals, sd_gradient: float, sd_curvature: float) -> Reals:
@@ -301,7 +336,7 @@ def residual_step(
 
 def softmax(logits: Reals) -> Reals:
     """Class probabilities, (n, M), the same bits in every batch: M numbers on a grid add up exactly."""
-    shifted = np.rint(exact.exp(logits - logits.max(1, keepdims=True)) * CHANCE_UNIT)
+    shifted = np.rint(exact.exp(logits - logits.max(1, keepdims=True)) * PROBABILITY_UNIT)
     return np.asarray(shifted / shifted.sum(1, keepdims=True))
 
 

@@ -24,10 +24,17 @@ LEAST = -700.0  # exponents below this give exp(LEAST)
 
 def exp(x: Reals) -> Reals:
     """Return e^x for x <= 0, elementwise, to about 15 digits."""
-    x = np.maximum(x, LEAST)
-    whole = np.rint(x * _LOG2_E)
-    rest = (x - whole * _LN2_HIGH) - whole * _LN2_LOW
-    return np.asarray(np.ldexp(_horner(_EXP, rest), whole.astype(np.int32)))
+    rest = np.maximum(x, LEAST)
+    whole = rest * _LOG2_E
+    np.rint(whole, out=whole)
+    rest -= whole * _LN2_HIGH
+    rest -= whole * _LN2_LOW
+    power = whole.astype(np.int64)
+    power += 1023  # of a double 2^whole, whose exponent is at least -1010
+    power <<= 52
+    value = _horner(_EXP, rest)
+    value *= power.view(np.float64)
+    return value
 
 
 def product(rows: Reals, weights: Reals) -> Reals:

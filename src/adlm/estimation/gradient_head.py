@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.errors import UserError
+from adlm.estimation.class_counts import offset_moves
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -24,8 +25,9 @@ FEATURE_UNIT = 1 << 14  # grid steps in one unit of a feature
 RESIDUAL_UNIT = 1 << 14  # grid steps in one unit of p - y
 GRADIENT_UNIT = FEATURE_UNIT * RESIDUAL_UNIT
 WEIGHT_UNIT = 1 << 20  # grid steps in one unit of a weight
-CLEAR_COUNTS = 4.0  # even shares of this many standard deviations leave no doubt of class counts
-LARGEST_WEIGHT = 1 << 12  # |weight| WEIGHT_UNIT FEATURE_UNIT sqrt(k) stays below 2^53 for k below 2^14
+# |weight| WEIGHT_UNIT times the length of z, at most 2 FEATURE_UNIT around a mean, stays below 2^53, with the
+# root of k that turns a bound on each weight into one on their length, for k below 2^14.
+LARGEST_WEIGHT = 1 << 11
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class GradientRounds:
     constant : the coordinate beside z that carries the bias.
     average : share of the rounds, the last ones, whose heads are averaged.
     size : public number of records that turns a sum into a mean.
+    centred : whether z is taken around its mean, as the released class sums have it.
     """
 
     rounds: int
@@ -50,6 +53,7 @@ class GradientRounds:
     momentum: float = 0.9
     constant: float = 0.25
     average: float = 0.25
+    centred: bool = False
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.size < 1:
@@ -101,6 +105,13 @@ class Head:
         """Biases, (M,)."""
         return np.asarray(self.integers[:, 0] * (self.constant / WEIGHT_UNIT))
 
+    def uncentred(self, centre: Integers) -> Head:
+        """The same scores as a function of z, of a head that was made for z less a centre, (k,)."""
+        moved = self.integers[:, 1:] @ centre.astype(np.float64)  # whole numbers below 2^53
+        integers = self.integers.copy()
+        integers[:, 0] -= np.rint(moved / (FEATURE_UNIT * self.constant))
+        return Head(integers, self.constant)
+
 
 class Descent:
     """Gradient descent with momentum on released gradients, from zero weights and given class offsets.
@@ -149,36 +160,26 @@ class Descent:
         return _on_grid(self._sum / (self.plan.rounds - self._first), self.plan.constant)
 
 
-def plausible_counts(counts: Integers, spread: float) -> Integers:
-    """Pull released class counts, (M,), together as far as noise may have driven them apart.
+def feature_mean(class_sums: Integers, step: Reals, sd: float) -> Integers:
+    """Return the mean of the features as released class sums have it, (k,), in steps of 1 / FEATURE_UNIT.
 
-    Where noise is small beside an even share of the records, they stand as they are.
+    It is shrunk towards zero by as much of its energy as is noise, so that noise alone moves nothing. Only
+    single operations on whole numbers and doubles: the same to the last bit on every machine.
 
     Parameters
     ----------
-    counts : in any unit.
-    spread : standard deviation of their noise, in the same unit.
+    class_sums : (M, 1 + k) released counts and sums.
+    step : (1 + k,) their grid steps.
+    sd : standard deviation of the noise on each of them, in grid steps.
     """
-    values = [int(count) for count in counts]
-    even = sum(values) / len(values)
-    if spread * CLEAR_COUNTS <= even:
-        return counts
-    apart = sum((value - even) ** 2 for value in values)
-    kept = max(0.0, 1 - (len(values) - 1) * spread * spread / max(apart, 1e-300))
-    return np.array([round(even + kept * (value - even)) for value in values], dtype=np.int64)
-
-
-def class_offsets(counts: Integers, spread: float = 0.0) -> Reals:
-    """Return log class shares from released counts, (M,), in any unit, on a grid of 2^-10.
-
-    A class counts for at least a fiftieth of an even share, whatever noise says. `spread` is the standard
-    deviation of the noise, see `plausible_counts`.
-    """
-    counts = plausible_counts(counts, spread)
-    total = int(np.maximum(counts, 1).sum())
-    least = max(1, total // (50 * len(counts)))
-    kept = [max(int(count), least) for count in counts]
-    return np.array([round(1024 * math.log(count / sum(kept))) / 1024 for count in kept])
+    total = np.zeros(len(step))
+    for row in class_sums:  # one after the other: in doubles, the order would matter
+        total += row.astype(np.float64)
+    total *= step
+    mean = total[1:] / max(float(total[0]), 1.0)
+    noise = math.fsum((math.sqrt(len(class_sums)) * sd * step[1:] / max(float(total[0]), 1.0)) ** 2)
+    kept = max(0.0, 1 - noise / max(math.fsum(mean**2), 1e-300))
+    return np.asarray(np.trunc(np.clip(mean * kept, -1.0, 1.0) * FEATURE_UNIT), dtype=np.int64)
 
 
 def calibrated(head: Head, counts: Reals, predicted: Reals, spread: float) -> Head:
@@ -194,13 +195,7 @@ def calibrated(head: Head, counts: Reals, predicted: Reals, spread: float) -> He
     predicted : (M,) released sums of its predicted probabilities, in records.
     spread : standard deviation of the noise on their difference.
     """
-    spread = max(spread, 1.0)
-    moved = [
-        math.log((max(float(count), 0.0) + spread) / (max(float(sum_), 0.0) + spread))
-        for count, sum_ in zip(counts, predicted, strict=True)
-    ]
-    middle = sum(moved) / len(moved)
-    steps = np.array([round(1024 * (value - middle)) / 1024 for value in moved])
+    steps = offset_moves(counts, predicted, max(spread, 1.0))
     integers = head.integers.copy()
     integers[:, 0] += np.rint(steps * (WEIGHT_UNIT / head.constant))
     limit = float(LARGEST_WEIGHT * WEIGHT_UNIT)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adlm.public.features.triangle import symmetric
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -60,8 +62,7 @@ class Moments:
         if "second" in tensors:
             fine = tensors["step_second"].double()
             grid = torch.outer(fine, fine)
-            upper = tensors["second"].double()
-            second = (upper + upper.triu(1).T) * grid
+            second = torch.from_numpy(symmetric(tensors["second"].numpy())) * grid
             sd_second = torch.full_like(grid, float(settings["sd_second"]))
             sd_second.fill_diagonal_(float(settings["sd_second_diagonal"]))
             sd_second = sd_second * grid

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from adlm.privacy.accounting import parse_delta, parse_epsilon
+from adlm.privacy.accounting import parse_delta, parse_epsilon, show
 
 
 @dataclass(frozen=True)
@@ -31,3 +31,7 @@ class Budget:
         """Read "EPSILON" or "EPSILON,DELTA"."""
         epsilon, _, delta = text.partition(",")
         return cls(parse_epsilon(epsilon, "budget"), parse_delta(delta or "0"))
+
+    def to_dict(self) -> dict[str, str]:
+        """Return epsilon and delta in the words of the command line."""
+        return {"epsilon": show(self.epsilon), "delta": f"{float(self.delta):g}"}

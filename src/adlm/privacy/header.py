@@ -48,7 +48,7 @@ def privacy_header(
     release_signature, signature : of the release, and of the model that the file belongs to.
     """
     totals = certificate.totals.to_dict()
-    told: dict[str, Any] = {
+    header: dict[str, Any] = {
         "epsilon": totals["epsilon_proved"],
         "epsilon_claimed": totals["epsilon_claimed"],
         "delta": totals["delta"],
@@ -58,15 +58,15 @@ def privacy_header(
         "release_digest": certificate.digest,
     }
     if release_signature is not None:
-        told["release_signature"] = release_signature.to_dict()
+        header["release_signature"] = release_signature.to_dict()
     if signature is not None:
-        told["signature"] = signature.to_dict()
-    return told
+        header["signature"] = signature.to_dict()
+    return header
 
 
-def to_entries(told: Mapping[str, Any]) -> dict[str, str]:
+def to_entries(header: Mapping[str, Any]) -> dict[str, str]:
     """Return the header's entries. One alone: safetensors writes several in an order that changes."""
-    return {ENTRY: json.dumps(told, sort_keys=True, allow_nan=False)}
+    return {ENTRY: json.dumps(header, sort_keys=True, allow_nan=False)}
 
 
 def entries_of(raw: bytes) -> dict[str, str] | None:
@@ -79,14 +79,14 @@ def entries_of(raw: bytes) -> dict[str, str] | None:
 def check_entries(found: Mapping[str, str], expected: Mapping[str, Any] | None, what: str) -> None:
     """Refuse a header that says something else than the certificate; signatures may be left out of it."""
     try:
-        told = json.loads(found[ENTRY]) if set(found) == {ENTRY} else None
+        header = json.loads(found[ENTRY]) if set(found) == {ENTRY} else None
     except ValueError:
-        told = None
-    if not isinstance(told, dict) or expected is None:
+        header = None
+    if not isinstance(header, dict) or expected is None:
         raise UserError(f"the header of {what} was altered: it is not one that adlm wrote")
-    kept = {key: value for key, value in expected.items() if key not in SIGNATURES or key in told}
-    if told != kept:
-        wrong = sorted(key for key in {*told, *kept} if told.get(key) != kept.get(key))
+    kept = {key: value for key, value in expected.items() if key not in SIGNATURES or key in header}
+    if header != kept:
+        wrong = sorted(key for key in {*header, *kept} if header.get(key) != kept.get(key))
         raise UserError(
             f"the header of {what} was altered: {', '.join(wrong)} is not what the certificate says"
         )

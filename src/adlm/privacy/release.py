@@ -236,8 +236,8 @@ class Release:
             if self.signature is not None:
                 (temporary / signature.FILE).write_bytes(canonical(self.signature.to_dict()))
             (temporary / TENSORS).write_bytes(save_tensors(dict(self.tensors), entries))
-            beside = {} if self.engine is None else {ENGINE: dict(self.engine)}
-            (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict() | beside))
+            engine = {} if self.engine is None else {ENGINE: dict(self.engine)}
+            (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict() | engine))
 
     @classmethod
     def load(cls, folder: Path | str) -> Release:
@@ -252,8 +252,8 @@ class Release:
         raw = read_json(folder / CERTIFICATE, what="certificate")
         certificate, engine = Certificate.from_dict(raw), raw.get(ENGINE)
         signed = Signature.read(folder / signature.FILE, certificate.statement(), f"the release {folder}")
-        told = _header(certificate, signed)
-        tensors = read_tensors(folder / TENSORS, certificate.tensors, told)
+        header = _header(certificate, signed)
+        tensors = read_tensors(folder / TENSORS, certificate.tensors, header)
         return cls(tensors, certificate, signed, engine if isinstance(engine, Mapping) else None)
 
 
@@ -275,13 +275,13 @@ def weaknesses(totals: Totals, n: object = None) -> tuple[str, ...]:
 
 
 def read_tensors(
-    path: Path, described: Mapping[str, Mapping[str, Any]], told: Mapping[str, Any] | None = None
+    path: Path, described: Mapping[str, Mapping[str, Any]], header: Mapping[str, Any] | None = None
 ) -> dict[str, Tensor]:
     """Read a safetensors file and check every tensor against its description.
 
     Parameters
     ----------
-    told : what its header must say of privacy, if it says anything.
+    header : what its header must say of privacy, if it says anything.
     """
     try:
         raw = path.read_bytes()
@@ -299,7 +299,7 @@ def read_tensors(
             raise UserError(f"tensor {name!r} in {path} was altered: it does not match its certificate")
     entries = entries_of(raw)
     if entries is not None:
-        check_entries(entries, told, str(path))
+        check_entries(entries, header, str(path))
     if save_tensors({name: tensors[name] for name in sorted(tensors)}, entries) != raw:
         raise UserError(f"the tensors {path} were altered outside their values")
     return tensors

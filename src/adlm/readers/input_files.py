@@ -69,8 +69,7 @@ def items_of(path: Path, declared: InputDomain, *, labels: bool, persons: bool) 
     """
     if not path.exists():
         raise UserError(f"there is no file or folder {path}; give one that holds the records")
-    person = declared.person if persons else None
-    columns = _Columns(declared.input.name, declared.label if labels else None, person)
+    columns = Columns.of(declared, labels=labels, persons=persons)
     if path.is_dir():
         return _of_folder(path, declared, columns)
     suffix = path.suffix.lower()
@@ -92,22 +91,29 @@ def items_of(path: Path, declared: InputDomain, *, labels: bool, persons: bool) 
 
 
 @dataclass(frozen=True)
-class _Columns:
+class Columns:
     """The columns that are wanted of a file."""
 
     input: str
     label: Column | None
     person: Column | None
 
+    @classmethod
+    def of(cls, declared: InputDomain, *, labels: bool, persons: bool) -> Columns:
+        """Take the input's column, and those of the label and the person if they are asked for."""
+        person = declared.person if persons else None
+        return cls(declared.input.name, declared.label if labels else None, person)
+
     @property
     def names(self) -> list[str]:
+        """Names of the columns, the input's first."""
         return [self.input, *(column.name for column in (self.label, self.person) if column is not None)]
 
 
 # Folders
 
 
-def _of_folder(folder: Path, declared: InputDomain, columns: _Columns) -> Iterator[Item]:
+def _of_folder(folder: Path, declared: InputDomain, columns: Columns) -> Iterator[Item]:
     inside = [entry for entry in sorted(folder.iterdir()) if not _litter(entry.name)]
     if (folder / "dataset_dict.json").is_file():
         splits = ", ".join(entry.name for entry in inside if entry.is_dir())
@@ -148,6 +154,9 @@ def _class_folders(
             f"{folder} has a subfolder for each class, which names no person; put a CSV file of file names, "
             f"labels and persons into it"
         )
+    lost = next((entry for entry in inside if not entry.exists()), None)
+    if lost is not None:
+        raise UserError(f"{lost} is a link that leads nowhere; mend it, or take it away")
     subfolders = [entry for entry in inside if entry.is_dir()]
     folded: dict[str, str] = {}
     for entry in subfolders:
@@ -173,11 +182,15 @@ def _class_folders(
 
 
 def _images_in(folder: Path) -> Iterator[Path]:
-    """Image files of a folder at any depth; any other file is an error."""
+    """Image files of a folder at any depth; any other file is an error, and so is a link to a folder."""
     for file in folder.rglob("*"):
         if _litter(file.name) or any(_litter(part) for part in file.relative_to(folder).parts[:-1]):
             continue
         if file.is_dir():
+            if file.is_symlink():
+                raise UserError(
+                    f"{file} is a link to a folder, which is not followed; put its images there instead"
+                )
             continue
         if file.suffix.lower() not in SUFFIXES:
             raise UserError(
@@ -191,7 +204,7 @@ def _images_below(folder: Path) -> Iterator[Item]:
     files = sorted(
         (str(file.relative_to(folder)), file)
         for file in folder.rglob("*")
-        if file.suffix.lower() in SUFFIXES and not _litter(file.name)
+        if file.suffix.lower() in SUFFIXES and not _litter(file.name) and not file.is_dir()
     )
     if not files:
         raise UserError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
@@ -201,7 +214,7 @@ def _images_below(folder: Path) -> Iterator[Item]:
 # CSV files of file names
 
 
-def _of_csv(path: Path, columns: _Columns) -> Iterator[Item]:
+def _of_csv(path: Path, columns: Columns) -> Iterator[Item]:
     label = columns.label or Column("", "label", classes=("a", "b"))
     read = (Column(columns.input, "categorical", values=("-",)), label, columns.person)
     table = TableDomain(tuple(column for column in read if column is not None), missing=())
@@ -220,7 +233,7 @@ def _of_csv(path: Path, columns: _Columns) -> Iterator[Item]:
 
 
 def _item(
-    where: str, value: Any, columns: _Columns, cells: dict[str, list[Any]], at: int, names: Any = None
+    where: str, value: Any, columns: Columns, cells: dict[str, list[Any]], at: int, names: Any = None
 ) -> Item:
     code = None
     if columns.label is not None:
@@ -244,30 +257,45 @@ def _saved_dataset(folder: Path) -> list[Path]:
     return files
 
 
-def _of_tables(paths: Sequence[Path], columns: _Columns) -> Iterator[Item]:
+def _of_tables(paths: Sequence[Path], columns: Columns) -> Iterator[Item]:
     total = 0
     for path in paths:
-        row = 0
-        try:
-            for schema, batch in _arrow_batches(path, columns.names):
-                names = _label_names(schema, columns.label)
-                values = _input_values(path, batch.column(columns.input), columns.input, row)
-                cells = {name: batch.column(name).to_pylist() for name in columns.names[1:]}
-                for at, value in enumerate(values):
-                    row += 1
-                    yield _item(f"{path}, row {row}", value, columns, cells, at, names)
-        except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{path} is not a whole Parquet or Arrow file ({short(error)})") from None
-        total += row
+        for item in rows_of(path, columns):
+            total += 1
+            yield item
     if not total:
         raise UserError(f"{paths[0] if paths else 'the folder'} holds no records; give at least one")
 
 
-def _arrow_batches(path: Path, wanted: list[str]) -> Iterator[tuple[pa.Schema, Any]]:
+def rows_of(path: Path, columns: Columns, groups: range | None = None, row: int = 0) -> Iterator[Item]:
+    """Give the rows of a Parquet or Arrow file; `groups` and `row`: of some row groups, after so many rows.
+
+    Parameters
+    ----------
+    path, columns : the file, and what is wanted of it.
+    groups : row groups of a Parquet file; all when not given.
+    row : number of the last row before them.
+    """
+    try:
+        for schema, batch in _arrow_batches(path, columns.names, groups):
+            names = _label_names(schema, columns.label)
+            values = _input_values(path, batch.column(columns.input), columns.input, row)
+            cells = {name: batch.column(name).to_pylist() for name in columns.names[1:]}
+            for at, value in enumerate(values):
+                row += 1
+                yield _item(f"{path}, row {row}", value, columns, cells, at, names)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{path} is not a whole Parquet or Arrow file ({short(error)})") from None
+
+
+def _arrow_batches(
+    path: Path, wanted: list[str], groups: range | None = None
+) -> Iterator[tuple[pa.Schema, Any]]:
     if path.suffix.lower() in PARQUET:
         with parquet.ParquetFile(path) as file:
             check_header(path, file.schema_arrow.names, wanted)
-            for batch in file.iter_batches(batch_size=ROWS, columns=wanted):
+            every = range(file.metadata.num_row_groups) if groups is None else groups
+            for batch in file.iter_batches(batch_size=ROWS, row_groups=list(every), columns=wanted):
                 yield file.schema_arrow, batch
         return
     with pa.memory_map(str(path)) as source:
@@ -339,7 +367,7 @@ def _npy(path: Path) -> NDArray[Any]:
         raise UserError(f"{path} is not a whole .npy file of a plain array ({short(error)})") from None
 
 
-def _of_arrays(path: Path, arrays: dict[str, NDArray[Any]], columns: _Columns) -> Iterator[Item]:
+def _of_arrays(path: Path, arrays: dict[str, NDArray[Any]], columns: Columns) -> Iterator[Item]:
     for name in columns.names:
         if name not in arrays:
             raise UserError(f"{path} has no array {name!r}; it has {', '.join(arrays) or 'none'}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import tempfile
@@ -19,7 +18,8 @@ from numpy.typing import NDArray
 
 from adlm.errors import UserError
 from adlm.public.domain.inputs import ImageInput, InputDomain
-from adlm.readers.contributions import Contributions
+from adlm.public.domain.values import CellError
+from adlm.readers.contributions import chosen, person_digests, record_digests
 from adlm.readers.images import ImageError, pixels_of, pixels_of_array
 from adlm.readers.input_files import Item, items_of
 from adlm.runtime import progress
@@ -55,32 +55,57 @@ def input_batches(
     path : see `adlm.readers.input_files`.
     declared : what every record is brought to.
     labels : whether to read labels, which every record must then have.
-    bounded : if persons are declared, keep only the declared number of records of each person: the first
-        ones in the public order.
+    bounded : if persons are declared, keep only the declared number of records of each person: those with
+        the smallest digests, as tables do (`adlm.readers.contributions`). The files are then read twice.
     rows : most records of a batch; no record depends on it.
 
     Formal guarantees
     -----------------
     A record's numbers and its label depend on that record (an image file, a row, an entry) and on the
-    declaration. Which of a person's records are kept depends on that person's records alone.
+    declaration. Which of a person's records are kept depends on that person's records alone, not on the
+    order or the files in which they lie.
     """
-    items = items_of(Path(path), declared, labels=labels, persons=bounded and declared.person is not None)
-    with contextlib.ExitStack() as stack:
-        seen = None
-        if bounded and declared.person is not None:
-            seen = stack.enter_context(Contributions(declared.person))
-        pool = stack.enter_context(ThreadPoolExecutor(min(4, os.cpu_count() or 1)))
-        while part := list(itertools.islice(items, rows)):
-            if seen is not None:
-                keep = seen.keep([item.person for item in part])
-                part = [item for item, kept in zip(part, keep, strict=True) if kept]
-            if not part:
-                continue
-            with warnings.catch_warnings():  # a library's own, of odd metadata: no concern of the record
-                warnings.simplefilter("ignore")
-                x = np.stack(list(pool.map(lambda item: decoded(item, declared), part)))
-            codes = [item.label for item in part if item.label is not None]
-            yield InputBatch(x, np.array(codes, dtype=np.int64), tuple(item.name for item in part))
+    persons = bounded and declared.person is not None
+    keep = _kept(path, declared, labels=labels, rows=rows) if persons else None
+    start = 0
+    for part in _parts(path, declared, labels=labels, persons=persons, rows=rows):
+        mine = part if keep is None else list(itertools.compress(part, keep[start : start + len(part)]))
+        start += len(part)
+        if mine:
+            yield _batch(mine, declared)
+
+
+def _kept(path: Path | str, declared: InputDomain, *, labels: bool, rows: int) -> NDArray[np.bool_]:
+    """Say which records to keep of each person, in the public order: (n,)."""
+    assert declared.person is not None
+    persons, records = [], []
+    for part in _parts(path, declared, labels=labels, persons=True, rows=rows):
+        try:
+            persons.append(person_digests(declared.person, [item.person for item in part]))
+        except CellError as error:
+            raise UserError(f"{part[error.row].name}: {error.reason}") from None
+        batch = _batch(part, declared)
+        records.append(record_digests(persons[-1], [batch.x, batch.y] if labels else [batch.x]))
+    if not persons:
+        return np.zeros(0, dtype=np.bool_)
+    return chosen(np.concatenate(persons), np.concatenate(records), declared.person.records)
+
+
+def _parts(
+    path: Path | str, declared: InputDomain, *, labels: bool, persons: bool, rows: int
+) -> Iterator[list[Item]]:
+    items = items_of(Path(path), declared, labels=labels, persons=persons)
+    while part := list(itertools.islice(items, rows)):
+        yield part
+
+
+def _batch(part: list[Item], declared: InputDomain) -> InputBatch:
+    """Decode some records, each by itself."""
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        warnings.simplefilter("ignore")  # a library's own, of odd metadata: no concern of the record
+        x = np.stack(list(pool.map(lambda item: decoded(item, declared), part)))
+    codes = [item.label for item in part if item.label is not None]
+    return InputBatch(x, np.array(codes, dtype=np.int64), tuple(item.name for item in part))
 
 
 def decoded(item: Item, declared: InputDomain) -> NDArray[Any]:
@@ -117,12 +142,12 @@ def read_inputs(
     """
     kept = _Store()
     codes = []
-    told = time.monotonic()
+    last = time.monotonic()
     for batch in input_batches(path, declared, bounded=bounded):
         kept.append(batch.x)
         codes.append(batch.y)
-        if time.monotonic() - told > SECONDS:
-            told = time.monotonic()
+        if time.monotonic() - last > SECONDS:
+            last = time.monotonic()
             progress.say(f"reading: {sum(map(len, codes))} records")
     if not codes:
         raise UserError(f"{path} holds no records; give at least one")

@@ -237,7 +237,15 @@ def raw_batches(
     wanted: Sequence[str],
     rows: int = ROWS,
 ) -> Iterator[dict[str, Any]]:
-    """Give the wanted columns of a file as Arrow arrays, a few rows at a time."""
+    """Give the wanted columns of a file as Arrow arrays, a few rows at a time.
+
+    Parameters
+    ----------
+    path : the file.
+    table : the declared columns and dialect.
+    wanted : names of columns.
+    rows : how many at a time, at most.
+    """
     return (batch for batch, _ in _raw(Piece(data_file(path)), table, wanted, rows))
 
 

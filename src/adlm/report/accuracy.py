@@ -57,17 +57,18 @@ def _numeric(models: Sequence[Trained]) -> Section:
         ),
     ]
     for model in models:
-        told = model.training
-        if "estimated_r2" in told:
+        training = model.training
+        if "estimated_r2" in training:
             parts.append(
                 paragraph(
                     f"By the release's own check, which is charged: R2 of {model.name} about "
-                    f"{told['estimated_r2']:.3f} ± {2 * told['estimated_r2_sd']:.3f} on the private records, "
-                    f"squared errors clipped at {told['errors_clipped_at']:g} times the target's variance."
+                    f"{training['estimated_r2']:.3f} ± {2 * training['estimated_r2_sd']:.3f} on the private "
+                    f"records, squared errors clipped at {training['errors_clipped_at']:g} times the "
+                    "target's variance."
                 )
             )
-        if told.get("warning"):
-            parts.append(tag("p", f"{told['warning']}.", class_="bad"))
+        if training.get("warning"):
+            parts.append(tag("p", f"{training['warning']}.", class_="bad"))
     return Section("accuracy", "Accuracy", join(parts))
 
 

@@ -18,7 +18,7 @@ from adlm.report.relevance import as_picture
 from adlm.report.subject import Subject
 
 MOST_CLASSES = 40
-AGAIN = "class tables again"  # the charge of a table's second look
+SECOND_ROUND = "class tables again"  # the charge of a table's second look
 
 
 MAPS = {
@@ -76,7 +76,7 @@ def allocation(subject: Subject) -> Section | None:
     if subject.certificate.kind == "regression":
         return _regression_noise(subject.release)
     if subject.certificate.kind == "moments":
-        return _moment_noise(_both_looks(subject.release), subject.certificate)
+        return _moment_noise(_both_rounds(subject.release), subject.certificate)
     ratios = subject.release.tensors.get("budget_ratios")
     return None if ratios is None else _record_noise(np.sort(ratios.numpy())[::-1], subject.certificate)
 
@@ -102,10 +102,10 @@ def _regression_noise(release: Release) -> Section:
     return Section("allocation", "Where the noise is", figure(picture, caption))
 
 
-def _both_looks(release: Release) -> Moments:
+def _both_rounds(release: Release) -> Moments:
     """Return released moments; of a table that was looked at twice, both looks by how sure each is."""
     moments, tensors = release.moments(), release.tensors
-    second_round = [c for c in release.certificate.charges if c.what.startswith(AGAIN)]
+    second_round = [c for c in release.certificate.charges if c.what.startswith(SECOND_ROUND)]
     if "class_sums_again" not in tensors or len(second_round) != 1:
         return moments
     step = tensors["step_again"].double()

@@ -207,12 +207,12 @@ def bars(
     styles : CSS class of each bar.
     shown : text of each value, instead of the number.
     """
-    row, left, room = 26, 230, 215
+    row, left, span = 26, 230, 215
     reach = [abs(v) + (spread[i] if spread else 0.0) for i, v in enumerate(values)]
     top = max([*reach, 1e-12])
     drawn: list[Markup] = []
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
-        middle, width = i * row + row / 2, max(0.0, value) / top * room
+        middle, width = i * row + row / 2, max(0.0, value) / top * span
         drawn.append(tag("text", _short(name, 25), x=left - 8, y=middle + 4, text_anchor="end"))
         style = styles[i] if styles else "a"
         drawn.append(
@@ -220,7 +220,7 @@ def bars(
         )
         end = width
         if spread:
-            low, high = max(0.0, value - spread[i]) / top * room, max(0.0, value + spread[i]) / top * room
+            low, high = max(0.0, value - spread[i]) / top * span, max(0.0, value + spread[i]) / top * span
             drawn.append(tag("line", x1=left + low, x2=left + high, y1=middle, y2=middle, class_="whisker"))
             end = max(width, high)
         said = shown[i] if shown else f"{number(value)}{unit}"

@@ -119,9 +119,9 @@ def _certificate(place: Path) -> Certificate:
 def _model(place: Path, given: Mapping[str, Any] | None, *, single: bool) -> Trained:
     read = read_folder(place)
     raw = read.description
-    beside = [place / EVALUATION, place.parent / f"{place.name}.{EVALUATION}"]
-    beside += [place.parent / EVALUATION] if single else []
-    found = given if given is not None else _first(*beside)
+    places = [place / EVALUATION, place.parent / f"{place.name}.{EVALUATION}"]
+    places += [place.parent / EVALUATION] if single else []
+    found = given if given is not None else _first(*places)
     return Trained(place.name, raw["training"], raw["architecture"], found, read.stamps)
 
 

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from adlm.errors import UserError
 
@@ -52,9 +52,9 @@ def new_folder(target: Path, *, what: str, private: bool = False) -> Iterator[Pa
         sync(target.parent)
 
 
-def require_room(target: Path, *, what: str, size: int = 1 << 22) -> None:
+def require_space(target: Path, *, what: str, size: int = 1 << 22) -> None:
     """Refuse a place that cannot take `size` bytes, before anything is spent on what is to go there."""
-    with _beside(Path(target), what) as temporary, (temporary / "room").open("wb") as file:
+    with _beside(Path(target), what) as temporary, (temporary / "space").open("wb") as file:
         file.write(bytes(size))
         file.flush()
         os.fsync(file.fileno())
@@ -101,13 +101,15 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def write_file(target: Path, data: bytes, *, what: str, private: bool = False) -> None:
-    """Write one file whole, replacing an earlier one, or leave the earlier one as it was.
+@contextlib.contextmanager
+def new_file(target: Path, *, what: str, private: bool = False) -> Iterator[IO[bytes]]:
+    """Give a stream whose bytes become `target` by one rename when the block ends well.
+
+    An earlier file is replaced then; when the block ends badly, it stays as it was.
 
     Parameters
     ----------
     target : the file.
-    data : its bytes.
     what : the artefact, for the sentence if it fails.
     private : whether only its owner may read it.
     """
@@ -118,7 +120,7 @@ def write_file(target: Path, data: bytes, *, what: str, private: bool = False) -
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         temporary = Path(name)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o600 if private else 0o644)
@@ -129,6 +131,20 @@ def write_file(target: Path, data: bytes, *, what: str, private: bool = False) -
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def write_file(target: Path, data: bytes, *, what: str, private: bool = False) -> None:
+    """Write one file whole, replacing an earlier one, or leave the earlier one as it was.
+
+    Parameters
+    ----------
+    target : the file.
+    data : its bytes.
+    what : the artefact, for the sentence if it fails.
+    private : whether only its owner may read it.
+    """
+    with new_file(target, what=what, private=private) as file:
+        file.write(data)
 
 
 def read_json(path: Path, *, what: str) -> Any:

@@ -1,10 +1,12 @@
-"""Keep freed memory for the next block of the same work."""
+"""Keep freed memory for the next block of the same work, and blocks in a processor's cache."""
 
 from __future__ import annotations
 
 from functools import cache
 
 import numpy as np
+
+CACHE_BYTES = 1 << 19  # of one array of doubles; a few of them are in use at once
 
 
 @cache
@@ -16,3 +18,8 @@ def keep_freed() -> None:
     libraries do not mind.
     """
     np.empty(31 << 20, dtype=np.uint8)
+
+
+def rows_in_cache(width: int) -> int:
+    """Return how many rows of so many doubles to work on at once, so that they stay in a core's own cache."""
+    return max(16, CACHE_BYTES // (8 * max(1, width)))

@@ -21,6 +21,7 @@ from adlm.errors import UserError
 
 Part = tuple[NDArray[Any], ...]
 MOST_BYTES = 1 << 28  # kept in memory
+PIECE_BYTES = 1 << 22  # read at once
 
 
 def private_folder() -> Path:
@@ -55,7 +56,13 @@ class PartStore:
         return len(self._parts)
 
     def append(self, part: Part) -> None:
-        """Keep a part."""
+        """Keep a part, in pieces that a processor's shared cache holds."""
+        each = sum(array.nbytes for array in part) // max(1, len(part[0]))
+        count = max(1, PIECE_BYTES // max(1, each))
+        for start in range(0, max(1, len(part[0])), count):
+            self._append(tuple(array[start : start + count] for array in part))
+
+    def _append(self, part: Part) -> None:
         self.rows += len(part[0])
         self._bytes += sum(array.nbytes for array in part)
         if self._file is None and self._bytes > self._most:
@@ -72,7 +79,7 @@ class PartStore:
         for array in part:
             whole = np.ascontiguousarray(array)
             try:
-                data = memoryview(whole.tobytes())
+                data = memoryview(whole.reshape(-1).view(np.uint8).data)
                 while data:
                     data = data[self._file.write(data) :]
             except OSError as error:
@@ -92,13 +99,13 @@ class PartStore:
     def _array(self, written: _Written) -> NDArray[Any]:
         assert self._file is not None
         size = int(np.prod(written.shape)) * written.dtype.itemsize
-        data, at = bytearray(size), 0
+        data, at = np.empty(size, dtype=np.uint8), 0  # not cleared first, as a bytearray would be
         while at < size:
-            got = os.preadv(self._file.fileno(), [memoryview(data)[at:]], written.at + at)
+            got = os.preadv(self._file.fileno(), [data.data[at:]], written.at + at)
             if not got:
                 raise UserError("what was kept of the records is gone from the disk; release anew")
             at += got
-        return np.frombuffer(data, dtype=written.dtype).reshape(written.shape)
+        return data.view(written.dtype).reshape(written.shape)
 
     def close(self) -> None:
         """Let go of everything; what is in a file is gone."""

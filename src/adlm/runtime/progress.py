@@ -73,14 +73,14 @@ def say(line: str) -> None:
 
 
 @contextlib.contextmanager
-def bar(total: int, what: str, unit: str = "", beside: Callable[[], str] = lambda: "") -> Iterator[Advance]:
+def bar(total: int, what: str, unit: str = "", detail: Callable[[], str] = lambda: "") -> Iterator[Advance]:
     """Show how far some work of `total` steps has come; gives a function that takes steps done.
 
     Parameters
     ----------
     total : steps in all; nothing is shown for none.
     what, unit : the work, and what a step is.
-    beside : gives more words for a plain line.
+    detail : gives more words for a plain line.
     """
     if total <= 0 or not enabled():
         yield lambda steps: None
@@ -94,7 +94,7 @@ def bar(total: int, what: str, unit: str = "", beside: Callable[[], str] = lambd
             task = progress.add_task(what, total=total)
             yield lambda steps: progress.advance(task, steps)
     else:
-        yield _lines(total, what, unit, beside)
+        yield _lines(total, what, unit, detail)
 
 
 def _terminal() -> bool:
@@ -155,7 +155,7 @@ def _rich(unit: str) -> Progress:
     return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
 
 
-def _lines(total: int, what: str, unit: str, beside: Callable[[], str]) -> Advance:
+def _lines(total: int, what: str, unit: str, detail: Callable[[], str]) -> Advance:
     """Write plain lines, ever rarer: work of an hour leaves about sixty of them, of a second none."""
     done, start = 0, time.monotonic()
     due, pause = start + FIRST_LINE, FIRST_LINE
@@ -167,7 +167,7 @@ def _lines(total: int, what: str, unit: str, beside: Callable[[], str]) -> Advan
         if now >= due or (done >= total and now - start >= FIRST_LINE):
             pause = min(RAREST_LINE, 2 * pause)
             due = now + pause
-            say(_words(done, total, what, unit, now - start) + beside())
+            say(_words(done, total, what, unit, now - start) + detail())
 
     return advance
 

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from adlm.public.features.base import Features, unit_norm
 from adlm.public.features.colour import Colour, flip_average, opponent
-from adlm.public.features.colour_scattering import _FLOORS, CHANNELS, ColourScattering
+from adlm.public.features.colour_scattering import CHANNELS, FLOORS, ColourScattering
 from adlm.public.features.multiscale import MultiscaleImages
 from adlm.public.features.natural import NaturalImages
 from adlm.public.features.patches import Patches
@@ -198,18 +198,19 @@ class WholeColourScattering(nn.Module):
 
     def __init__(self, of: ColourScattering) -> None:
         super().__init__()
-        self.of, self.counts = of, [int((of.orders == order).sum()) for order in range(3)]
+        self.scattering, self.left, self.counts = of.scattering, of.left, of.counts
 
     def forward(self, x: Tensor) -> Tensor:
         """Map RGB images (n, 3, size, size) to (n, width)."""
         colours = opponent(x)
-        both = 0.5 * (self.of._cells(colours) + self.of._cells(colours.flip(3)))[..., : self.of.left]
+        once, again = (functional.avg_pool2d(self.scattering(c), 2) for c in (colours, colours.flip(3)))
+        both = 0.5 * (once + again)[..., : self.left]
         parts = []
         blocks = torch.split(both, CHANNELS * self.counts, 1)
         for part, order in zip(blocks, CHANNELS * [0, 1, 2], strict=True):
             flat = (part if order == 0 else part.clamp_min(0.0).sqrt()).flatten(1)
             flat = flat - flat.mean(1, keepdim=True)
-            parts.append(flat / (torch.linalg.vector_norm(flat, dim=1, keepdim=True) + _FLOORS[order]))
+            parts.append(flat / (torch.linalg.vector_norm(flat, dim=1, keepdim=True) + FLOORS[order]))
         return torch.cat(parts, 1)
 
 

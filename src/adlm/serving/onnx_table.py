@@ -132,19 +132,21 @@ class _Graph:
     def to_float(self, value: str) -> str:
         return self.op("Cast", value, to=1)
 
-    def beside(self, column: Column, value: str, gone: str) -> str:
+    def with_indicator(self, column: Column, value: str, is_missing: str) -> str:
         """Put the public constant where a position is missing, and the indicator beside it."""
-        filled = self.to_float(self.op("Where", gone, self.constant(constant(column)), value))
-        return filled if column.missing is None else self.op("Concat", filled, self.to_float(gone), axis=1)
+        filled = self.to_float(self.op("Where", is_missing, self.constant(constant(column)), value))
+        return (
+            filled if column.missing is None else self.op("Concat", filled, self.to_float(is_missing), axis=1)
+        )
 
 
 def _numbers(graph: _Graph, column: Column, x: str, missing: tuple[str, ...]) -> tuple[str, str]:
     shift = float(EPOCH) if column.kind == "date" else 0.0
     low, high = column.number(column.lower), column.number(column.upper)
-    gone, bad = graph.op("IsNaN", x), graph.op("IsInf", x)
+    is_missing, bad = graph.op("IsNaN", x), graph.op("IsInf", x)
     for mark in sorted(marks_of(column, missing)):
-        gone = graph.op("Or", gone, graph.op("Equal", x, graph.constant(mark - shift)))
-    value = graph.op("Where", gone, graph.constant(low - shift), x)
+        is_missing = graph.op("Or", is_missing, graph.op("Equal", x, graph.constant(mark - shift)))
+    value = graph.op("Where", is_missing, graph.constant(low - shift), x)
     inside = graph.op("Clip", value, graph.constant(low - shift), graph.constant(high - shift))
     moved = graph.op("Sub", inside, graph.constant(low - shift)) if low != shift else inside
     if column.scale == "log":
@@ -152,8 +154,8 @@ def _numbers(graph: _Graph, column: Column, x: str, missing: tuple[str, ...]) ->
         position = graph.op("Div", log, graph.constant(np.log1p(high - low)))
     else:
         position = graph.op("Div", moved, graph.constant(high - low))
-    bad = bad if column.missing is not None else graph.op("Or", bad, gone)
-    return graph.beside(column, position, gone), bad
+    bad = bad if column.missing is not None else graph.op("Or", bad, is_missing)
+    return graph.with_indicator(column, position, is_missing), bad
 
 
 def _texts(graph: _Graph, column: Column, x: str, missing: tuple[str, ...]) -> tuple[str, str]:
@@ -172,15 +174,15 @@ def _texts(graph: _Graph, column: Column, x: str, missing: tuple[str, ...]) -> t
     if rest is not None:
         other = graph.constant(np.int64(rest))
         code = graph.op("Where", _is(graph, code, UNKNOWN), other, code)
-    gone, bad = _is(graph, code, MISSING), _is(graph, code, UNKNOWN)
-    bad = bad if column.missing is not None else graph.op("Or", bad, gone)
+    is_missing, bad = _is(graph, code, MISSING), _is(graph, code, UNKNOWN)
+    bad = bad if column.missing is not None else graph.op("Or", bad, is_missing)
     if column.kind == "categorical":
         if column.missing is not None:
-            code = graph.op("Where", gone, graph.constant(np.int64(column.width - 1)), code)
+            code = graph.op("Where", is_missing, graph.constant(np.int64(column.width - 1)), code)
         places = graph.constant(np.arange(column.width, dtype=np.int64)[None])
         return graph.to_float(graph.op("Equal", code, places)), bad
     top = graph.constant(float(len(column.levels) - 1))
-    return graph.beside(column, graph.op("Div", graph.op("Cast", code, to=11), top), gone), bad
+    return graph.with_indicator(column, graph.op("Div", graph.op("Cast", code, to=11), top), is_missing), bad
 
 
 def _is(graph: _Graph, code: str, value: int) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import csv
-import os
-import tempfile
+import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from adlm.public.domain.inputs import InputDomain
 from adlm.public.features import TABLES
 from adlm.readers.inputs import input_batches
 from adlm.readers.tables import read_batches, read_labelled, table_of
+from adlm.runtime.artefact import new_file
 
 
 def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
@@ -30,36 +30,24 @@ def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
     """
     batches = _records(model, file)
     named = declared_of(model.certificate) is not None
-    out = Path(out)
     records = 0
-    temporary: Path | None = None
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=f".{out.name}.", dir=out.parent)
-        temporary = Path(name)
-        with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as stream:
-            writer = csv.writer(stream, lineterminator="\n")
-            first = ["record"] if named else []
-            writer.writerow([*first, "prediction", *(f"probability of {name}" for name in model.classes)])
-            for x, names in batches:
-                records += len(x)
-                if model.target is not None:
-                    writer.writerows([f"{value:.6g}"] for value in model.values(x))
-                    continue
-                chance = model.probabilities(x)
-                for at, (code, row) in enumerate(zip(chance.argmax(1), chance, strict=True)):
-                    who = [names[at]] if named else []
-                    writer.writerow([*who, model.classes[int(code)], *(f"{p:.6f}" for p in row)])
-            if not records:
-                raise UserError(f"{file} holds no records; give at least one")
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(out)
-    except OSError as error:
-        raise UserError(f"predictions were not written to {out}: {error.strerror or error}") from None
-    finally:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
+    with new_file(Path(out), what="file of predictions", private=True) as written:
+        stream = io.TextIOWrapper(written, encoding="utf-8", newline="", write_through=True)
+        writer = csv.writer(stream, lineterminator="\n")
+        first = ["record"] if named else []
+        writer.writerow([*first, "prediction", *(f"probability of {name}" for name in model.classes)])
+        for x, names in batches:
+            records += len(x)
+            if model.target is not None:
+                writer.writerows([f"{value:.6g}"] for value in model.values(x))
+                continue
+            probabilities = model.probabilities(x)
+            for at, (code, row) in enumerate(zip(probabilities.argmax(1), probabilities, strict=True)):
+                who = [names[at]] if named else []
+                writer.writerow([*who, model.classes[int(code)], *(f"{p:.6f}" for p in row)])
+        if not records:
+            raise UserError(f"{file} holds no records; give at least one")
+        stream.detach()
     return records
 
 

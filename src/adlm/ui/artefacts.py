@@ -183,20 +183,20 @@ def _audit(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
     ]
     violated = sum(r["verdict"] == "VIOLATED" for r in rows)
     attacks = sum(not r["control"] for r in rows)
-    told = "none broke what is proved" if not violated else f"{violated} broke what is proved"
-    return {"rows": rows, "violated": violated, "summary": f"{attacks} attacks, {told}"}
+    outcome = "none broke what is proved" if not violated else f"{violated} broke what is proved"
+    return {"rows": rows, "violated": violated, "summary": f"{attacks} attacks, {outcome}"}
 
 
 def pairs(found: Sequence[Subject]) -> dict[str, str]:
     """Say for every two releases what they would cost together, if the same records went into both."""
-    told = {}
+    sentences = {}
     for (i, a), (j, b) in combinations(enumerate(found), 2):
         charges = (*a.certificate.charges, *b.certificate.charges)
         if len({c.neighbours for c in charges}) == 1:
-            told[f"{i} {j}"] = f"Of the same records, both together cost {compose(charges).sentence()}."
+            sentences[f"{i} {j}"] = f"Of the same records, both together cost {compose(charges).sentence()}."
         else:
-            told[f"{i} {j}"] = "Their relations differ, so their epsilons do not add up."
-    return told
+            sentences[f"{i} {j}"] = "Their relations differ, so their epsilons do not add up."
+    return sentences
 
 
 def ledgers(paths: Sequence[Path]) -> list[dict[str, Any]]:

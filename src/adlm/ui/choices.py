@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 from adlm.errors import UserError
 from adlm.public import datasets
 from adlm.public.domain import NEIGHBOURS, Domain
+from adlm.public.domain.declaration import toml
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import Features, for_domain
 
@@ -118,8 +118,8 @@ def declared(text: str, name: str, n: int) -> Choice:
 
 def _is_table(text: str) -> bool:
     try:
-        return "columns" in tomllib.loads(text)
-    except (ValueError, RecursionError):
+        return "columns" in toml(text)
+    except UserError:
         return False  # what is wrong with it is told by who reads it
 
 

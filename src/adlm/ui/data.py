@@ -1,7 +1,7 @@
-"""The public figures that come with the package: what was measured, what others published, rehearsals.
+"""The public figures that come with the package: what was measured, what others published, simulations.
 
 python -m adlm.ui.data results             # write measured.json from the results
-python -m adlm.ui.data results --forecasts # and forecasts.json, by rehearsing every budget of the page
+python -m adlm.ui.data results --forecasts # and forecasts.json, by simulating every budget of the page
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from adlm.errors import UserError
-from adlm.experiments import published
 from adlm.public.domain import NEIGHBOURS
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
+from adlm.ui import published
 from adlm.ui.choices import Choice, named
 from adlm.ui.forecasts import DELTAS, EPSILONS, KEPT, Budget, plan_of, settings_of
 from adlm.workflows.forecast import forecast
@@ -38,7 +38,7 @@ def measured() -> Mapping[str, Any]:
     return found
 
 
-def beside(data: str) -> dict[str, Any]:
+def reference_curves(data: str) -> dict[str, Any]:
     """Return what is measured and published for a data set, for the page."""
     return {
         "measured": measured().get(data, []),
@@ -82,8 +82,8 @@ def _series(rows: list[dict[str, Any]], method: str) -> dict[str, Any]:
     }
 
 
-def rehearsed(old: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Rehearse every budget of the page; give all that is known after each data set.
+def forecasts_of_page(old: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Simulate every budget of the page; give all that is known after each data set.
 
     Parameters
     ----------
@@ -96,16 +96,16 @@ def rehearsed(old: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         features = choice.features.fingerprint()
         same = (before.get("n"), before.get("features")) == (choice.n, features)
         curves: dict[str, dict[str, Any]] = {}
-        with progress.bar(len(budgets), f"rehearsals for {choice.key}", "rehearsals") as advance:
+        with progress.bar(len(budgets), f"simulations for {choice.key}", "simulations") as advance:
             for b in budgets:
                 kept = before["curves"].get(b.curve, {}).get(b.epsilon) if same else None
-                curves.setdefault(b.curve, {})[b.epsilon] = _rehearsed(choice, b, kept)
+                curves.setdefault(b.curve, {})[b.epsilon] = _forecast(choice, b, kept)
                 advance(1)
         found[choice.key] = {"n": choice.n, "features": features, "curves": curves}
         yield found
 
 
-def _rehearsed(choice: Choice, budget: Budget, kept: list[Any] | None) -> list[Any]:
+def _forecast(choice: Choice, budget: Budget, kept: list[Any] | None) -> list[Any]:
     """Return accuracy, spread and what they rest on."""
     settings = settings_of(plan_of(choice, choice.n, budget, rounds=False))
     if kept is not None and kept[2:] == settings:
@@ -120,7 +120,7 @@ def main(words: list[str]) -> int:
     """Write the files that come with the package."""
     parser = argparse.ArgumentParser(prog="python -m adlm.ui.data", description=__doc__)
     parser.add_argument("results", type=Path, help="the folder of results")
-    parser.add_argument("--forecasts", action="store_true", help="rehearse what is not kept; takes minutes")
+    parser.add_argument("--forecasts", action="store_true", help="simulate what is not kept; takes minutes")
     parser.add_argument("--anew", action="store_true", help="with --forecasts: keep nothing")
     given = parser.parse_args(words)
     progress.enable()
@@ -128,7 +128,7 @@ def main(words: list[str]) -> int:
         _write(MEASURED, from_results(given.results))
         if given.forecasts:
             old = {} if given.anew else json.loads((HERE / KEPT).read_text(encoding="utf-8"))
-            for found in rehearsed(old):
+            for found in forecasts_of_page(old):
                 _write(KEPT, found)
     except UserError as error:
         print(error, file=sys.stderr)

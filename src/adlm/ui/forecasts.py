@@ -1,8 +1,8 @@
-"""Forecasts for the page: the release is rehearsed on synthetic classes, so nothing is spent or read.
+"""Forecasts for the page: the release is simulated on synthetic classes, so nothing is spent or read.
 
 Rehearsals of the public data sets come with the package (`forecasts.json`, made by `python -m adlm.ui.data`):
-the synthetic classes of photographs take a minute to draw. A kept rehearsal counts only while the features
-and the plan are those of today; any other budget is rehearsed when somebody asks for it.
+the synthetic classes of photographs take a minute to draw. A kept simulation counts only while the features
+and the plan are those of today; any other budget is simulated when somebody asks for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from adlm.workflows.forecast_tables import forecast_table
 
 _STEPS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 10)
 EPSILONS = tuple(f"{step:g}" for step in _STEPS)
-COARSE = ("0.1", "0.5", "1", "3", "8")  # of tables, whose rehearsals take seconds each
+COARSE = ("0.1", "0.5", "1", "3", "8")  # of tables, whose simulations take seconds each
 DELTAS = ("0", "1e-7", "1e-6", "1e-5", "1e-4")
 KEPT = "forecasts.json"
 MOST_EPSILON = 100.0
@@ -52,7 +52,7 @@ class Budget:
 
 
 def point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
-    """Rehearse a release and say what it would be; from the kept rehearsals where they hold."""
+    """Simulate a release and say what it would be; from the kept simulations where they hold."""
     check_size(n)
     found = _kept_point(choice, n, budget)
     if found is None:
@@ -61,7 +61,7 @@ def point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
 
 
 def curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
-    """Return what is known of a curve without rehearsing anything.
+    """Return what is known of a curve without simulating anything.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ def curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str,
 
 
 def whole_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
-    """Rehearse a whole curve, where it is not known.
+    """Simulate a whole curve, where it is not known.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def whole_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dic
 
 
 def plan_of(choice: Choice, n: int, budget: Budget, *, rounds: bool = True) -> MomentPlan:
-    """Return the rule's plan; without rounds it is the one that is rehearsed.
+    """Return the rule's plan; without rounds it is the one that is simulated.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def _kept() -> Mapping[str, Any]:
 
 
 def settings_of(plan: MomentPlan) -> list[Any]:
-    """Return what makes two plans the same to a rehearsal."""
+    """Return what makes two plans the same to a simulation."""
     return [plan.k, plan.q, float(f"{float(plan.share_sums):.6g}"), float(f"{plan.second_clip_norm:.6g}")]
 
 
@@ -159,7 +159,7 @@ def _table_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
 
 
 def _shown(budget: Budget, accuracy: float, spread: float, plan: MomentPlan) -> dict[str, Any]:
-    """Put a rehearsal into JSON values; the interval is one standard deviation over synthetic tasks."""
+    """Put a simulation into JSON values; the interval is one standard deviation over synthetic tasks."""
     return {
         "epsilon": float(parse_epsilon(budget.epsilon)),
         "accuracy": round(accuracy, 5),
@@ -172,7 +172,7 @@ def _shown(budget: Budget, accuracy: float, spread: float, plan: MomentPlan) -> 
 
 
 ROUNDS_REMARK = (
-    "Moments under the same budget were rehearsed here. Gradient rounds are taken where they do better, so "
+    "Moments under the same budget were simulated here. Gradient rounds are taken where they do better, so "
     "expect rather more than this."
 )
 

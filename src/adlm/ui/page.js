@@ -65,7 +65,7 @@ async function ask(path, parameters) {
   if (!answer.ok) throw new Error(found.error);
   return found;
 }
-async function rehearse() {
+async function simulate() {
   if (!data.live) return;
   const mine = ++wanted, s = {...state}, points = known(s);
   const question = {choice: s.choice.key, n: s.n, delta: s.delta, neighbours: s.relation};
@@ -80,7 +80,7 @@ async function rehearse() {
     const missing = [s.epsilon, ...grid].filter(e => !points.has(e));
     for (const [i, epsilon] of missing.entries()) {
       if (mine !== wanted) return;
-      busy(`rehearsing on synthetic records, ${missing.length - i} budgets to go`);
+      busy(`simulating on synthetic records, ${missing.length - i} budgets to go`);
       const p = await ask("point", {...question, epsilon: String(epsilon)});
       points.set(epsilon, p);
       if (mine === wanted) draw();
@@ -241,7 +241,7 @@ function draw() {
   const other = theirs().map(m => [m, between(m.points, state.epsilon)]).find(([, p]) => p);
   const tile = (title, value, note, style) => el("section", {class: `tile ${style || ""}`}, el("h3", {text: title}), el("b", {text: value}), el("p", {text: note}));
   const interval = current && current.low !== null ? `between ${percent(current.low)} and ${percent(current.high)}` : current && current.ceiling ? `of at most ${percent(current.ceiling)}` : "";
-  const tiles = [tile(`Forecast ${state.choice.measure}`, current ? percent(current.accuracy) : "…", current ? interval + (current.exact ? "" : ", between two rehearsals") : data.live ? "not rehearsed yet" : "not rehearsed beforehand", "main")];
+  const tiles = [tile(`Forecast ${state.choice.measure}`, current ? percent(current.accuracy) : "…", current ? interval + (current.exact ? "" : ", between two simulations") : data.live ? "not simulated yet" : "not simulated beforehand", "main")];
   if (own) tiles.push(tile("Measured on its test set", percent(own.accuracy), `${own.exact ? `mean of ${own.seeds} release${own.seeds === 1 ? "" : "s"}` : "between two measured budgets"}`));
   if (other) tiles.push(tile("DP-SGD, measured", percent(other[1].accuracy), `${other[0].label}, delta 1e-5, ${other[0].neighbours}`, "theirs"));
   tiles.push(tile("An attacker guesses right", percent(guess), "at most, between two possibilities; a coin has 50 %"));
@@ -252,7 +252,7 @@ function draw() {
   figuresTable();
   byId("remark").textContent = current ? current.remark || "Forecasts are for synthetic classes, as near to each other as real ones were found to lie; yours may be easier or harder." : "";
   believe(factor, guess, delta);
-  byId("words").replaceChildren(...(current ? current.words : [data.live ? "The plan is being made." : "This budget was not rehearsed beforehand; adlm ui does it."]).map(w => el("li", {text: w})));
+  byId("words").replaceChildren(...(current ? current.words : [data.live ? "The plan is being made." : "This budget was not simulated beforehand; adlm ui does it."]).map(w => el("li", {text: w})));
   command();
   warn(delta);
 }
@@ -316,7 +316,7 @@ function show() {
   draw();
 }
 let timer = 0;
-function changed() { wanted++; show(); clearTimeout(timer); timer = setTimeout(rehearse, 120); }
+function changed() { wanted++; show(); clearTimeout(timer); timer = setTimeout(simulate, 120); }
 function setEpsilon(epsilon) { if (epsilon !== state.epsilon) { state.epsilon = epsilon; changed(); } }
 function fill() {
   byId("choice").replaceChildren(...data.choices.map(c => el("option", {value: c.key, text: c.title})));
@@ -494,7 +494,7 @@ releases();
 compare();
 ledgers();
 show();
-rehearse();
+simulate();
 let drawn = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== drawn) { drawn = innerWidth; if (!byId("panel-plan").hidden) draw(); } });
 window.adlm = {state, oddsFactor, posterior, bestGuess, known: () => [...known(state).values()]};

@@ -17,7 +17,7 @@ from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
 from adlm.ui import artefacts
 from adlm.ui.choices import Choice, from_file, named
-from adlm.ui.data import beside
+from adlm.ui.data import reference_curves
 from adlm.ui.forecasts import COARSE, DELTAS, EPSILONS, Budget, whole_curve
 from adlm.ui.forecasts import curve as kept_curve
 from adlm.version import __version__
@@ -83,15 +83,15 @@ def figures(shown: Shown, *, live: bool) -> dict[str, Any]:
 
 
 def _choice(choice: Choice, *, live: bool) -> dict[str, Any]:
-    return choice.to_dict() | beside(choice.key) | {"curves": {} if live else _curves(choice)}
+    return choice.to_dict() | reference_curves(choice.key) | {"curves": {} if live else _curves(choice)}
 
 
 def _curves(choice: Choice) -> dict[str, list[dict[str, Any]]]:
-    """Return every curve: those of public data sets as they are kept, others rehearsed now."""
+    """Return every curve: those of public data sets as they are kept, others simulated now."""
     take = kept_curve if choice.origin.startswith("--data") else whole_curve
     wanted = [(delta, relation) for delta in DELTAS for relation in NEIGHBOURS]
     found = {}
-    with progress.bar(len(wanted), f"rehearsals for {choice.title}") as advance:
+    with progress.bar(len(wanted), f"simulations for {choice.title}") as advance:
         for delta, relation in wanted:
             found[Budget("1", delta, relation).curve] = take(choice, choice.n, delta, relation)
             advance(1)

@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 from adlm.errors import UserError
 from adlm.ui import forecasts
 from adlm.ui.choices import Choice, declared
-from adlm.ui.data import beside
+from adlm.ui.data import reference_curves
 from adlm.ui.page import Shown, policy, render
 
 HOST = "127.0.0.1"
@@ -50,7 +50,7 @@ class Server(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         self.choices: dict[str, Choice] = {c.key: c for c in shown.choices}
         self.page = render(shown, live=True).encode()
-        self.rehearsing = threading.Lock()  # one at a time: they take all of a processor
+        self.simulating = threading.Lock()  # one at a time: they take all of a processor
         try:
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -141,7 +141,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _point(self) -> dict[str, Any]:
         key, n, epsilon, delta, neighbours = self._asked("choice", "n", "epsilon", "delta", "neighbours")
         budget = forecasts.Budget(epsilon, delta, neighbours)
-        with self.server.rehearsing:
+        with self.server.simulating:
             return forecasts.point(self.server.choice(key), _whole(n), budget)
 
     def _domain(self) -> dict[str, Any]:
@@ -155,7 +155,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise UserError("a domain comes with its text, its name and a number of records") from None
         choice = declared(text, name, n)
         self.server.add(choice)
-        return choice.to_dict() | beside(choice.key) | {"curves": {}}
+        return choice.to_dict() | reference_curves(choice.key) | {"curves": {}}
 
     def _refused(self, status: HTTPStatus, words: str) -> None:
         self._send(status, json.dumps({"error": words}).encode(), "application/json")

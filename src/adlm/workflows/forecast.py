@@ -1,4 +1,4 @@
-"""Plan before you spend: rehearse a release on synthetic classes, which costs nothing and reads no record.
+"""Plan before you spend: simulate a release on synthetic classes, which costs nothing and reads no record.
 
 A release cannot be taken back. From the number of records, the classes and the budget alone, the rule's plan
 is followed on groups of the most alike classes of the public random process, with noise of the very scales
@@ -29,7 +29,7 @@ from adlm.public.planning.moments import MomentPlan, plan_moments
 from adlm.workflows.privatise import moment_config
 
 BANK = (120, 50)  # synthetic classes, and records of each
-TIMES = 8  # groups of alike classes that a release is rehearsed on
+TIMES = 8  # groups of alike classes that a release is simulated on
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def forecast(
     times: int = TIMES,
     seed: int = 0,
 ) -> Rehearsal:
-    """Rehearse a release of n records of some classes; public quantities alone.
+    """Simulate a release of n records of some classes; public quantities alone.
 
     Parameters
     ----------
@@ -83,13 +83,13 @@ def forecast(
     n, classes : number of records, public or guessed, and of classes.
     epsilon, delta : the budget; delta 0 gives pure epsilon.
     neighbours : `replace-one` or `add-remove`.
-    times : groups of alike synthetic classes that the release is rehearsed on.
+    times : groups of alike synthetic classes that the release is simulated on.
     seed : of the synthetic classes and the noise.
 
     Notes
     -----
     Synthetic classes have too few records to learn from their residuals, so where the plan has gradient
-    rounds, moments under the same budget are rehearsed in their place. The rule takes rounds where they do
+    rounds, moments under the same budget are simulated in their place. The rule takes rounds where they do
     better than moments: expect rather more than the forecast then.
     """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)

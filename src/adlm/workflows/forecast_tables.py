@@ -1,4 +1,4 @@
-"""Rehearse the release of a table on made records: nothing is spent and no record is read.
+"""Simulate the release of a table on made records: nothing is spent and no record is read.
 
 Columns are filled at random within their declared domains and labels follow a random additive rule, so that
 the real release and the real model run on something of the right shape and size. What a table's columns
@@ -63,7 +63,7 @@ class TableRehearsal:
 def forecast_table(
     table: TableDomain, n: int, epsilon: object, delta: object = 0, seed: int = 0, fourier: Fourier = 0
 ) -> TableRehearsal:
-    """Rehearse a release of n records of a declared table.
+    """Simulate a release of n records of a declared table.
 
     Parameters
     ----------
@@ -108,9 +108,9 @@ def forecast_table(
 
 def _drawn(logits: npt.NDArray[np.float64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """Draw a class for each row of logits."""
-    chance = np.exp(logits - logits.max(1, keepdims=True))
-    chance /= chance.sum(1, keepdims=True)
-    return np.asarray((chance.cumsum(1) < rng.random((len(logits), 1))).sum(1), dtype=np.int64)
+    probability = np.exp(logits - logits.max(1, keepdims=True))
+    probability /= probability.sum(1, keepdims=True)
+    return np.asarray((probability.cumsum(1) < rng.random((len(logits), 1))).sum(1), dtype=np.int64)
 
 
 def _records(table: TableDomain, n: int, rng: np.random.Generator) -> npt.NDArray[np.float32]:

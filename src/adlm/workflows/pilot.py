@@ -61,16 +61,16 @@ def shares(budget: Budget) -> tuple[Budget, Budget]:
     Formal guarantees
     -----------------
     Releases of the two budgets, both at this delta, compose to at most the whole. Pure epsilons add. Those of
-    Gaussian noise do not: there it is mu^2 that is split, and epsilons are a hair below those of their
+    Gaussian noise do not: there it is mu^2 that is split, and epsilons are a margin below those of their
     parts, so that what is calibrated to them has at most the mu of its part.
     """
     epsilon, delta = budget.epsilon, budget.delta
     if not delta:
         return Budget(epsilon * SHARE), Budget(epsilon * (1 - SHARE))
-    hair, whole = Fraction(1, 10**6), gaussian_mu(epsilon, delta)
-    first = max(gaussian_epsilon(whole * root_down(SHARE), delta) - hair, hair)
+    margin, whole = Fraction(1, 10**6), gaussian_mu(epsilon, delta)
+    first = max(gaussian_epsilon(whole * root_down(SHARE), delta) - margin, margin)
     unspent = whole**2 - gaussian_mu(first, delta) ** 2
-    rest = gaussian_epsilon(root_down(unspent), delta) - hair if unspent > 0 else Fraction(0)
+    rest = gaussian_epsilon(root_down(unspent), delta) - margin if unspent > 0 else Fraction(0)
     if rest <= 0:  # so large a delta allows that little noise at no epsilon at all
         raise UserError(
             f"a tenth of epsilon {show(epsilon)} at delta {float(delta):g} is too little for private "

@@ -20,10 +20,11 @@ from adlm.privacy.release import NOT_PUBLIC, Release
 from adlm.public.domain import Domain
 from adlm.public.domain.inputs import InputDomain, is_input_domain
 from adlm.public.domain.table import TableDomain
-from adlm.public.features import Features, for_domain, narrowed, provenance_of
+from adlm.public.features import Features, brought_along, for_domain, narrowed, provenance_of
 from adlm.public.features.narrowed import narrow
 from adlm.public.planning.moments import MomentPlan, plan_moments
 from adlm.readers.frames import frame_reader
+from adlm.readers.input_pieces import InputPieces, input_pieces
 from adlm.readers.inputs import read_inputs
 from adlm.workflows import pilot
 from adlm.workflows.options import Reader, ReleaseOptions, check_options, opened, public_size
@@ -114,8 +115,8 @@ def privatise(
         return _privatise_inputs(x, declared, budget, options, {"epsilon": str(epsilon), "delta": str(delta)})
     if y is None:
         raise UserError("labels are not given; an array needs one label for each record, y=...")
-    asked = {"epsilon": str(epsilon), "delta": str(delta)}
-    return _privatise_arrays(np.asarray(x), y, declared, budget, options, asked)
+    requested = {"epsilon": str(epsilon), "delta": str(delta)}
+    return _privatise_arrays(np.asarray(x), y, declared, budget, options, requested)
 
 
 def _privatise_files(
@@ -135,13 +136,28 @@ def _loaded(path: Path | str) -> TableDomain | InputDomain:
 
 
 def _privatise_inputs(
-    path: Path | str, declared: InputDomain, budget: Budget, options: ReleaseOptions, asked: dict[str, Any]
+    path: Path | str,
+    declared: InputDomain,
+    budget: Budget,
+    options: ReleaseOptions,
+    requested: dict[str, Any],
 ) -> Release:
-    """Read files of images or vectors whole, and release them as arrays."""
+    """Read files of images or vectors whole and release them as arrays, or leave reading to the engine."""
     if declared.contributions > 1:  # before anything is read
         public_size(declared.neighbours, declared.contributions, options.get("size"), lambda: 0)
-    x, codes = read_inputs(path, declared)
-    return _privatise_arrays(x, codes, declared.domain, budget, options, asked, declared)
+    features = options.get("features")
+    with open_engine(
+        options.get("engine", "local"),
+        device=options.get("device", "cpu"),
+        cache=options.get("cache", False),
+    ) as engine:
+        options = options | {"engine": engine}
+        own = features is not None and brought_along(features)  # such a map may depend on its batch
+        pieces = input_pieces(path, declared) if engine.reads_files and not own else None
+        if pieces is not None:
+            return _privatise_arrays(pieces, None, declared.domain, budget, options, requested, declared)
+        x, codes = read_inputs(path, declared)
+        return _privatise_arrays(x, codes, declared.domain, budget, options, requested, declared)
 
 
 def _reader(x: Any, y: npt.ArrayLike | None, table: TableDomain) -> Reader:
@@ -159,15 +175,18 @@ def _reader(x: Any, y: npt.ArrayLike | None, table: TableDomain) -> Reader:
 
 
 def _privatise_arrays(
-    records: npt.NDArray[Any],
-    y: npt.ArrayLike,
+    records: npt.NDArray[Any] | InputPieces,
+    y: npt.ArrayLike | None,
     domain: Domain,
     budget: Budget,
     options: ReleaseOptions,
-    asked: dict[str, Any],
+    requested: dict[str, Any],
     declared: InputDomain | None = None,
 ) -> Release:
-    """Release arrays; `declared` is what was said of the files that they were read from, if they were."""
+    """Release arrays; `declared` is what was said of the files that they were read from, if they were.
+
+    Files that an engine is to read have their labels with them; `y` is then None.
+    """
     contributions = 1 if declared is None else declared.contributions
     allocation, relevance = options.get("allocation"), options.get("relevance", "prior")
     if relevance not in RELEVANCES:
@@ -179,19 +198,23 @@ def _privatise_arrays(
     if len(records) == 0:
         raise UserError("there are no records to release; give at least one")
     ledger, source = opened(options)
+    settings = {"relevance": relevance} | _kept(declared)
     features, plan = _planned(domain, len(records), budget, options, contributions)
     public = provenance_of(features, domain.shape) == "public"
     stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
-    codes = domain.encode_labels(y) if declared is None else np.asarray(y, dtype=np.int64)
-    if len(records) != len(codes):
+    codes = None
+    if y is not None:
+        codes = domain.encode_labels(y) if declared is None else np.asarray(y, dtype=np.int64)
+    if codes is not None and len(records) != len(codes):
         raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
     features = narrowed(features, plan.k)
-    asked = asked | {
+    requested = requested | {
         "k": options.get("k"),
         "second": options.get("second"),
         "share": options.get("share_sums"),
         "allocation": allocation,
     }
+    settings |= {"plan": plan.to_dict(), "asked": requested}  # scales are among the tensors, not in a plan
     place = open_engine(
         options.get("engine", "local"),
         device=options.get("device", "cpu"),
@@ -217,7 +240,6 @@ def _privatise_arrays(
                 unproved=unproved,
             )
             plan = replace(plan, scales=pilot.scales(first.relevance, first.typical, allocation or "optimal"))
-        settings = {"plan": plan.to_dict(), "relevance": relevance, "asked": asked}
         made = release(
             kept,
             domain=domain,
@@ -226,7 +248,7 @@ def _privatise_arrays(
             ledger=ledger,
             source=source,
             upstream=Upstream(
-                settings=settings | _kept(declared),
+                settings=settings,
                 stamps=stamps,
                 unproved=unproved,
                 charges=first.charges,
@@ -245,12 +267,12 @@ def _kept(declared: InputDomain | None) -> dict[str, Any]:
 def _planned(
     domain: Domain, n: int, budget: Budget, options: ReleaseOptions, contributions: int = 1
 ) -> tuple[Features, MomentPlan]:
-    """Return features and plan: given ones or the public rule's, with the settings that were asked for."""
+    """Return features and plan: given ones or the public rule's, with the settings that were requested."""
     plan, allocation = options.get("plan"), options.get("allocation")
     private = options.get("relevance") == "private"
+    size = 0 if plan else public_size(domain.neighbours, contributions, options.get("size"), lambda: n)
     features = options.get("features") or for_domain(domain)
     if plan is None:
-        size = public_size(domain.neighbours, contributions, options.get("size"), lambda: n)
         plan = plan_moments(
             size,
             len(domain.classes),

@@ -12,10 +12,10 @@ from adlm.errors import UserError
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import PEEKED, Release
 from adlm.public.domain.table import TableDomain
-from adlm.public.features.scaled_table import is_ordered
+from adlm.public.features.table_indicators import is_ordered
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.regression import RegressionPlan
-from adlm.public.planning.tables import ASKED_WAVES, TablePlan
+from adlm.public.planning.tables import FOURIER_LIMIT, TablePlan
 from adlm.public.planning.tables import plan_table as plan_additive
 from adlm.workflows.options import Fourier, Reader, ReleaseOptions, opened, public_size
 
@@ -87,18 +87,18 @@ def plan_release(
     rounds : `once` or `twice` asks for class tables, with the same noise or with noise by relevance.
     """
     if table.target is not None:
-        return regression.plan_target(table, n, epsilon, delta, asked_fourier(table, fourier))
+        return regression.plan_target(table, n, epsilon, delta, checked_fourier(table, fourier))
     if rounds is None and suits_rounds(table, n, epsilon, delta):
-        return plan_table(table, n, epsilon, delta, asked_fourier(table, fourier))
+        return plan_table(table, n, epsilon, delta, checked_fourier(table, fourier))
     return plan_additive(table, n, epsilon, delta, fourier)
 
 
-def asked_fourier(table: TableDomain, fourier: Fourier) -> int:
+def checked_fourier(table: TableDomain, fourier: Fourier) -> int:
     """Check a number of random Fourier features; 0 leaves it to the rule."""
     if fourier == "auto":
         return 0
-    if not 0 <= fourier <= ASKED_WAVES:
-        raise UserError(f"fourier must be auto or a whole number from 0 to {ASKED_WAVES} (got {fourier!r})")
+    if not 0 <= fourier <= FOURIER_LIMIT:
+        raise UserError(f"fourier must be auto or a whole number from 0 to {FOURIER_LIMIT} (got {fourier!r})")
     if fourier and not any(is_ordered(column) for column in table.features):
         raise UserError("random Fourier features need a numeric, date or ordinal column; leave them out")
     return int(fourier)

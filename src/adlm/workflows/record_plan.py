@@ -55,15 +55,32 @@ class Budgets:
         return cls(first or None, second, third)
 
 
+@dataclass(frozen=True)
+class RecordOptions:
+    """What Algorithm 1 leaves open, with the values it is usually given.
+
+    Attributes
+    ----------
+    delta_h0 : how line 9 counts: `counted` (Lemma 3, on the network's first layer), `per-patch` (the authors'
+        code) or a number.
+    allocation : of eps2 over the features: `linear` (Eq. 16) or `optimal`; ILM is always `identical`.
+    loss : `cross-entropy` or `square`.
+    mode : `literal` puts noise on all three orders of the loss, as lines 18-19 say; `economical` on the one
+        that depends on the label.
+    rows : records to average relevances over; None for all.
+    folder : where the release is written, chunk by chunk; None keeps it in memory.
+    """
+
+    delta_h0: str | int | Fraction = "counted"
+    allocation: str = "linear"
+    loss: str = "cross-entropy"
+    mode: str = "economical"
+    rows: int | None = None
+    folder: Path | None = None
+
+
 def settings_for(
-    domain: Domain,
-    network: nn.Module,
-    budgets: Budgets,
-    L: int,
-    delta_h0: str | int | Fraction,
-    allocation: str,
-    loss: str,
-    mode: str,
+    domain: Domain, network: nn.Module, budgets: Budgets, L: int, options: RecordOptions
 ) -> Settings:
     """Line 9: Delta_h0 = 2 sum over h0 of d, and |h_(k)| for line 17, from the network's own sizes.
 
@@ -73,9 +90,7 @@ def settings_for(
     network : to be trained; only its sizes are read.
     budgets : eps1, eps2 and eps3.
     L : batch size.
-    delta_h0 : `counted`, `per-patch` or a number.
-    allocation : `linear` or `optimal`; `identical` without eps1.
-    loss, mode : `cross-entropy` or `square`, and `economical` or `literal`.
+    options : how Delta_h0 is counted, and the rest.
     """
     sizes, classes = layer_sizes(network, domain.shape), len(domain.classes)
     if budgets.epsilon3 is not None and sizes.outputs != classes:
@@ -83,6 +98,7 @@ def settings_for(
             f"the network answers with {sizes.outputs} numbers and the domain has {classes} classes; give it "
             f"an output layer of {classes}"
         )
+    delta_h0 = options.delta_h0
     rule = delta_h0 if isinstance(delta_h0, str) else "given"
     if rule not in ("counted", "per-patch") and isinstance(delta_h0, str):
         raise UserError(f"delta_h0 must be counted, per-patch or a number (got {delta_h0!r}).")
@@ -95,9 +111,9 @@ def settings_for(
         delta_h0=Fraction(delta_h0),
         delta_h0_rule=rule,
         hidden=sizes.hidden,
-        allocation="identical" if budgets.epsilon1 is None else allocation,
-        loss=by_name(loss),
-        mode=mode,
+        allocation="identical" if budgets.epsilon1 is None else options.allocation,
+        loss=by_name(options.loss),
+        mode=options.mode,
         network=name_of(network),
     )
 
@@ -108,9 +124,8 @@ def check_first(
     budgets: Budgets,
     *,
     explained: RelevanceSource | None,
-    rows: int | None,
+    options: RecordOptions,
     ledger: Ledger,
-    folder: Path | None,
 ) -> None:
     """Find every mistake, and a budget that is too small, before the relevances are charged.
 
@@ -119,16 +134,17 @@ def check_first(
     records : what is private.
     settings, budgets : of the release.
     explained : the relevance network; None without eps1.
-    rows : records to average relevances over; None for all.
+    options : records to average relevances over, and where the release is to be written.
     ledger : what is to be charged.
-    folder : where the release is to be written, or None.
     """
     if budgets.epsilon1 is not None and explained is None:
         raise UserError("AdLM needs a relevance network and its provenance; ILM needs neither.")
     if settings.allocation not in ALLOCATIONS:
         raise UserError(f"allocation must be one of {', '.join(ALLOCATIONS)} (got {settings.allocation!r}).")
-    if folder is not None and Path(folder).exists():
-        raise UserError(f"{folder} exists already; choose another place for the release or remove it first")
+    if options.folder is not None and options.folder.exists():
+        raise UserError(
+            f"{options.folder} exists already; choose another place for the release or remove it first"
+        )
     # Reads every record, in blocks, and refuses a wrong shape or a value that is not finite.
     domain, y = records.domain, records.labels
     domain.outside(records.x)
@@ -139,7 +155,8 @@ def check_first(
         raise UserError(f"there must be records, and one label for each (got {n} records).")
     planned: tuple[Charge, ...] = calibrate(replace(settings, allocation="identical"), domain, None).charges
     if budgets.epsilon1 is not None:
-        planned = (relevance_charge(domain, n if rows is None else rows, budgets.epsilon1), *planned)
+        rows = n if options.rows is None else options.rows
+        planned = (relevance_charge(domain, rows, budgets.epsilon1), *planned)
     if ledger.budget is not None:
         spent = compose([*ledger.charges, *planned]).epsilon_proved
         if spent > ledger.budget.epsilon:

@@ -23,6 +23,7 @@ from adlm.curator.mechanisms import additive as curator
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation import additive
+from adlm.estimation.additive_scaling import UNIT, Scaling
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import PEEKED, SEEDED
 from adlm.public.domain.column import Column
@@ -140,6 +141,61 @@ def test_derivatives_of_neighbours_are_within_the_stated_sensitivity(
         assert cost > 0
 
 
+@pytest.mark.parametrize("norm", NORMS)
+def test_sums_of_offsets_and_temperature_move_as_far_as_is_charged(norm: Any) -> None:
+    generator = np.random.default_rng(6)
+    scaling = Scaling(np.log(np.array([0.5, 0.3, 0.2])), 0.3)
+    scores = generator.normal(0, 3, (400, 3))
+    rows = scaling.shares_of(scores, generator.integers(0, 3, 400))
+    assert (rows[:, :3].sum(1) <= UNIT).all()
+    alone = np.concatenate([scaling.shares_of(scores[i : i + 1], np.array([0])) for i in range(5)])
+    assert np.array_equal(alone, scaling.shares_of(scores[:5], np.zeros(5, np.int64)))  # in any batch
+    most = max(distance(one - other, norm) for one in rows[:200] for other in rows[200:])
+    assert most <= curator.scaling_sensitivity(norm, "replace-one")
+    assert most > 0.75 * float(curator.scaling_sensitivity(norm, "replace-one"))
+    most = max(distance(one, norm) for one in rows)
+    assert 0.75 * float(curator.scaling_sensitivity(norm, "add-remove")) < most
+    assert most <= curator.scaling_sensitivity(norm, "add-remove")
+
+
+def test_a_step_of_temperature_follows_the_derivatives_of_the_log_likelihood() -> None:
+    """Against differences of the log likelihood itself, for scores too small to be bounded."""
+    generator = np.random.default_rng(8)
+    scores, codes = 0.2 * generator.normal(size=(500, 3)), generator.integers(0, 3, 500)
+    scores[np.arange(500), codes] += 0.1
+
+    def likelihood(log_factor: float) -> float:
+        logits = np.exp(log_factor) * scores
+        return float((logits[np.arange(500), codes] - np.log(np.exp(logits).sum(1))).sum())
+
+    sums = Scaling(np.zeros(3)).shares_of(scores, codes).sum(0) / UNIT
+    h = 1e-4
+    first = (likelihood(h) - likelihood(-h)) / (2 * h)
+    second = (likelihood(h) - 2 * likelihood(0) + likelihood(-h)) / h**2
+    assert sums[3] == pytest.approx(first, abs=0.1)
+    assert sums[4] == pytest.approx(first - second, abs=0.2)
+
+
+@pytest.mark.parametrize("epsilon", ["0.5", "1"])
+def test_many_columns_under_much_noise_are_put_together_with_the_right_offsets(epsilon: str) -> None:
+    """Scores of forty noisy tables ranked records well, but added up to offsets that no class has."""
+    generator = np.random.default_rng(3)
+    y = generator.integers(0, 2, 6000)
+    x = np.clip(generator.normal(0.45 + 0.1 * y[:, None], 0.15, (6000, 40)), 0, 1).astype(np.float32)
+    columns = tuple(Column(f"c{i}", "numeric", 0, 1) for i in range(40))
+    table = TableDomain((*columns, Column("y", "label", classes=("n", "y"))))
+    accuracy = []
+    for seed in range(3):
+        release = privatise(passes(x[:4000], y[:4000]), domain=table, epsilon=epsilon, seed=seed)
+        assert release.certificate.settings["plan"]["weights"] == "none"
+        model = fit(release)
+        found = measure(model.probabilities(x[4000:]), y[4000:])
+        accuracy.append(found.accuracy)
+        told = model.training["estimated_accuracy"], model.training["estimated_accuracy_sd"]
+        assert abs(found.accuracy - told[0]) < 5 * told[1] + 0.05
+    assert np.mean(accuracy) > (0.8 if epsilon == "1" else 0.7)
+
+
 @pytest.mark.parametrize("delta", [Fraction(0), Fraction(1, 10**5)])
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
 @pytest.mark.parametrize("people", [1, 3])
@@ -150,7 +206,7 @@ def test_charges_keep_to_the_budget(delta: Fraction, neighbours: str, people: in
     total = compose(budget.charges)
     assert Fraction(49, 100) < total.epsilon_proved <= Fraction(1, 2)
     assert total.delta == delta
-    assert len(budget.charges) == 5
+    assert len(budget.charges) == 6
     one = curator.calibrate(PLAN, Budget(Fraction(1, 2), delta), neighbours, 1)
     assert budget.scales.tables == pytest.approx(people * one.scales.tables, rel=1e-5)
 
@@ -289,25 +345,25 @@ def test_random_fourier_features_learn_what_columns_tell_together() -> None:
         found[fourier] = measure(fit(release).probabilities(test), codes).accuracy
     assert min(found.values()) > 0.8  # 0 leaves their number to the rule
     relevance = tables.relevance(release)
-    assert list(relevance) == ["a", "b", tables.WAVES]
+    assert list(relevance) == ["a", "b", tables.FOURIER]
     assert sum(relevance.values()) == pytest.approx(1)
-    assert relevance[tables.WAVES] > 0.5
+    assert relevance[tables.FOURIER] > 0.5
 
 
 def test_the_rule_takes_as_many_random_fourier_features_as_the_noise_allows() -> None:
     table = made_table()
 
-    def waves(n: int, epsilon: str) -> int:
+    def planned(n: int, epsilon: str) -> int:
         return plan_table(table, n, Fraction(epsilon), Fraction(0), "auto").fourier
 
-    assert waves(5000, "0.1") == 0
-    assert 0 < waves(5000, "1.5") < waves(5000, "2.5") <= waves(50000, "2.5") == 16
+    assert planned(5000, "0.1") == 0
+    assert 0 < planned(5000, "1.5") < planned(5000, "2.5") <= planned(50000, "2.5") == 16
     assert plan_table(table, 5000, Fraction(3), Fraction(0)).fourier == 0  # none unless asked for
     words = TableDomain((Column("a", "categorical", values=("x", "y")), table.label))
     assert plan_table(words, 10**6, Fraction(3), Fraction(0), "auto").fourier == 0
     x, y = made_records(5000, 2, 15)
     release = privatise(passes(x, y), domain=table, epsilon="1.5", seed=0, fourier="auto")
-    assert release.certificate.settings["plan"]["fourier"] == waves(5000, "1.5")
+    assert release.certificate.settings["plan"]["fourier"] == planned(5000, "1.5")
     with pytest.raises(UserError, match="fourier must be auto or a whole number"):
         plan_table(table, 5000, Fraction(3), Fraction(0), 1001)
 

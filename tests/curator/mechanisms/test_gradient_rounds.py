@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from adlm.analyst.evidence import drowned, estimated_accuracy
 from adlm.analyst.fit import fit
-from adlm.analyst.rounds import drowned, estimated_accuracy, rounds_head
+from adlm.analyst.rounds import rounds_head
 from adlm.audit.rounds_controls import ROUNDS
 from adlm.curator import passes
 from adlm.curator.ledger import Ledger
@@ -29,16 +30,17 @@ from adlm.curator.noise import Source
 from adlm.curator.passes import LocalRecords
 from adlm.errors import UserError
 from adlm.estimation import exact
+from adlm.estimation.class_counts import class_offsets, plausible_counts, pulled_together
 from adlm.estimation.gradient_head import (
+    FEATURE_UNIT,
     GRADIENT_UNIT,
     WEIGHT_UNIT,
     Descent,
     GradientRounds,
     Head,
     calibrated,
-    class_offsets,
+    feature_mean,
     final_head,
-    plausible_counts,
 )
 from adlm.privacy.accounting import compose
 from adlm.privacy.budget import Budget
@@ -218,12 +220,67 @@ def test_offsets_are_log_shares_and_bounded_whatever_noise_says() -> None:
 def test_counts_that_noise_drove_apart_are_pulled_together_and_clear_ones_stand() -> None:
     clear = np.array([9000, 1000])
     assert plausible_counts(clear, 100.0) is clear
-    even = plausible_counts(np.array([300, -80, 110, 70]), 200.0)
-    assert (even == 100).all()
+    noise = plausible_counts(np.array([30000, -8000, -20600, -1000]), 20000.0)
+    assert (np.abs(noise - 100) <= 1).all()  # n / M, however far apart noise drove them
     some = plausible_counts(np.array([1000, 0]), 250.0)
     assert 500 < some[0] < 1000
     assert some.sum() == 1000
-    assert np.allclose(class_offsets(np.array([300, -80, 110, 70]), 200.0), np.log(0.25), atol=1e-3)
+    shares = np.exp(class_offsets(np.array([300, -80, 110, 70]), 200.0))
+    assert 0.25 < shares.max() < 0.5
+    assert np.isfinite(class_offsets(np.array([5, 2, -7]), 40.0)).all()  # nobody seems to be there
+
+
+def test_what_is_believed_of_counts_is_the_mean_of_what_noise_leaves_possible() -> None:
+    """Against a sum over possible counts: exponential around n / M before, normal noise."""
+    counts, spread = [260.0, 90.0, -50.0], 120.0
+    possible = np.arange(0.05, 3000, 0.1)
+    means = []
+    for count in counts:
+        odds = np.exp(-possible / 100 - 0.5 * ((possible - count) / spread) ** 2)
+        means.append(float(possible @ odds / odds.sum()))
+    together = pulled_together(counts, spread)
+    assert together is not None
+    assert np.allclose(together, 300 * np.array(means) / sum(means), rtol=1e-3)
+
+
+def test_a_mean_is_that_of_the_sums_and_noise_alone_is_no_mean() -> None:
+    rng = np.random.default_rng(0)
+    step = np.array([0.5, 0.01, 0.01, 0.02])
+    sums = np.array([[200, 3000, -4000, 100], [600, 5000, 2000, 100]])
+    found = feature_mean(sums, step, 0.0) / FEATURE_UNIT
+    assert np.allclose(found, [80 / 400, -20 / 400, 4 / 400], atol=1 / FEATURE_UNIT)
+    assert (np.abs(feature_mean(sums, step, 2000.0)) <= np.abs(feature_mean(sums, step, 0.0))).all()
+    noise = rng.normal(scale=1000, size=(2, 4)).round().astype(np.int64)
+    noise[:, 0] = 400
+    assert (feature_mean(noise, step, 4000.0) == 0).all()
+
+
+def test_centred_records_have_the_gradients_of_their_definition() -> None:
+    z, codes = records(60, 7, 3)
+    clip, at, centre = GradientClip(0.25, 0.25), head(7, 3), np.arange(-900, 1200, 300)
+    kept = GradientRecords.of(z, codes, clip).around(centre)
+    expected = sum(slow_gradient(row - centre, int(c), at, 0.25) for row, c in zip(z, codes, strict=True))
+    assert np.abs(kept.gradient(at).astype(float) / GRADIENT_UNIT - expected).max() < 60 * 3e-4
+
+
+def test_a_head_for_centred_features_says_the_same_of_features_as_they_are() -> None:
+    z, _ = records(60, 7, 3)
+    clip, at, centre = GradientClip(0.25, 0.25), head(7, 3), np.arange(-900, 1200, 300)
+    around = clip.scores((z - centre).astype(float), at)
+    assert np.allclose(clip.scores(z.astype(float), at.uncentred(centre)), around, atol=1e-5)
+    assert np.array_equal(at.uncentred(0 * centre).integers, at.integers)
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_no_pair_of_neighbours_moves_centred_gradients_further_than_is_charged(neighbours: str) -> None:
+    """Given the released mean; a place as far from it as can be is the worst."""
+    clip, at = GradientClip(0.25, 0.25), Head(np.zeros((2, 3)), 0.25)
+    centre, bound = np.array([1 << 14, 0]), float(clip.sensitivity(neighbours))
+    z = feature_integers(np.array([[-1.0, 0.0]]))
+    one, other = (GradientRecords.of(z, np.array([c]), clip).around(centre).gradient(at) for c in (0, 1))
+    moved = one if neighbours == "add-remove" else one - other
+    length = math.sqrt(float((moved.astype(float) ** 2).sum()))
+    assert 0.99 * bound < length <= bound
 
 
 def blobs(n: int, seed: int) -> tuple[Any, Any]:
@@ -246,6 +303,7 @@ def test_a_release_with_rounds_learns_is_verified_and_its_head_is_computed_anew(
     made.save(tmp_path / "r")
     release = Release.load(tmp_path / "r")
     assert "gradients" in release.tensors
+    assert release.certificate.settings["rounds"]["centred"]
     assert np.array_equal(rounds_head(release).integers, rounds_head(made).integers)
     model = fit(release)
     test, truth = blobs(2000, 2)

@@ -402,7 +402,7 @@ def test_a_cache_that_cannot_be_made_is_told(
 ) -> None:
     write_idx(server.folder, arrays)
     cache.write_text("a file where the folder should be")
-    with pytest.raises(UserError, match=r"cannot keep tiny in .*ADLM_CACHE"):
+    with pytest.raises(UserError, match=r"copy of tiny cannot be written to .*ADLM_CACHE"):
         fetch(replace(tiny, routes=(Mirror(server.url, FILES),)))
 
 

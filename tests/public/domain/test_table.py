@@ -145,7 +145,7 @@ def test_random_fourier_features_are_cosines_of_the_numeric_columns(
             high, low = z[row, many.indicators - 10 + 2 * wave : many.indicators - 8 + 2 * wave]
             assert high == pytest.approx((1 + np.cos(angle)) / 2, abs=1e-5)
             assert low == pytest.approx((1 - np.cos(angle)) / 2, abs=1e-5)
-    assert [many.is_wave(start) for start, _ in many.blocks] == [False] * 6 + [True] * 5
+    assert [many.is_fourier(start) for start, _ in many.blocks] == [False] * 6 + [True] * 5
     words = TableDomain((Column("a", "categorical", values=("x",)), table.label))
     with pytest.raises(UserError, match="need a column that is not categorical"):
         TabularFeatures(words, fourier=1)

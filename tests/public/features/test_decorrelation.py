@@ -11,7 +11,8 @@ from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import build
 from adlm.public.features.decorrelation import GRID, decorrelation, noise_norm, unit_rows
-from adlm.public.features.scaled_table import ScaledTable, TableIndicators
+from adlm.public.features.scaled_table import ScaledTable
+from adlm.public.features.table_indicators import TableIndicators
 
 
 def two_columns() -> TableDomain:

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import GradientRounds
-from adlm.privacy.accounting import gaussian_mu as proved_mu
-from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.public.features import Features, Narrowed
 from adlm.public.features.prior import PriorProjection
 from adlm.public.planning.moments import (
@@ -19,7 +17,6 @@ from adlm.public.planning.moments import (
     MomentPlan,
     energy_inside,
     energy_within,
-    gaussian_mu,
     plan_moments,
 )
 from adlm.public.planning.rounds import LEAST_ROUNDS, MANY_RECORDS, fewer_rounds
@@ -106,12 +103,6 @@ def test_add_remove_costs_half() -> None:
         plan_moments(60000, 10, 0.2, 0, "replace-one", Plain(400)),
     )
     assert (once.k, once.q) == (twice.k, twice.q)
-
-
-def test_the_planning_mu_is_the_proved_one() -> None:
-    for epsilon in ("0.05", "1", "3"):
-        proved = float(proved_mu(parse_epsilon(epsilon), parse_delta("1e-5")))
-        assert gaussian_mu(float(epsilon), 1e-5) == pytest.approx(proved, rel=1e-3)
 
 
 def test_the_energy_around_class_means_is_that_of_synthetic_records() -> None:

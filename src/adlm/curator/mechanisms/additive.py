@@ -1,7 +1,8 @@
-"""The release of a table: class tables of every column, column weights, residual tables.
+"""The release of a table: class tables of every column, then column weights and residual tables.
 
-Three stages, each a noisy sum over the records of vectors that depend on one record and on what the stages
-before it released. All vectors pass through a `Clip`, in integers. Proofs: docs/proof-tables.md.
+Where column weights would drown in noise, class offsets and one temperature take their place. Each stage is
+a noisy sum over the records of vectors that depend on one record and on what the stages before it released.
+All of them are bounded in integers. Proofs: docs/proof-tables.md.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from adlm.curator.sums import add_class_sums
 from adlm.curator.totals import clamped, halved
 from adlm.errors import UserError
 from adlm.estimation import additive
+from adlm.estimation.additive_model import final_model
+from adlm.estimation.additive_scaling import BOUND, UNIT, Scaling
 from adlm.privacy.accounting import Mechanism, gaussian_mu, root_up
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
@@ -35,6 +38,7 @@ from adlm.runtime import progress
 from adlm.runtime.part_store import Part
 
 PROOF = "docs/proof-tables.md"
+SCALING_STEPS = 3  # of class offsets and the temperature
 Integers = npt.NDArray[np.int64]
 
 
@@ -49,6 +53,8 @@ class TableScales:
     curvature: int = 0  # off the diagonal
     diagonal: int = 0
     residuals: int = 0  # 0: not released
+    scaling: int = 0  # 0: column weights, not one temperature
+    correct: int = 0  # 0: not released
 
     @property
     def mechanism(self) -> Mechanism:
@@ -87,19 +93,30 @@ def calibrate(
     unit = Clip(norm, (1.0,), 1.0)
     tables, sums = _table_sensitivity(unit, neighbours), unit.sums_sensitivity(neighbours)
     one, two = f"{PROOF} Theorem 1", f"{PROOF} Theorem 2"
-    scales = TableScales(norm, spending.scale("class tables and counts", tables, plan.shares[0], one))
-    if plan.shares[1]:
-        again = spending.scale("class tables again, noise by relevance", tables, plan.shares[1], one)
+    left = 1 - plan.check_share - plan.scaling_share
+    shares = [left * share for share in plan.shares]
+    scales = TableScales(norm, spending.scale("class tables and counts", tables, shares[0], one))
+    if shares[1]:
+        again = spending.scale("class tables again, noise by relevance", tables, shares[1], one)
         scales = replace(scales, second_round=again)
     if plan.weights == "columns":
-        gradient = spending.scale("gradient in column weights", sums, plan.shares[2], two)
+        gradient = spending.scale("gradient in column weights", sums, shares[2], two)
         curvature = spending.scale(
-            "curvature in column weights", unit.second_sensitivity(neighbours), plan.shares[3], two
+            "curvature in column weights", unit.second_sensitivity(neighbours), shares[3], two
         )
         off, diagonal = (off_diagonal(curvature), curvature) if delta else (curvature, 2 * curvature)
         scales = replace(scales, gradient=gradient, curvature=off, diagonal=diagonal)
     if plan.residuals:
-        scales = replace(scales, residuals=spending.scale("residual tables", sums, plan.shares[4], two))
+        scales = replace(scales, residuals=spending.scale("residual tables", sums, shares[4], two))
+    if plan.scaling_share:
+        moved, what = scaling_sensitivity(norm, neighbours), f"offsets and temperature, {SCALING_STEPS} steps"
+        moved = root_up(SCALING_STEPS * moved**2) if delta else SCALING_STEPS * moved
+        steps = spending.scale(what, moved, plan.scaling_share, f"{PROOF} Theorem 3")
+        scales = replace(scales, scaling=steps)
+    if plan.check_share:
+        what, proof = "records that the model gets right", f"{PROOF} Theorem 4"
+        right = spending.scale(what, Fraction(1), plan.check_share, proof)
+        scales = replace(scales, correct=right)
     return Calibration(scales, tuple(spending.charges))
 
 
@@ -112,6 +129,19 @@ def _table_sensitivity(unit: Clip, neighbours: str) -> Fraction:
         if unit.norm == "l1"
         else root_up(Fraction(2 * unit.record_norm_bound**2))
     )
+
+
+def scaling_sensitivity(norm: Norm, neighbours: str) -> Fraction:
+    """Return the distance of neighbours' sums of a step of scaling, in grid steps.
+
+    Predicted probabilities are non-negative and add up to at most UNIT; the first derivative is within BOUND
+    of nought and the second in [0, BOUND].
+    """
+    if norm == "l1":
+        return Fraction(UNIT + 2 * BOUND if neighbours == "add-remove" else 2 * UNIT + 3 * BOUND)
+    if neighbours == "add-remove":
+        return root_up(Fraction(UNIT**2 + 2 * BOUND**2))
+    return root_up(Fraction(2 * UNIT**2 + 5 * BOUND**2))
 
 
 def release(
@@ -156,6 +186,7 @@ def release(
         "mechanism": scales.mechanism,
         "model": "additive",
         "plan": plan.to_dict(),
+        "asked": budget.to_dict(),
         "contributions": contributions,
         "sd_sums": scales.spread * scales.tables,
     }
@@ -241,6 +272,33 @@ class Residuals:
         return (self.clip.integers(outer).sum(0).astype(np.int64),)
 
 
+@dataclass(frozen=True)
+class ScalingSums:
+    """What a part adds to the sums of a step of offsets and temperature: (M + 2,)."""
+
+    cells: Cells
+    model: additive.Linear
+    scaling: Scaling
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum what each record adds."""
+        scores = self.model.logits(self.cells(part[0])) - self.model.bias
+        return (self.scaling.shares_of(scores, part[1]).sum(0),)
+
+
+@dataclass(frozen=True)
+class RightCount:
+    """How many records of a part a model gets right: (1,). One record changes it by at most one."""
+
+    cells: Cells
+    model: additive.Linear
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Count."""
+        right = self.model.logits(self.cells(part[0])).argmax(1) == part[1]
+        return (np.array([right.sum()], dtype=np.int64),)
+
+
 class _Stages:
     """The passes over the records, in order."""
 
@@ -300,11 +358,12 @@ class _Stages:
             "step": np.concatenate([step[:1], step[1:] * unit]),
             "scores": summary.scores,
             "prior": summary.prior,
+            "offsets": summary.offsets,
             "rates": summary.rates,
             "records": summary.records,
         } | second
         facts: dict[str, Any] = {"n_estimated": summary.n}
-        weighing = additive.Weighing.of(summary.scores, summary.prior, self.features.blocks)
+        weighing = additive.Weighing.of(summary.scores, summary.offsets, self.features.blocks)
         if noise.gradient:
             gradient, curvature, small, coarse = self._derivatives(
                 weighing, weighing.length(summary, noise.norm)
@@ -320,12 +379,17 @@ class _Stages:
                 "sd_curvature": noise.spread * noise.curvature * self.curvature_step**2,
             }
         if noise.residuals:
-            point = weighing.linear(
-                additive.newton(*additive.derivatives(tensors), facts["sd_gradient"], facts["sd_curvature"])
-            )
-            residual, size = self._residuals(point)
+            residual, size = self._residuals(final_model(tensors, facts, self.features.blocks, stages=2))
             tensors |= {"residuals": residual, "step_residuals": np.array([size])}
             facts["sd_residuals"] = noise.spread * noise.residuals * size
+        if noise.scaling:
+            facts["sd_scaling"] = noise.spread * noise.scaling
+            tensors["scaling"] = self._scaling(weighing.linear(), summary, facts["sd_scaling"])
+        if noise.correct:
+            model = final_model(tensors, facts, self.features.blocks, self.features.ordered)
+            (right,) = self._total(RightCount(self.cells, model), "records that the model gets right")
+            tensors["correct"] = clamped(right + self._noise(right.shape, noise.correct))
+            facts["sd_correct"] = noise.spread * noise.correct
         return {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in tensors.items()}, facts
 
     def _summary(self, sums: Reals, sd: Reals, n: int | None) -> additive.Scores:
@@ -349,6 +413,16 @@ class _Stages:
         noisy[corner] = curvature[corner] + self._noise((size,), self.noise.diagonal)
         fitted, bits = halved(noisy)
         return gradient, fitted, float(second.steps[0]) * 2.0 ** (bits // 2), float(first.steps[0])
+
+    def _scaling(self, model: additive.Linear, summary: additive.Scores, sd: float) -> Integers:
+        """Release the sums of all steps: (steps, M + 2)."""
+        scaling = Scaling(model.bias)
+        found = np.empty((SCALING_STEPS, self.classes + 2), dtype=np.int64)
+        for row in found:
+            (total,) = self._total(ScalingSums(self.cells, model, scaling), "offsets and temperature")
+            row[...] = clamped(total + self._noise(total.shape, self.noise.scaling))
+            scaling = scaling.moved(row, summary.n * np.exp(summary.prior), sd / UNIT)
+        return found
 
     def _residuals(self, point: additive.Linear) -> tuple[Integers, float]:
         rows = 1 if self.classes == 2 else self.classes

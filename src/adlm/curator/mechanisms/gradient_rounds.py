@@ -8,9 +8,10 @@ alone. Proof: docs/proof-gradients.md.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,26 +33,33 @@ from adlm.estimation.gradient_head import (
 )
 from adlm.privacy.accounting import Mechanism, root_up
 from adlm.runtime import progress
+from adlm.runtime.memory import rows_in_cache
 from adlm.runtime.part_store import Part, PartStore
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 Small = npt.NDArray[np.int16]
 
-ROWS = 1 << 12  # records worked on at once: 2^12 products below 2^29 add up exactly in doubles
+ROWS = 1 << 12  # records worked on at once: 2^12 products below 2^30 add up exactly in doubles
+LARGEST_SMALL = (1 << 15) - 1  # that 16 bits hold
 FINE = 1 << 24  # grid of p - y before it is bounded: M squares add up exactly
-CHANCE_UNIT = 1 << 30  # grid of exp(score - largest score): M of them add up exactly
+PROBABILITY_UNIT = 1 << 30  # grid of exp(score - largest score): M of them add up exactly
+NARROW = 3  # classes up to which a product class by class is faster
+VECTOR = 8  # doubles
 
 
 def feature_integers(z: npt.ArrayLike) -> Small:
     """Round (n, k) features towards zero to the grid."""
     values = np.asarray(z)
     out = np.empty(values.shape, dtype=np.int16)
-    for start in range(0, len(values), ROWS):
-        block = values[start : start + ROWS].astype(np.float64)
+    count = rows_in_cache(values.shape[1])
+    for start in range(0, len(values), count):
+        block = values[start : start + count].astype(np.float64)
         if not np.isfinite(block).all():
             raise UserError("features hold a value that is not a finite number; check the feature map")
-        out[start : start + ROWS] = np.trunc(np.clip(block, -1.0, 1.0) * FEATURE_UNIT)
+        np.clip(block, -1.0, 1.0, out=block)
+        block *= FEATURE_UNIT
+        out[start : start + count] = block  # rounds towards zero
     return out
 
 
@@ -92,53 +100,67 @@ class GradientClip:
         """
         return Fraction(self.bound if neighbours == "add-remove" else 2 * self.bound)
 
-    def allowed(self, z: Reals) -> Integers:
+    def allowed(self, z: Reals | Small) -> Integers:
         """Return what the squared norm of each record's residual may be: (n,).
 
         The product with |(c, z)|^2, which is exact, then stays within the square of the bound.
         """
-        return np.asarray(self.bound**2 // ((z * z).sum(1).astype(np.int64) + self.unit**2))
+        squares = np.empty(len(z))
+        for rows, values in _doubles(z):
+            squares[rows] = (values * values).sum(1).numpy()  # whole numbers: exact in any order
+        return np.asarray(self.bound**2 // (squares.astype(np.int64) + self.unit**2))
 
-    def scores(self, z: Reals, head: Head) -> Reals:
+    def scores(self, z: Reals | Small, head: Head) -> Reals:
         """Return (n, M) scores of features on the grid: exact, for every sum stays below 2^53 steps."""
-        scores = _product(z, head.integers[:, 1:].T)
-        scores += self.unit * head.integers[:, 0]
+        scores = np.empty((len(head.integers), len(z)))  # class by class: what follows runs along records
+        into, weights = torch.from_numpy(scores), torch.zeros((len(scores), _padded(z)), dtype=torch.float64)
+        weights[:, : z.shape[1]] = torch.from_numpy(head.integers[:, 1:])
+        across = weights.T.contiguous()
+        for rows, values in _doubles(z):
+            into[:, rows] = weights @ values.T if len(scores) <= NARROW else (values @ across).T
+        scores += (self.unit * head.integers[:, 0])[:, None]
         scores *= 1 / (FEATURE_UNIT * WEIGHT_UNIT)  # a power of two
-        return np.asarray(scores)
+        return scores.T
 
-    def chances(self, z: Reals, head: Head) -> Reals:
+    def probabilities(self, z: Reals | Small, head: Head) -> Reals:
         """Return (n, M) predicted probabilities, the same in any batch."""
         scores = self.scores(z, head)
-        scores -= np.ascontiguousarray(scores.T).max(0)[:, None]  # faster than along short rows
-        chance = np.rint(exact.exp(scores) * CHANCE_UNIT)
-        chance /= _row_sums(chance)[:, None]
-        return np.asarray(chance)
+        scores -= scores.max(1)[:, None]
+        probability = exact.exp(scores)
+        probability *= PROBABILITY_UNIT
+        np.rint(probability, out=probability)
+        probability /= probability.sum(1)[:, None]  # whole numbers: exact in any order
+        return probability
 
-    def residuals(self, z: Reals, codes: Integers, head: Head, allowed: Integers | None = None) -> Reals:
+    def residuals(
+        self, z: Reals | Small, codes: Integers, head: Head, allowed: Integers | None = None
+    ) -> Reals:
         """Return (n, M) bounded residuals p - y, whole numbers of steps of 1 / RESIDUAL_UNIT.
 
         Parameters
         ----------
-        z : (n, k) features in grid steps, whole numbers as doubles.
+        z : (n, k) features in grid steps, whole numbers.
         codes : (n,) classes; of a numeric target its positions.
         head : the head of this round.
         allowed : what `allowed` gives for z, if it is known already.
         """
         return self.shrunk(self.errors(z, codes, head), self.allowed(z) if allowed is None else allowed)
 
-    def errors(self, z: Reals, codes: Integers, head: Head) -> Reals:
+    def errors(self, z: Reals | Small, codes: Integers, head: Head) -> Reals:
         """Return (n, M) residuals p - y before they are bounded, in steps of 1 / FINE."""
-        chance = self.chances(z, head)
-        chance[np.arange(len(codes)), codes] -= 1.0
-        return np.asarray(np.rint(chance * FINE))
+        probability = self.probabilities(z, head)
+        probability[np.arange(len(codes)), codes] -= 1.0
+        probability *= FINE
+        return np.asarray(np.rint(probability, out=probability))
 
     def shrunk(self, fine: Reals, allowed: Integers) -> Reals:
         """Shrink (n, M) residuals in steps of 1 / FINE to the allowed squared norms, in exact integers."""
-        size = np.sqrt(_row_sums(fine * fine)) * (RESIDUAL_UNIT / FINE)
+        size = np.sqrt((fine * fine).sum(1)) * (RESIDUAL_UNIT / FINE)
         shrink = np.minimum(1.0, np.sqrt(allowed.astype(np.float64)) / np.maximum(size, 1e-300))
         fine = fine * (RESIDUAL_UNIT / FINE)
-        rows = np.trunc(fine * shrink[:, None])
-        over = np.flatnonzero(_row_sums(rows * rows) > allowed)
+        rows = fine * shrink[:, None]
+        np.trunc(rows, out=rows)
+        over = np.flatnonzero((rows * rows).sum(1) > allowed)
         while over.size:  # the root was a rounding error too large
             shrink[over] *= 1 - 2.0**-30
             rows[over] = np.trunc(fine[over] * shrink[over, None])
@@ -153,28 +175,40 @@ class GradientClip:
         z, codes, head : (n, k) features in grid steps, (n,) classes, and the head of this round.
         allowed : what `allowed` gives for z, if it is known already.
         """
-        values = z.astype(np.float64)
-        rows = self.residuals(values, codes, head, allowed)
-        total = np.empty((rows.shape[1], 1 + values.shape[1]), dtype=np.int64)
-        total[:, 0] = self.unit * rows.sum(0).astype(np.int64)
-        total[:, 1:] = _product(rows.T, values).astype(np.int64)
+        residuals = np.ascontiguousarray(self.residuals(z, codes, head, allowed).T)
+        across = torch.from_numpy(residuals)
+        sums = torch.zeros((len(residuals), _padded(z)), dtype=torch.float64)
+        for rows, values in _doubles(z):
+            sums.addmm_(across[:, rows], values)  # every sum is exact: products below 2^29, 2^12 records
+        total = np.empty((len(residuals), 1 + z.shape[1]), dtype=np.int64)
+        total[:, 0] = self.unit * residuals.sum(1).astype(np.int64)
+        total[:, 1:] = sums.numpy()[:, : z.shape[1]]
         return total
 
 
-def _row_sums(whole: Reals) -> Reals:
-    """Sum short rows of whole numbers: a product, which is exact here and faster than NumPy's sum."""
-    return np.asarray(whole @ np.ones(whole.shape[1]))
+def _padded(z: Reals | Small) -> int:
+    """Return the width of whole numbers as doubles: of whole vectors, on which products are faster."""
+    return -(-int(z.shape[1]) // VECTOR) * VECTOR
 
 
-def _product(a: Reals, b: Reals) -> Reals:
-    """Multiply matrices whose products and sums are exact: PyTorch is faster than NumPy on narrow ones."""
-    return np.asarray((torch.from_numpy(a) @ torch.from_numpy(b)).numpy())
+def _doubles(z: Reals | Small) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Give whole numbers as doubles, a few rows at a time: as many as a processor's own cache holds.
+
+    Rows end in zeros up to `_padded`. Those that are given next take the place of those before.
+    """
+    whole, count = torch.from_numpy(z), rows_in_cache(z.shape[1])
+    space = torch.zeros((min(count, len(z)), _padded(z)), dtype=torch.float64)
+    for start in range(0, len(z), count):
+        rows = slice(start, min(start + count, len(z)))
+        space[: rows.stop - start, : z.shape[1]] = whole[rows]
+        yield rows, space[: rows.stop - start]
 
 
 @dataclass(frozen=True)
 class RoundSum:
     """What a part adds to the gradients at a head: (M, 1 + k)."""
 
+    block_rows: ClassVar[int] = ROWS
     clip: GradientClip
     head: Head
 
@@ -188,13 +222,14 @@ class RoundSum:
 class RightCount:
     """How many records of a part a head gets right: (1,). One record changes it by at most one."""
 
+    block_rows: ClassVar[int] = ROWS
     clip: GradientClip
     head: Head
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
         """Count."""
         z, codes, _ = part
-        right = self.clip.scores(z.astype(np.float64), self.head).argmax(1) == codes
+        right = self.clip.scores(z, self.head).argmax(1) == codes
         return (np.array([right.sum()], dtype=np.int64),)
 
 
@@ -202,13 +237,28 @@ class RightCount:
 class PredictedSum:
     """What a part adds to the probabilities that a head predicts: (M,) in steps of 1 / RESIDUAL_UNIT."""
 
+    block_rows: ClassVar[int] = ROWS
     clip: GradientClip
     head: Head
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
         """Sum probabilities, each rounded down."""
-        chance = self.clip.chances(part[0].astype(np.float64), self.head)
-        return (np.floor(chance * RESIDUAL_UNIT).sum(0).astype(np.int64),)
+        probability = self.clip.probabilities(part[0], self.head)
+        return (np.floor(probability * RESIDUAL_UNIT).sum(0).astype(np.int64),)
+
+
+@dataclass(frozen=True)
+class Centred:
+    """Features less a released centre, (k,), both in grid steps: exact integers of each record alone."""
+
+    centre: Integers
+    clip: GradientClip
+
+    def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
+        """Return what is kept of a part."""
+        z, codes, _ = part
+        moved = np.clip(z.astype(np.int64) - self.centre, -LARGEST_SMALL, LARGEST_SMALL)
+        return on_grid(moved.astype(np.int16), codes, self.clip), ()
 
 
 @dataclass(frozen=True)
@@ -236,6 +286,12 @@ class GradientRecords:
         assert total is not None
         return total[0].integers()
 
+    def around(self, centre: Integers) -> GradientRecords:
+        """Take the features less a released centre, (k,) in grid steps, and let go of these records."""
+        kept, _ = self.records.keep(Centred(centre, self.clip))
+        self.records.close()
+        return GradientRecords(kept, self.clip, self.width, self.n)
+
     def predicted(self, head: Head) -> npt.NDArray[Any]:
         """Sum the probabilities that a head predicts: (M,) in steps of 1 / RESIDUAL_UNIT."""
         total = self.records.total(PredictedSum(self.clip, head))
@@ -251,15 +307,14 @@ class GradientRecords:
 
 def on_grid(z: Small, codes: Integers, clip: GradientClip) -> Part:
     """Return what is kept of records: what each residual is allowed is the same in every round."""
-    allowed = [clip.allowed(z[i : i + ROWS].astype(np.float64)) for i in range(0, len(codes), ROWS)]
-    return z, np.asarray(codes, dtype=np.int32), np.concatenate(allowed)
+    return z, np.asarray(codes, dtype=np.int32), clip.allowed(z)
 
 
 def run_rounds(
     kept: GradientRecords,
     plan: GradientRounds,
     offsets: Reals,
-    law: tuple[Mechanism, int],
+    noise: tuple[Mechanism, int],
     source: Source,
 ) -> Integers:
     """Release the noisy gradients of all rounds: (T, M, 1 + k).
@@ -271,7 +326,7 @@ def run_rounds(
     kept : the records.
     plan : the rounds.
     offsets : (M,) log class shares, from released counts.
-    law : `gaussian` or `radial` noise, and its scale in grid steps.
+    noise : `gaussian` or `radial` noise, and its scale in grid steps.
     source : where noise comes from.
     """
     descent = Descent(plan, offsets, kept.width)
@@ -279,7 +334,7 @@ def run_rounds(
     with progress.bar(plan.rounds * kept.n, f"{plan.rounds} gradient rounds", "records") as advance:
         for gradient in released:
             total = kept.gradient(descent.head(), advance)
-            gradient[...] = clamped(source.add(total, *law))
+            gradient[...] = clamped(source.add(total, *noise))
             descent.update(gradient)
     return released
 

@@ -34,14 +34,14 @@ from adlm.curator.passes import Batches, Records, as_records
 from adlm.curator.sums import add_class_sums
 from adlm.curator.totals import clamped, halved
 from adlm.errors import UserError
+from adlm.estimation.class_counts import class_offsets, plausible_counts
 from adlm.estimation.gradient_head import (
     RESIDUAL_UNIT,
     Head,
     calibrated,
     calibration_spread,
-    class_offsets,
+    feature_mean,
     final_head,
-    plausible_counts,
 )
 from adlm.privacy.accounting import Mechanism
 from adlm.privacy.release import SEEDED, Release
@@ -135,6 +135,8 @@ def release(
             stated["sd_cross"] /= 2.0**bits
     if config.rounds is not None and kept is not None:
         offsets = class_offsets(table[:, 0], stated["sd_sums"])
+        if config.rounds.centred:
+            kept = kept.around(feature_mean(table, step, stated["sd_sums"]))
         gradients = run_rounds(kept, config.rounds, offsets, (config.mechanism, scales.gradients), source)
         head = final_head(gradients, config.rounds, offsets)
         if config.calibrations:

@@ -24,6 +24,7 @@ from adlm.curator.mechanisms.gradient_rounds import (
     FINE,
     GradientClip,
     GradientRecords,
+    Small,
     feature_integers,
     on_grid,
     run_rounds,
@@ -42,7 +43,9 @@ from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import described
-from adlm.public.features.scaled_table import ScaledTable, TableIndicators, frequencies, is_ordered
+from adlm.public.features.scaled_table import ScaledTable, frequencies
+from adlm.public.features.table_indicators import TableIndicators, is_ordered
+from adlm.public.features.triangle import symmetric
 from adlm.public.planning.regression import (
     FOURIER,
     GAUSSIAN_SHARES,
@@ -56,7 +59,7 @@ from adlm.public.planning.regression import (
     plan_regression,
     plan_ridge,
 )
-from adlm.public.planning.rounds import signal
+from adlm.public.planning.rounds import signal_of
 from adlm.runtime import progress
 from adlm.runtime.part_store import Part
 
@@ -91,7 +94,7 @@ class TargetClip(GradientClip):
         """Return (n,) targets in standard deviations, clipped at FARTHEST."""
         return np.clip(self.scale.standardised(positions / TARGET_UNIT), -FARTHEST, FARTHEST)
 
-    def errors(self, z: Reals, codes: Integers, head: Head) -> Reals:
+    def errors(self, z: Reals | Small, codes: Integers, head: Head) -> Reals:
         """Return (n, 1) errors w.x - t, in steps of 1 / FINE."""
         return np.asarray(np.rint((self.scores(z, head) - self.targets(codes)[:, None]) * FINE))
 
@@ -258,14 +261,14 @@ def plan_target(
     count = fourier or (FOURIER if any(ordered) and delta else 0)
     if delta:
         mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(shares_of(delta).learnt)
-        return plan_regression(n, signal(n, mu, table.neighbours, table.contributions), count)
+        return plan_regression(n, signal_of(n, mu, table.neighbours, table.contributions), count)
     columns, loss = len(ordered), float(epsilon * shares_of(delta).learnt)
-    each = signal(n, loss, table.neighbours, table.contributions) / columns
+    each = signal_of(n, loss, table.neighbours, table.contributions) / columns
     if not fourier and all(ordered) and columns <= MOMENTS_COLUMNS and each < MOMENTS_SIGNAL:
         return plan_ridge(n, columns)
     width = 1 + ScaledTable.width_of(table, count)
     few, many = (
-        signal(n, loss / math.sqrt(rounds * width), table.neighbours, table.contributions)
+        signal_of(n, loss / math.sqrt(rounds * width), table.neighbours, table.contributions)
         for rounds in PURE_ROUNDS
     )
     if few < PURE_STRONG:
@@ -325,8 +328,8 @@ def release(
     kept = GradientRecords(made, target, width, int(n))
     tensors: dict[str, npt.NDArray[Any]] = {"indicators": total, "target": of_target}
     if plan.method == "rounds":
-        law = (config.mechanism, scales.learnt)
-        gradients = run_rounds(kept, plan.rounds, np.zeros(1), law, source)
+        noise = (config.mechanism, scales.learnt)
+        gradients = run_rounds(kept, plan.rounds, np.zeros(1), noise, source)
         head = final_head(gradients, plan.rounds, np.zeros(1))
         tensors["gradients"] = gradients
     else:
@@ -353,12 +356,12 @@ def moments_head(second: Integers, config: RegressionConfig, scale: int) -> Head
     """Ridge regression on released second moments, from the upper triangle in grid steps squared."""
     clip, constant = config.second_clip(), config.plan.rounds.constant
     unit = float(clip.steps[0]) ** 2
-    whole = np.asarray((second + np.triu(second, 1).T) * unit, dtype=np.float64)
+    whole = symmetric(second) * unit
     return ridge_head(whole, second_sd(config, scale) * unit, constant, config.plan.weight)
 
 
 def second_sd(config: RegressionConfig, scale: int) -> float:
-    """Return the standard deviation of the noise beside the diagonal of second moments, in grid steps."""
+    """Return the standard deviation of the noise off the diagonal of second moments, in grid steps."""
     if config.budget.delta:
         return float(off_diagonal(scale))
     q = config.k + 2
@@ -428,8 +431,8 @@ def _noisy_products(
     assert isinstance(target, TargetClip)
     total = kept.records.total(TargetProducts(config.second_clip(), target, config.plan.weight))
     assert total is not None
-    beside = off_diagonal(noise_scale) if config.budget.delta else noise_scale
-    return clamped(stage.noisy_triangle(total[0].integers(), config.mechanism, beside, noise_scale, source))
+    off = off_diagonal(noise_scale) if config.budget.delta else noise_scale
+    return clamped(stage.noisy_triangle(total[0].integers(), config.mechanism, off, noise_scale, source))
 
 
 def _facts(config: RegressionConfig, scales: RegressionScales, n: int | None) -> dict[str, Any]:
@@ -448,6 +451,7 @@ def _facts(config: RegressionConfig, scales: RegressionScales, n: int | None) ->
         "method": config.plan.method,
         "rounds": config.plan.rounds.to_dict(),
         "plan": config.plan.to_dict(),
+        "asked": config.budget.to_dict(),
         "indicators": config.indicators.to_dict(),
         "contributions": config.contributions,
         "sd_indicators": scales.indicators * spread(config.indicators.width),

@@ -29,7 +29,8 @@ from adlm.privacy.budget import Budget
 from adlm.privacy.release import Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.decorrelation import MOST_COLUMNS, decorrelation, noise_norm, unit_rows
-from adlm.public.features.scaled_table import ScaledTable, TableIndicators, frequencies, is_ordered
+from adlm.public.features.scaled_table import ScaledTable, frequencies
+from adlm.public.features.table_indicators import TableIndicators, is_ordered
 from adlm.public.planning.rounds import (
     PURE_ROUNDS,
     PURE_TABLE_PATH,
@@ -37,7 +38,7 @@ from adlm.public.planning.rounds import (
     TABLE_STEP,
     fewer_rounds,
     plan_rounds,
-    signal,
+    signal_of,
     table_clip_norm,
 )
 from adlm.runtime import progress
@@ -97,17 +98,17 @@ def plan_table(
     """
     if n < 1:
         raise UserError(f"a plan needs at least one record, got {n}")
-    strength = table_signal(table, n, epsilon, delta)
+    signal = table_signal(table, n, epsilon, delta)
     count = fourier or fourier_count(table, n, delta)
-    clip_norm = table_clip_norm(strength)
+    clip_norm = table_clip_norm(signal)
     path = TABLE_PATH if delta else PURE_TABLE_PATH
-    rounds = fewer_rounds(plan_rounds(n, strength, path=path, longest_step=TABLE_STEP, clip_norm=clip_norm))
+    rounds = fewer_rounds(plan_rounds(n, signal, path=path, longest_step=TABLE_STEP, clip_norm=clip_norm))
     if not delta:
         rounds = replace(rounds, rounds=PURE_ROUNDS, step=rounds.step * rounds.rounds / PURE_ROUNDS)
     values = values_share(table, n, epsilon, delta)
     reasons = (
         f"{rounds.rounds} gradient rounds with steps of {rounds.step:g}: the signal n mu / sensitivity is "
-        f"{strength:.0f}",
+        f"{signal:.0f}",
         f"gradients are clipped at {clip_norm:g}",
         f"{count} random Fourier features of the ordered columns together",
         f"{_per_cent(INDICATORS_SHARE if delta else PURE_SHARE)} of the budget counts indicators, to centre "
@@ -169,7 +170,7 @@ def table_signal(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
         share = (1 - PURE_SHARE) ** 2
         width = len(table.label.classes) * (1 + ScaledTable.width_of(table, PURE_FOURIER))
         mu = float(epsilon * share) / math.sqrt(PURE_ROUNDS * width)
-    return signal(n, mu, table.neighbours, table.contributions)
+    return signal_of(n, mu, table.neighbours, table.contributions)
 
 
 def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> bool:
@@ -184,12 +185,12 @@ def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
     n : number of records, public or guessed.
     epsilon, delta : the budget.
     """
-    strength = table_signal(table, n, epsilon, delta)
+    signal = table_signal(table, n, epsilon, delta)
     if not delta:
-        return strength >= PURE_FROM
+        return signal >= PURE_FROM
     categorical = sum(column.kind == "categorical" for column in table.features)
     mostly = 2 * categorical >= len(table.features) and len(table.label.classes) == 2
-    return not mostly or strength >= CATEGORICAL_FROM
+    return not mostly or signal >= CATEGORICAL_FROM
 
 
 def configured(plan: TableRoundsPlan, table: TableDomain, budget: Budget) -> MomentConfig:
@@ -266,6 +267,7 @@ def release(
         tensors["values"] = torch.from_numpy(triangle)
         mixing = decorrelation(triangle, scale)
         features = ScaledTable(table, shares, fourier=plan.fourier, mixing=mixing)
+    settings = {"plan": plan.to_dict(), "asked": budget.to_dict()}
     return moments.release(
         records.mapped(TableFeatures(features)),
         domain=table.domain,
@@ -273,7 +275,7 @@ def release(
         config=config,
         ledger=ledger,
         source=source,
-        upstream=Upstream({"plan": plan.to_dict()}, stamps, tensors=tensors, charged=True),
+        upstream=Upstream(settings, stamps, tensors=tensors, charged=True),
     )
 
 

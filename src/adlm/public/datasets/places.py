@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +17,7 @@ from adlm.public.datasets.arrays import PARTS, read_npy, verify
 from adlm.public.datasets.catalogue import DataSet
 from adlm.public.datasets.routes import RouteError
 from adlm.runtime import progress
+from adlm.runtime.artefact import new_folder
 
 Say = Callable[[str], None]
 
@@ -127,22 +128,14 @@ def fetch(data: DataSet, say: Say = progress.say, *, replace: bool = False) -> N
 def _keep(data: DataSet, arrays: dict[str, NDArray[np.uint8]], replace: bool) -> None:
     target = cache_folder(data)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{data.name}-", dir=target.parent) as scratch:
-            new, old = Path(scratch, "new"), Path(scratch, "old")
-            new.mkdir()
+        if replace and target.exists():
+            shutil.rmtree(target)
+        with new_folder(target, what=f"copy of {data.name}") as folder:
             for part, array in arrays.items():
-                with (new / f"{part}.npy").open("wb") as file:
-                    np.save(file, array, allow_pickle=False)
-                    file.flush()
-                    os.fsync(file.fileno())
-            if replace and target.exists():
-                target.rename(old)
-            new.rename(target)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and target.is_dir():
+                np.save(folder / f"{part}.npy", array, allow_pickle=False)
+    except (UserError, OSError) as error:
+        if isinstance(error, UserError) and target.is_dir():
             return  # another process was first, with the same verified arrays
         raise UserError(
-            f"cannot keep {data.name} in {target} ({error.strerror}); free some space or set ADLM_CACHE to a "
-            "folder that can be written"
+            f"{error}; free some space or set ADLM_CACHE to a folder that can be written"
         ) from None

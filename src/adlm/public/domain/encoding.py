@@ -48,13 +48,15 @@ def compact(column: Column, values: Any, missing: tuple[str, ...]) -> Compact:
     A missing cell is the last category, or at -1.
     """
     codes = _codes(column, values, missing)
-    gone = np.isnan(codes)
-    if gone.any() and column.missing is None:
-        row = int(np.flatnonzero(gone)[0])
+    is_missing = np.isnan(codes)
+    if is_missing.any() and column.missing is None:
+        row = int(np.flatnonzero(is_missing)[0])
         raise CellError(column.name, row, "the cell is missing; declare what missing means in the domain")
     if column.kind == "categorical":
-        return np.where(gone, column.width - 1, codes).astype(np.uint8 if column.width <= 256 else np.int32)
-    return (np.where(gone, -1.0, codes) + 0.0).astype(np.float32)  # no negative zero
+        return np.where(is_missing, column.width - 1, codes).astype(
+            np.uint8 if column.width <= 256 else np.int32
+        )
+    return (np.where(is_missing, -1.0, codes) + 0.0).astype(np.float32)  # no negative zero
 
 
 def expand(column: Column, kept: Compact) -> NDArray[np.float32]:
@@ -66,9 +68,9 @@ def expand(column: Column, kept: Compact) -> NDArray[np.float32]:
     if column.missing is None:
         out[:, 0] = kept
         return out
-    gone = kept < 0
-    out[:, 0] = np.where(gone, np.float32(constant(column)), kept)
-    out[:, 1] = gone
+    is_missing = kept < 0
+    out[:, 0] = np.where(is_missing, np.float32(constant(column)), kept)
+    out[:, 1] = is_missing
     return out
 
 
@@ -135,7 +137,7 @@ def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Surv
     cells = _cells(column, values)
     counts = np.bincount(cells.rows, minlength=len(cells.distinct)).tolist()
     read = _reader(column, missing)
-    gone = outside = 0
+    absent = outside = 0
     refused: dict[str, int] = {}
     for cell, count in zip(cells.distinct, counts, strict=True):
         try:
@@ -145,10 +147,10 @@ def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Surv
             refused[text] = refused.get(text, 0) + count
             continue
         if math.isnan(code):
-            gone += count
+            absent += count
         elif column.kind in _BOUNDED and code in (0.0, 1.0):
             outside += count * (not _inside(column, cell))
-    return Survey(len(cells.rows), gone, outside, {text: n for text, n in refused.items() if n})
+    return Survey(len(cells.rows), absent, outside, {text: n for text, n in refused.items() if n})
 
 
 def _inside(column: Column, cell: Any) -> bool:

@@ -134,8 +134,8 @@ def described(features: Features) -> dict[str, Any]:
     own = _own(features)
     if own is None:
         return entry
-    told = {"provenance": own.provenance or "undeclared"}
-    return entry | told | ({"trained_on": own.trained_on} if own.trained_on else {})
+    origin = {"provenance": own.provenance or "undeclared"}
+    return entry | origin | ({"trained_on": own.trained_on} if own.trained_on else {})
 
 
 def brought_along(features: Features) -> bool:

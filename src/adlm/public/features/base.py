@@ -77,7 +77,7 @@ class Features(nn.Module, ABC):
     def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor | None:
         """Return features (classes, per_class, width) of random public classes, or None without a process.
 
-        They are what a release is rehearsed on.
+        They are what a release is simulated on.
         """
         return None
 

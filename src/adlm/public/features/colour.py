@@ -16,7 +16,7 @@ NAMES = ("light", "yellow", "red")
 
 def opponent(x: Tensor) -> Tensor:
     """Luminance and two chroma channels of RGB images (n, 3, h, w)."""
-    return torch.einsum("ij,njhw->nihw", _AXES.to(x), x)
+    return torch.matmul(_AXES.to(x), x.flatten(2)).view(x.shape)
 
 
 def flip_average(maps: Tensor) -> Tensor:
@@ -35,6 +35,12 @@ class Colour(nn.Module):
     thumbnail : side of the thumbnail.
     """
 
+    channel: Tensor
+    centres: Tensor
+    steepness: Tensor
+    lowest: Tensor
+    highest: Tensor
+
     def __init__(self, bins: tuple[int, int, int] = (5, 5, 5), grid: int = 3, thumbnail: int = 8) -> None:
         super().__init__()
         light = (torch.arange(bins[0]) + 0.5) / bins[0]
@@ -43,6 +49,14 @@ class Colour(nn.Module):
         self.register_buffer("light", light)
         self.register_buffer("yellow", yellow)
         self.register_buffer("red", red)
+        axes = (light, yellow, red)
+        channel = torch.arange(3).repeat_interleave(torch.tensor(bins))
+        steepness = torch.stack([1 / (axis[1] - axis[0]) for axis in axes])[channel]
+        self.register_buffer("channel", channel, persistent=False)
+        self.register_buffer("centres", torch.cat(axes)[:, None], persistent=False)
+        self.register_buffer("steepness", steepness[:, None], persistent=False)
+        self.register_buffer("lowest", torch.stack([axis[0] for axis in axes])[:, None], persistent=False)
+        self.register_buffer("highest", torch.stack([axis[-1] for axis in axes])[:, None], persistent=False)
         self.grid = grid
         self.thumbnail = thumbnail
         left = (grid + 1) // 2
@@ -51,19 +65,16 @@ class Colour(nn.Module):
 
     def histogram(self, colours: Tensor) -> Tensor:
         """Share of each soft colour bin in each cell, square-rooted, of opponent colours (n, 3, h, w)."""
-        parts = []
-        for channel, name in enumerate(NAMES):
-            centres = self.get_buffer(name)
-            width = centres[1] - centres[0]
-            value = colours[:, channel].clamp(float(centres[0]), float(centres[-1]))
-            # Triangular bins: the memberships of a value sum to one.
-            parts.append((1.0 - (value[:, None] - centres[:, None, None]).abs() / width).clamp_min(0.0))
-        # The share of a joint bin in a cell is a product of matrices: pairs of bins times bins by cell.
+        # Triangular bins, of all three channels in one go: the memberships of a value sum to one.
         n, bins = len(colours), [len(self.get_buffer(name)) for name in NAMES]
-        pool = pooling(*colours.shape[2:], self.grid).to(colours)
-        pairs = (parts[0][:, :, None] * parts[1][:, None]).reshape(n, bins[0] * bins[1], -1)
-        by_cell = (parts[2].flatten(2).transpose(1, 2)[..., None] * pool[:, None]).flatten(2)
-        joint = (pairs @ by_cell).reshape(n, -1, self.grid, self.grid)
+        values = colours.flatten(2).clamp(self.lowest, self.highest).index_select(1, self.channel)
+        members = (1.0 - (values - self.centres).abs() * self.steepness).clamp_min(0.0)
+        light, yellow, red = torch.split(members, bins, 1)
+        # The share of a joint bin in a cell is a product of matrices: pairs of bins times bins by cell.
+        cells = pooling(*colours.shape[2:], self.grid).to(colours).T.contiguous()
+        pairs = (light[:, :, None] * yellow[:, None]).view(n, bins[0] * bins[1], -1)
+        by_cell = (red[:, :, None] * cells).view(n, bins[2] * len(cells), -1)
+        joint = (pairs @ by_cell.transpose(1, 2)).reshape(n, -1, self.grid, self.grid)
         return flip_average(joint).flatten(1).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:

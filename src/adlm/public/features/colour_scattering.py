@@ -2,58 +2,59 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from adlm.public.features.colour import opponent
+from adlm.public.features.flip_scattering import FlipScattering
 from adlm.public.features.scattering import Scattering
 
 CHANNELS = 3
+TOGETHER = 2  # images whose responses stay in a core's cache
+ACCELERATED = 512  # images worked on together on an accelerator
 # Added to a record's norm within a channel and order, so that a flat image's rounding errors stay small.
-_FLOORS = (0.05, 0.1, 0.1)
+FLOORS = (0.05, 0.1, 0.1)
 
 
 class ColourScattering(nn.Module):
     """Scattering of each opponent channel, square-rooted, normed within each channel and order.
 
-    The scattering is averaged over blocks of 2 x 2 outputs and over the image and its horizontal flip; the
-    left half of the cells then holds it all but for the sampling, which is not quite symmetric.
+    The scattering, of two scales, is averaged over blocks of 2 x 2 outputs and over the image and its
+    horizontal flip; the left half of the cells then holds it all but for the sampling, which is not quite
+    symmetric.
 
     Parameters
     ----------
     size : side of the images (n, 3, size, size).
-    J, L : scales and angles of the scattering.
+    L : angles of the scattering.
     """
 
-    def __init__(self, size: int = 32, J: int = 2, L: int = 8) -> None:
+    def __init__(self, size: int = 32, L: int = 8) -> None:
         super().__init__()
-        # An image's signals at a time: what fits in a core's cache is fastest.
-        self.scattering = Scattering((size, size), J, L, rows=2 * CHANNELS)
+        self.scattering = Scattering((size, size), 2, L)
+        self.flipped = FlipScattering(self.scattering)
         self.orders = self.scattering.orders
-        rows, columns = (side // 2 for side in self.scattering.output)
-        self.left = (columns + 1) // 2
-        self.width = CHANNELS * self.scattering.channels * rows * self.left
-
-    def _cells(self, colours: Tensor) -> Tensor:
-        return functional.avg_pool2d(self.scattering(colours), 2)
+        self.counts = torch.bincount(self.orders).tolist()
+        self.left = self.flipped.cells[1]
+        self.width = CHANNELS * self.scattering.channels * math.prod(self.flipped.cells)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map RGB images (n, 3, size, size) to (n, width)."""
-        colours = opponent(x)
-        signals = torch.stack([colours, colours.flip(3)], 1)  # an image's six side by side: one block
-        cells = self._cells(signals.flatten(0, 1))
-        both = cells.view(len(x), 2, *cells.shape[1:]).mean(1)
-        return self.normed(both)
+        rows = TOGETHER if x.device.type == "cpu" else ACCELERATED
+        return self.normed(torch.cat([self.cells(part) for part in torch.split(x, rows)]))
 
-    def normed(self, both: Tensor) -> Tensor:
+    def cells(self, x: Tensor) -> Tensor:
+        """Flip-averaged cells of every opponent channel: (n, 3, channels, cells)."""
+        found: Tensor = self.flipped(opponent(x).flatten(0, 1))
+        return found.view(len(x), CHANNELS, self.scattering.channels, -1)
+
+    def normed(self, cells: Tensor) -> Tensor:
         """Root, centre and norm each channel and order of flip-averaged cells: (n, width)."""
-        maps = both[..., : self.left].reshape(len(both), CHANNELS, len(self.orders), -1)
         parts = []
-        for channel in range(CHANNELS):
-            for order, floor in enumerate(_FLOORS):
-                part = maps[:, channel, self.orders == order].flatten(1)
-                part = part if order == 0 else part.clamp_min(0.0).sqrt()
-                part = part - part.mean(1, keepdim=True)
-                parts.append(part / (torch.linalg.vector_norm(part, dim=1, keepdim=True) + floor))
-        return torch.cat(parts, 1)
+        for order, part in enumerate(torch.split(cells, self.counts, 2)):
+            flat = (part if order == 0 else part.clamp_min(0.0).sqrt()).flatten(2)
+            flat = flat - flat.mean(2, keepdim=True)
+            parts.append(flat / (torch.linalg.vector_norm(flat, dim=2, keepdim=True) + FLOORS[order]))
+        return torch.cat(parts, 2).flatten(1)

@@ -13,16 +13,19 @@ _HALF_PI = (1.5707963267341256, 6.077100506506192e-11)  # high part, whose small
 
 def cosine(x: Tensor) -> Tensor:
     """Return cos(x) for |x| below 10^6, by single IEEE operations, to about 15 digits."""
-    quarter = torch.round(x * (2 / math.pi))
-    rest = (x - quarter * _HALF_PI[0]) - quarter * _HALF_PI[1]
+    quarter = (x * (2 / math.pi)).round_()
+    inner = (x - quarter * _HALF_PI[0]).sub_(quarter * _HALF_PI[1])
     # cos(q pi/2 + r) = sin((q + 1) pi/2 + r); an odd quarter turn makes a cosine of r, sin(pi/2 - |r|)
-    turn = quarter + 1.0
-    turn = turn - 4.0 * torch.floor(turn * 0.25)
-    odd = (turn == 1.0) | (turn == 3.0)
-    inner = torch.where(odd, math.pi / 2 - rest.abs(), rest)
+    turn = quarter.add_(1.0)
+    turn.sub_(torch.floor(turn * 0.25).mul_(4.0))
+    back = torch.floor(turn * 0.5)  # 1 in the half turn where the sine is negative, else 0
+    odd = turn.sub_(back * 2.0)
+    # products with 0 and 1 are exact, and faster than a choice
+    inner = (math.pi / 2 - inner.abs()).mul_(odd).add_(inner.mul_(1.0 - odd))
     square = inner * inner
-    value = torch.full_like(inner, _SINE[0])
-    for coefficient in _SINE[1:]:
-        value = value * square + coefficient
-    value = value * inner
-    return torch.where(turn >= 2.0, -value, value)
+    value: Tensor = square * _SINE[0]
+    for coefficient in _SINE[1:-1]:
+        value.add_(coefficient).mul_(square)
+    value.add_(_SINE[-1]).mul_(inner)
+    value.mul_(back.mul_(-2.0).add_(1.0))
+    return value

@@ -12,6 +12,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from adlm.public.features.triangle import symmetric
+
 Reals = npt.NDArray[np.float64]
 
 RIDGE = 1.0  # over the spectral norm of the noise; settled with the other constants of tables
@@ -25,12 +27,6 @@ def unit_rows(values: Reals) -> Reals:
     """Scale (n, d) rows to length 1; a row of zeros stays. Each row by itself, on a grid, in any batch."""
     length = np.sqrt((values * values).sum(1, keepdims=True))
     return np.asarray(values / np.maximum(length, 1e-9))
-
-
-def symmetric(triangle: npt.NDArray[np.int64]) -> Reals:
-    """Fill the lower half of a released upper triangle."""
-    upper = triangle.astype(np.float64)
-    return np.asarray(upper + np.triu(upper, 1).T)
 
 
 def noise_norm(sd: float, columns: int) -> float:

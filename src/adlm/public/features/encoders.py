@@ -74,8 +74,11 @@ class Normalised(nn.Module):
         if isinstance(found, Tensor):
             return found
         pooled = getattr(found, "pooler_output", None)
-        output: Tensor = found.last_hidden_state.flatten(2).mean(2) if pooled is None else pooled
-        return output
+        if pooled is not None:
+            output: Tensor = pooled
+            return output
+        hidden: Tensor = found.last_hidden_state  # (n, tokens, k), or maps (n, k, h, w)
+        return hidden.mean(1) if hidden.ndim == 3 else hidden.flatten(2).mean(2)
 
 
 def _timm(name: str, shape: tuple[int, ...]) -> nn.Module:
@@ -113,7 +116,10 @@ def _require_colour(name: str, shape: tuple[int, ...]) -> None:
 def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
-    except ImportError:
-        raise UserError(
-            f"this backbone needs {name}, which is not installed; install it, or give an ONNX file"
-        ) from None
+    except ImportError as error:
+        if error.name == name:
+            reason, remedy = "which is not installed", "install it"
+        else:  # it is there, and something that it needs is not
+            line = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
+            reason, remedy = f"which is installed but cannot be imported ({line})", "install what it lacks"
+        raise UserError(f"this backbone needs {name}, {reason}; {remedy}, or give an ONNX file") from None

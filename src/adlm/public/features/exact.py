@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 EXACT = 53  # bits of a whole number that a double holds
 COARSEST = 20  # bits of the largest direction
+CACHED = 8  # rows brought to the grid together: they stay in a core's cache
 
 
 class ExactDirections(nn.Module):
@@ -42,7 +43,9 @@ class ExactDirections(nn.Module):
         steps = self.steps[:, :width]
         if _rounded(rows):
             return rows @ (steps * self.unit).to(rows)
-        whole = rows.double().clamp_(-self.limit, self.limit).mul_(self.grid).round_()
+        whole = rows.new_empty(rows.shape, dtype=torch.float64)
+        for part, mine in zip(torch.split(rows, CACHED), torch.split(whole, CACHED), strict=True):
+            mine.copy_(part).clamp_(-self.limit, self.limit).mul_(self.grid).round_()
         product: Tensor = (whole @ steps).mul_(self.unit / self.grid)
         return product
 

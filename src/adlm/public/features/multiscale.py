@@ -20,6 +20,7 @@ from adlm.errors import UserError
 from adlm.public.features.base import Features
 from adlm.public.features.colour import Colour, flip_average, opponent
 from adlm.public.features.exact import ExactDirections, exact_unit_norm
+from adlm.public.features.flip_scattering import mirrored_channels
 from adlm.public.features.narrowed import narrow
 from adlm.public.features.natural import LONGEST, SHIPPED_FOLDER, expand, restore_prior
 from adlm.public.features.scattering import Scattering
@@ -54,7 +55,8 @@ class ScatteringCells(nn.Module):
         cells = self.scattering.output[0] // 2
         self.left = (cells + 1) // 2
         self.width = sum(self.counts[:orders]) * cells * self.left
-        self.register_buffer("mirrored", mirrored_channels(J, self.scattering.L), persistent=False)
+        mirrored = torch.from_numpy(mirrored_channels(J, self.scattering.L))
+        self.register_buffer("mirrored", mirrored, persistent=False)
 
     mirrored: Tensor
 
@@ -68,23 +70,6 @@ class ScatteringCells(nn.Module):
             flat = flat - flat.mean(1, keepdim=True)
             parts.append(flat / (torch.linalg.vector_norm(flat, dim=1, keepdim=True) + FLOORS[order]))
         return torch.cat(parts, 1)
-
-
-def mirrored_channels(J: int, L: int) -> Tensor:
-    """Which scattering channel of the mirrored image each channel is: an angle t pi / L becomes -t pi / L."""
-    turned = [-angle % L for angle in range(L)]
-    first = [1 + j * L + angle for j in range(J) for angle in turned]
-    second, start = [], 1 + J * L
-    for j in range(J - 1):
-        coarser = J - 1 - j
-        second += [
-            start + (one * coarser + scale) * L + two
-            for one in turned
-            for scale in range(coarser)
-            for two in turned
-        ]
-        start += L * coarser * L
-    return torch.tensor([0, *first, *second])
 
 
 class MultiscaleBlocks(nn.Module):

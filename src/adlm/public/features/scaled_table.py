@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,135 +19,22 @@ import torch
 from torch import Tensor
 
 from adlm.errors import UserError
-from adlm.public.domain.column import MISSING, Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.base import Features
 from adlm.public.features.cosine import cosine
 from adlm.public.features.decorrelation import GRID as _MIXING
+from adlm.public.features.table_indicators import Block, TableIndicators, is_ordered, knots, places
 
 # Settled on parts of the training records of the tables in docs/guide-tables.md.
-KNOTS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
 FREQUENCY = 2.0  # standard deviation of the angle of a random Fourier feature, over standardised values
 VALUE_ENERGY, BIN_ENERGY, FOURIER_ENERGY = 4.0, 1.0, 1.0  # squared lengths, a column
 FARTHEST = 3.0  # standard deviations at which a value is clipped
 LEAST_SPREAD = 0.01  # of a column's declared range
 
-_PLACE = 2.0**20  # grid of a cell's position between its bounds
 _VALUE = 2.0**12  # grid of a standardised value
 _ANGLE = 2.0**20  # grid of a frequency: d products of both add up exactly
 _LENGTH = 2.0**16  # grid on which the length of a record is taken
 _UNIT = 2.0**14  # grid of a feature
-
-
-@dataclass(frozen=True)
-class Block:
-    """The indicators of one column or cross: names of its entries, and where they stand."""
-
-    name: str
-    entries: tuple[str, ...]
-    start: int
-
-    @property
-    def stop(self) -> int:
-        """One past the last entry."""
-        return self.start + len(self.entries)
-
-    @property
-    def span(self) -> slice:
-        """Where the entries stand."""
-        return slice(self.start, self.stop)
-
-
-def is_ordered(column: Column) -> bool:
-    """Whether a column has a position between bounds that may lie anywhere: not a boolean or a category."""
-    return column.kind in ("numeric", "date", "ordinal")
-
-
-def knots(column: Column) -> tuple[float, ...]:
-    """Positions of the piecewise-linear bins of an ordered column without cuts."""
-    if column.kind == "ordinal":
-        count = min(len(column.levels), len(KNOTS))
-        return tuple(i / (count - 1) for i in range(count))
-    return KNOTS
-
-
-def indicator_names(column: Column) -> tuple[str, ...]:
-    """A name for each indicator of a column, in the units of the file."""
-    if column.kind == "categorical":
-        return column.names
-    if column.kind == "boolean":
-        names = [f"{column.name}={level}" for level in column.levels]
-    elif column.cuts:
-        names = [f"{column.name}>={value}" for value in (column.lower, *column.cuts)]
-    elif column.kind == "ordinal" and len(knots(column)) == len(column.levels):
-        names = [f"{column.name}={level}" for level in column.levels]
-    else:
-        names = [f"{column.name}~{place:.3g}" for place in knots(column)]
-    return (*names, *([f"{column.name}={MISSING}"] if column.missing is not None else ()))
-
-
-def indicators(column: Column, x: Tensor) -> Tensor:
-    """Indicators of one column, (n, entries), non-negative, each row summing to one.
-
-    `x` are the (n, width) numbers in [0, 1] that encode its cells, in double precision.
-    """
-    if column.kind == "categorical":
-        return x
-    place = torch.floor(x[:, :1] * _PLACE) * (1 / _PLACE)
-    if column.kind == "boolean":
-        entries = torch.cat([1 - place, place], 1)
-    elif column.cuts:
-        cuts = torch.tensor([column.position(column.number(cut)) - 1e-6 for cut in column.cuts]).to(x)
-        entries = _steps((place >= cuts).to(x.dtype))
-    else:
-        at = torch.tensor(knots(column)).to(x)
-        entries = _steps(((place - at[:-1]) / (at[1:] - at[:-1])).clamp(0.0, 1.0))
-    if column.missing is None:
-        return entries
-    gone = x[:, 1:2]
-    return torch.cat([entries * (1 - gone), gone], 1)
-
-
-def _steps(above: Tensor) -> Tensor:
-    """Turn how far each step has been climbed, (n, m), into where one stands, (n, m + 1)."""
-    ones, zeros = torch.ones_like(above[:, :1]), torch.zeros_like(above[:, :1])
-    return torch.cat([ones, above], 1) - torch.cat([above, zeros], 1)
-
-
-class TableIndicators:
-    """The indicators of a declared table: what the first pass counts."""
-
-    def __init__(self, table: TableDomain) -> None:
-        self.table = table
-        self.spans: dict[str, slice] = {}
-        start = 0
-        for column in table.features:
-            self.spans[column.name] = slice(start, start + column.width)
-            start += column.width
-        self.inputs = start
-        names = {column.name: indicator_names(column) for column in table.features}
-        found = list(names.items())
-        for left, right in table.crosses:
-            pairs = tuple(f"{a}, {b}" for a in names[left] for b in names[right])
-            found.append((f"{left} x {right}", pairs))
-        blocks, start = [], 0
-        for name, entries in found:
-            blocks.append(Block(name, entries, start))
-            start += len(entries)
-        self.blocks, self.width = tuple(blocks), start
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map (n, inputs) encoded records to (n, width) indicators in double precision."""
-        x = x.flatten(1)
-        if x.shape[1] != self.inputs:
-            raise UserError(f"encoded records have {self.inputs} numbers here, got {x.shape[1]}")
-        x = x.double()
-        parts = {c.name: indicators(c, x[:, self.spans[c.name]]) for c in self.table.features}
-        crossed = [
-            (parts[left].unsqueeze(2) * parts[right].unsqueeze(1)).flatten(1)
-            for left, right in self.table.crosses
-        ]
-        return torch.cat([*parts.values(), *crossed], 1)
 
 
 class ScaledTable(Features):
@@ -187,6 +73,7 @@ class ScaledTable(Features):
         if fourier and not ordered:
             raise UserError("random Fourier features need a numeric, date or ordinal column; leave them out")
         self._valued, columns = valued, len(table.features)
+        self._first = _span([self.indicators.spans[c.name].start for c in valued])
         self.mixing = None if mixing is None else np.rint(np.asarray(mixing, dtype=np.float64) * _MIXING)
         if self.mixing is not None and self.mixing.shape != (len(valued),) * 2:
             raise UserError(
@@ -206,6 +93,7 @@ class ScaledTable(Features):
                 kept.append(np.arange(block.start, block.stop))
             weights.append(np.full(len(kept[-1]), BIN_ENERGY if bins else VALUE_ENERGY + BIN_ENERGY))
         self._kept = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
+        self._entries = _span(self._kept.tolist())
         variance = self.frequencies * (1 - self.frequencies)
         scale = np.zeros(len(self._kept))
         if len(self._kept):
@@ -224,7 +112,7 @@ class ScaledTable(Features):
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(max(len(ordered), 1), fourier, generator=generator, dtype=torch.float64)
         drawn *= FREQUENCY / math.sqrt(max(len(ordered), 1))
-        self._ordered = ordered
+        self._mixed_in = _span(ordered)
         self._directions = torch.round(drawn * _ANGLE)
         self._phases = torch.rand(fourier, generator=generator, dtype=torch.float64) * (2 * math.pi)
         self.width = len(valued) + len(self._kept) + fourier
@@ -303,13 +191,12 @@ class ScaledTable(Features):
             parts.append(values * self._value_scale)
         if len(self._kept):
             centre = torch.from_numpy(self.frequencies[self._kept]).to(x)
-            parts.append(
-                (counted[:, torch.from_numpy(self._kept)] - centre) * torch.from_numpy(self._scale).to(x)
-            )
+            parts.append((counted[:, self._entries] - centre) * torch.from_numpy(self._scale).to(x))
         if self.fourier:
             assert values is not None
-            angle = (values[:, self._ordered] * _VALUE) @ self._directions.to(x) * (1 / (_VALUE * _ANGLE))
-            parts.append(cosine(angle + self._phases.to(x)) * self._fourier_scale)
+            angle = (values[:, self._mixed_in] * _VALUE) @ self._directions.to(x)
+            angle = angle.mul_(1 / (_VALUE * _ANGLE)).add_(self._phases.to(x))
+            parts.append(cosine(angle).mul_(self._fourier_scale))
         whole = torch.cat(parts, 1).mul_(_LENGTH).round_()  # in place: this is what a pass waits for
         length = (whole * whole).sum(1, keepdim=True).sqrt().clamp_min(1.0)
         unit = whole.div_(length).mul_(_UNIT)
@@ -322,16 +209,17 @@ class ScaledTable(Features):
     def values(self, x: Tensor) -> Tensor:
         """Standardised values of (n, inputs) encoded records, (n, d) on a grid; 0 where missing."""
         x = x.flatten(1).double()
-        place = torch.cat([x[:, self.indicators.spans[c.name]][:, :1] for c in self._valued], 1)
-        place = torch.floor(place * _PLACE) * (1 / _PLACE)
-        values = ((place - self._mean.to(x)) / self._spread.to(x)).clamp(-FARTHEST, FARTHEST)
-        gone = [
-            x[:, self.indicators.spans[c.name]][:, 1:2]
-            if c.missing is not None
-            else torch.zeros_like(x[:, :1])
-            for c in self._valued
-        ]
-        return torch.round(values * (1 - torch.cat(gone, 1)) * _VALUE) * (1 / _VALUE)
+        values = places(x[:, self._first])
+        values = ((values - self._mean.to(x)) / self._spread.to(x)).clamp(-FARTHEST, FARTHEST)
+        if any(c.missing is not None for c in self._valued):
+            missing = [
+                x[:, self.indicators.spans[c.name]][:, 1:2]
+                if c.missing is not None
+                else torch.zeros_like(x[:, :1])
+                for c in self._valued
+            ]
+            values = values * (1 - torch.cat(missing, 1))
+        return torch.round(values * _VALUE) * (1 / _VALUE)
 
     def _mixed(self, values: Tensor) -> Tensor:
         """Take correlations out of values; sums of products on grids are exact, in any order."""
@@ -356,6 +244,12 @@ class ScaledTable(Features):
         mixing = np.array(spec["mixing"], dtype=np.float64) / _MIXING if "mixing" in spec else None
         table = TableDomain.from_dict(spec["table"])
         return cls(table, spec["frequencies"], fourier=int(spec["fourier"]), mixing=mixing)
+
+
+def _span(places: list[int]) -> slice | list[int]:
+    """Return places in a row as a slice, which copies nothing."""
+    start = places[0] if places else 0
+    return slice(start, start + len(places)) if places == list(range(start, start + len(places))) else places
 
 
 def frequencies(counts: npt.NDArray[np.float64], blocks: Sequence[Block]) -> npt.NDArray[np.float64]:

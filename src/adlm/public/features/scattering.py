@@ -209,12 +209,12 @@ class Scattering(nn.Module):
 
     def _frame_factor(self, spectra: NDArray[np.complex128]) -> float:
         low = [np.fft.fft(gaussian(size, SIGMA * 2 ** (self.J - 1))).real for size in self.padded]
-        room = 1 - (low[0][:, None] * low[1][None]) ** 2
+        remaining = 1 - (low[0][:, None] * low[1][None]) ** 2
         energy = (np.abs(spectra) ** 2).sum((0, 1))
         mirrored = np.roll(energy[::-1, ::-1], (1, 1), (0, 1))
         both = (energy + mirrored) / 2
         used = both > 1e-9 * both.max()
-        return float(np.sqrt((room[used] / both[used]).min()))
+        return float(np.sqrt((remaining[used] / both[used]).min()))
 
     def _average(self, axis: int, j: int) -> Tensor:
         """Matrix that averages a signal sampled every 2^j pixels and samples it every 2^J: (h, P / 2^j)."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ class TabularFeatures(Features):
             self._spans[column.name] = (start, start + column.width)
             start += column.width
         self.inputs = start
+        self._runs = [tuple(run) for _, run in groupby(table.features, key=lambda c: _alike(c, detail))]
         names: list[tuple[str, list[str]]] = [(c.name, cell_names(c, detail)) for c in table.features]
         indicators = dict(names)
         for left, right in table.crosses:
@@ -93,7 +95,7 @@ class TabularFeatures(Features):
         kinds = [c.kind in ("numeric", "ordinal", "date") for c in self.table.features]
         return (*kinds, *(False for _ in self.block_names[len(kinds) :]))
 
-    def is_wave(self, cell: int) -> bool:
+    def is_fourier(self, cell: int) -> bool:
         """Whether a cell is one of a random Fourier feature."""
         return cell >= self.indicators - 2 * self.fourier
 
@@ -107,11 +109,14 @@ class TabularFeatures(Features):
         x = x.flatten(1)
         if x.shape[1] != self.inputs:
             raise UserError(f"encoded records have {self.inputs} numbers here, got {x.shape[1]}")
-        parts = {
-            c.name: column_cells(c, x[:, slice(*self._spans[c.name])], self.detail)
-            for c in self.table.features
-        }
-        indicators = list(parts.values())
+        indicators: list[Tensor] = []
+        parts: dict[str, Tensor] = {}
+        for run in self._runs:  # columns that are alike, together
+            here = x[:, self._spans[run[0].name][0] : self._spans[run[-1].name][1]]
+            cells = column_cells(run[0], here.reshape(-1, len(run), run[0].width), self.detail)
+            indicators.append(cells.flatten(1))
+            if self.table.crosses:
+                parts |= {column.name: cells[:, at] for at, column in enumerate(run)}
         for left, right in self.table.crosses:
             indicators.append((parts[left].unsqueeze(2) * parts[right].unsqueeze(1)).flatten(1))
         if self.fourier:
@@ -153,25 +158,33 @@ def detail_rule(n: float, spread: float) -> int:
 
 
 def column_cells(column: Column, x: Tensor, detail: int) -> Tensor:
-    """Cells of one column, (n, cells), each row summing to one."""
+    """Cells of one column, or of several that are alike: (..., cells), each row summing to one."""
     if column.kind == "categorical":
         return x
-    position = x[:, :1]
+    position = x[..., :1]
     if column.kind == "boolean":
-        indicators = torch.cat([1 - position, position], 1)
+        indicators = torch.cat([1 - position, position], -1)
     elif column.cuts:
         cuts = torch.tensor(_cut_positions(column), dtype=x.dtype, device=x.device)
         above = (position >= cuts).to(x.dtype)
-        ones, zeros = torch.ones_like(position), torch.zeros_like(position)
-        indicators = torch.cat([ones, above], 1) - torch.cat([above, zeros], 1)
+        indicators = torch.cat([1 - above[..., :1], above[..., :-1] - above[..., 1:], above[..., -1:]], -1)
     else:
         knots = _knots(column, detail)
         place = position * (knots - 1)
-        indicators = (1 - (place - torch.arange(knots, dtype=x.dtype, device=x.device)).abs()).clamp_min(0)
+        indicators = place - torch.arange(knots, dtype=x.dtype, device=x.device)
+        indicators = (1 - indicators.abs_()).clamp_min_(0)
     if column.missing is None:
         return indicators
-    gone = x[:, 1:2]
-    return torch.cat([indicators * (1 - gone), gone], 1)
+    missing = x[..., 1:2]
+    return torch.cat([indicators * (1 - missing), missing], -1)
+
+
+def _alike(column: Column, detail: int) -> tuple[object, ...]:
+    """What the cells of a column depend on."""
+    if column.kind == "categorical":
+        return column.kind, column.width
+    cuts = tuple(_cut_positions(column)) if column.cuts else ()
+    return column.kind, cuts, _knots(column, detail), column.missing is None
 
 
 def cell_names(column: Column, detail: int) -> list[str]:

@@ -38,8 +38,8 @@ def map_blocks_threaded(
     """Fill `out` from `x` by `work(block, its part of out)`, block by block, and return it.
 
     Transforms of small images are too short to be shared out among cores one by one, so each thread takes
-    whole blocks, and works on them with one core. Work inside a lane that is itself cut into blocks stays in
-    its lane.
+    whole blocks, and works on them with one core. Work inside a thread that is itself cut into blocks stays
+    in its thread.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ def map_blocks_threaded(
     # What autograd records, it records in the thread that asks for it.
     threads = min(own, len(starts)) if on_cpu and not x.requires_grad else 1
 
-    def lane() -> None:
+    def worker() -> None:
         with torch.inference_mode(inference):
             for start in waiting:
                 _fill(work, x[start : start + starts.step], out[start : start + starts.step], starts.step)
@@ -71,10 +71,10 @@ def map_blocks_threaded(
         if threads <= 1:
             if on_cpu and own > 1:
                 torch.set_num_threads(1)
-            lane()
+            worker()
             return out
         with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for done in [pool.submit(lane) for _ in range(threads)]:
+            for done in [pool.submit(worker) for _ in range(threads)]:
                 done.result()
     finally:
         if torch.get_num_threads() != own or threads > 1:

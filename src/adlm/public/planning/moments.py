@@ -11,14 +11,12 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
-from scipy.optimize import brentq
-from scipy.special import ndtr
-
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import GradientRounds
+from adlm.privacy.accounting import gaussian_mu
 from adlm.public.features import Features, PriorStatistics
 from adlm.public.features.narrowed import narrow
-from adlm.public.planning.rounds import IMAGE_STEP, plan_rounds
+from adlm.public.planning.rounds import plan_image_rounds
 
 # Fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public for that.
 PER_COORDINATE = 10  # pure: records of a class, times epsilon, that a coordinate needs
@@ -27,11 +25,11 @@ FEWEST = 10  # coordinates, however small the budget
 ENOUGH = (100, 200)  # coordinates for class sums without noise: a third of the width, within these
 LEAST = 4  # directions beside the class means for which second moments are worth a part of the budget
 LOUD = 0.2  # with delta: energy of the noise on a class mean, next to a record's, where sums are all
-ACROSS = 500  # pure: epsilon n for each coordinate, from which products across the basis are worth it
+CROSS_FROM = 500  # pure: epsilon n for each coordinate, from which products across the basis are worth it
 BROAD = 0.6  # least energy of a record around its class mean: real classes are broader than synthetic ones
-LOOSE = 1.1  # clip level of an energy, relative to what is expected
+LOOSE = 1.1  # squared clip norm, relative to what is expected
 ROUNDS_SUMS = Fraction(1, 10)  # share of class sums beside gradient rounds
-APART = 0.8  # energy around class means, up to which second moments are best taken around them
+CENTRED_UP_TO = 0.8  # energy around class means, up to which second moments are best taken around them
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,7 @@ class MomentPlan:
     q, basis, around, second_clip_norm : second moments of q numbers (0: none), the `leading` coordinates or
         in the span of the released `means`; of records around the `origin` or around the `means`, clipped at
         `second_clip_norm`.
-    cross_clip_norms : clip levels inside and outside the basis of products across it, or None.
+    cross_clip_norms : clip clip_norms inside and outside the basis of products across it, or None.
     share_sums, cross_share : share of the budget for class sums; of the rest, for products across.
     scales : (k,) relative noise scales, or None for identical ones.
     reasons : one sentence for each choice.
@@ -72,9 +70,11 @@ class MomentPlan:
     def _repr_html_(self) -> str:
         from adlm.privacy.notebook import Part, box
 
-        told = self.to_dict()
+        entries = self.to_dict()
         facts = [("coordinates", self.k), ("noise", self.noise), ("second moments of", self.q or "none")]
-        settings = Part("settings", ("setting", "value"), [kv for kv in told.items() if kv[0] != "reasons"])
+        settings = Part(
+            "settings", ("setting", "value"), [kv for kv in entries.items() if kv[0] != "reasons"]
+        )
         return box(
             "Plan of a moment release", facts, [Part("why", ("",), [(r,) for r in self.reasons]), settings]
         )
@@ -127,10 +127,10 @@ def plan_moments(
     # A record that is added or removed moves one class, one that is replaced may move two.
     factor = 2.0 if neighbours == "add-remove" else 1.0
     if delta:
-        mu = factor * gaussian_mu(epsilon, delta)
-        strength = n * mu / 2 * math.sqrt(1 - ROUNDS_SUMS)
-        if rounds and strength >= features.rounds_from:
-            return _rounds(n, strength, features)
+        mu = factor * float(gaussian_mu(Fraction(str(epsilon)), Fraction(str(delta))))
+        signal = n * mu / 2 * math.sqrt(1 - ROUNDS_SUMS)
+        if rounds and signal >= features.rounds_from:
+            return _rounds(n, signal, features)
         plan = _gaussian(n, classes, mu, features)
     else:
         plan = _pure(n, classes, factor * epsilon, features)
@@ -150,10 +150,10 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan
     width, known = features.width, budget * n
     wide = _enough(width)
     # Without a prior, nobody knows how long records are around their means; products across suffer most.
-    across = known >= ACROSS * wide and features.prior is not None
-    share = Fraction(2, 5) if across else Fraction(4, 5)
+    cross = known >= CROSS_FROM * wide and features.prior is not None
+    share = Fraction(2, 5) if cross else Fraction(4, 5)
     # Beyond enough, a coordinate adds little: only where it costs little, and less so with products across.
-    spare = known / (2 * ACROSS) if across else float(share) * known / (SPARE * classes)
+    spare = known / (2 * CROSS_FROM) if cross else float(share) * known / (SPARE * classes)
     wide = min(width, 3 * wide // 2, max(wide, math.floor(spare)))
     k = min(wide, math.floor(float(share) * known / (PER_COORDINATE * classes)))
     q = min(k // 3, math.floor(math.sqrt(known) / 8))
@@ -166,11 +166,11 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan
             f"{classes + LEAST} directions, sqrt(epsilon n) / 8",
             f"clip level {math.sqrt(LOOSE * inside):.3g}: what to expect of a record around its class mean",
         )
-        levels = None
-        if across:
+        clip_norms = None
+        if cross:
             between = energy_inside(energy, k, classes - 1, classes)
-            levels = (math.sqrt(LOOSE * between), math.sqrt(LOOSE * max(energy - inside, 0.1 * energy)))
-            reasons += (f"products across the basis: epsilon n is at least {ACROSS} for each coordinate",)
+            clip_norms = (math.sqrt(LOOSE * between), math.sqrt(LOOSE * max(energy - inside, 0.1 * energy)))
+            reasons += (f"products across the basis: epsilon n is at least {CROSS_FROM} for each coordinate",)
         return MomentPlan(
             k,
             "radial",
@@ -180,9 +180,9 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan
             basis="means",
             around="means",
             second_clip_norm=math.sqrt(LOOSE * inside),
-            cross_clip_norms=levels,
+            cross_clip_norms=clip_norms,
             share_sums=share,
-            cross_share=Fraction(3, 4) if across else Fraction(0),
+            cross_share=Fraction(3, 4) if cross else Fraction(0),
             reasons=reasons,
         )
     k = max(min(wide, math.floor(known / (PER_COORDINATE * classes))), min(width, FEWEST))
@@ -192,17 +192,18 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan
     )
 
 
-def _rounds(n: int, strength: float, features: Features) -> MomentPlan:
+def _rounds(n: int, signal: float, features: Features) -> MomentPlan:
     """Gradient rounds: noise on a score depends on the path, not on k, unless coordinates fall off."""
-    k = features.rounds_width(strength)
+    k = features.rounds_width(signal)
     kept = "all coordinates" if k == features.width else "the leading coordinates that suit the signal"
-    rounds = plan_rounds(n, strength, path=features.path, longest_step=IMAGE_STEP)
+    rounds = plan_image_rounds(n, signal, features.path)
     reasons = (
         f"k = {k}: {kept}",
-        f"{rounds.rounds} gradient rounds: the signal n mu / sensitivity is {strength:.0f}, at least "
+        f"{rounds.rounds} gradient rounds: the signal n mu / sensitivity is {signal:.0f}, at least "
         f"{features.rounds_from:g}",
         f"step {rounds.step:g}: the path is {features.path:g} of the signal",
-        "a tenth of the budget for class sums, which networks and checks need",
+        "a tenth of the budget for class sums, which networks and checks need; features are taken around "
+        "their mean",
     )
     return MomentPlan(k, "gaussian", 1.0, 0.2, share_sums=ROUNDS_SUMS, reasons=reasons, rounds=rounds)
 
@@ -216,10 +217,10 @@ def _gaussian(n: int, classes: int, mu: float, features: Features) -> MomentPlan
     if tellable >= min(least, 90):
         why = f"k = {k}: second moments tell about (n mu)^(2/3) = {tellable:.0f} directions"
         energy = energy_within(features.prior, k)
-        if energy > APART:
+        if energy > CENTRED_UP_TO:
             both = f"one cost for both parts: records keep {energy:.2f} of their energy around class means"
             return MomentPlan(k, "gaussian", 1.0, 0.2, q=k, share_sums=Fraction(1, 2), reasons=(why, both))
-        apart = f"around released means, where {energy:.2f} of a record's energy is to be expected"
+        around = f"around released means, where {energy:.2f} of a record's energy is to be expected"
         share = Fraction(3, 5) if tellable < 3 * least else Fraction(2, 5)
         return MomentPlan(
             k,
@@ -230,7 +231,7 @@ def _gaussian(n: int, classes: int, mu: float, features: Features) -> MomentPlan
             around="means",
             second_clip_norm=math.sqrt(LOOSE * energy),
             share_sums=share,
-            reasons=(why, apart),
+            reasons=(why, around),
         )
     k = max(min(least, math.floor(LOUD * (n * mu / (2 * classes)) ** 2)), min(width, FEWEST))
     why = f"k = {k}: at least {FEWEST}, else noise on a class mean has at most {LOUD:g} of a record's energy"
@@ -256,14 +257,3 @@ def energy_inside(energy: float, k: int, q: int, classes: int) -> float:
     classes : number of classes.
     """
     return energy * min(1.0, (q + classes) / k)
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Sensitivity, in standard deviations, that costs (epsilon, delta): for planning, not for a proof."""
-
-    def excess(mu: float) -> float:
-        tail = math.exp(min(epsilon, 700.0)) * float(ndtr(-epsilon / mu - mu / 2))
-        return float(ndtr(-epsilon / mu + mu / 2)) - tail - delta
-
-    most = 100.0  # beyond it nothing is left to plan for
-    return float(brentq(excess, 1e-9, most)) if excess(most) > 0 else most

@@ -112,13 +112,13 @@ class RegressionPlan:
             raise UserError(f"the settings of a numeric target cannot be read: {error}") from None
 
 
-def plan_regression(n: int, strength: float, fourier: int, *, pure: int = 0) -> RegressionPlan:
+def plan_regression(n: int, signal: float, fourier: int, *, pure: int = 0) -> RegressionPlan:
     """Choose settings for n records.
 
     Parameters
     ----------
     n : public number of records.
-    strength : n mu over the sensitivity in clip norms, as `adlm.public.planning.rounds.signal` has it.
+    signal : n mu over the sensitivity in clip norms, as `adlm.public.planning.rounds.signal_of` has it.
     fourier : random Fourier features of the ordered columns.
     pure : how many rounds there are of radial noise, of which each costs its share of epsilon, as
         PURE_ROUNDS has them; 0 with delta.
@@ -126,17 +126,17 @@ def plan_regression(n: int, strength: float, fourier: int, *, pure: int = 0) -> 
     if n < 1:
         raise UserError(f"a plan needs at least one record, got {n}")
     wider = PURE_CLIPS if pure else WIDER_CLIPS
-    clip_norm = max((norm for least, norm in wider if strength >= least), default=CLIP_NORM)
+    clip_norm = max((norm for least, norm in wider if signal >= least), default=CLIP_NORM)
     longest = LONGEST_STEP * clip_norm / CLIP_NORM  # curvature does not depend on the clip
-    rounds = plan_rounds(n, strength, path=PATH, longest_step=longest, clip_norm=clip_norm)
+    rounds = plan_rounds(n, signal, path=PATH, longest_step=longest, clip_norm=clip_norm)
     if pure:
         strong = PURE_ROUNDS.index(pure)
-        step = float(f"{min(PURE_PATH[strong] * strength / (clip_norm * pure), PURE_STEP):.6g}")
+        step = float(f"{min(PURE_PATH[strong] * signal / (clip_norm * pure), PURE_STEP):.6g}")
         rounds = replace(rounds, rounds=pure, step=step, momentum=PURE_MOMENTUM[strong])
     first = "a quarter" if pure else "a tenth"
     reasons = (
         f"{rounds.rounds} gradient rounds of the squared loss with steps of {rounds.step:g}: the signal "
-        f"n mu / sensitivity is {strength:.0f}",
+        f"n mu / sensitivity is {signal:.0f}",
         f"gradients are clipped at {clip_norm:g} standard deviations of the target, which makes the loss "
         "Huber's",
         f"{fourier} random Fourier features of the ordered columns together",

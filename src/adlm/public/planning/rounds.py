@@ -18,14 +18,16 @@ CLIP_NORM = 0.25
 WIDER_CLIPS = ((8_000.0, 0.5), (16_000.0, 1.0))
 TABLE_PATH, PURE_TABLE_PATH = 0.15, 0.2  # step x clip norm x rounds, over the signal; images have their own
 ROUNDS = (100, 200)  # usual and most
+IMAGE_ROUNDS = 400  # most, of images and vectors: for the same path, short steps do better than long ones
 LEAST_ROUNDS, MANY_RECORDS = 50, 100_000  # of a table with more records than these, round for round fewer
 REACH = 3.0  # momentum keeps at most e^-REACH of the first of all rounds
 PURE_ROUNDS = 30  # under pure epsilon, where every round costs its share of epsilon
 IMAGE_STEP, TABLE_STEP = 128.0, 32.0  # the longest stable steps, for a clip norm of CLIP_NORM
+SHORT_IMAGE_STEP = 40.0  # of images, as long as there are fewer rounds than the most
 MOMENTUM = (0.9, 0.97)  # usual and most
 
 
-def signal(n: int, mu: float, neighbours: str, contributions: int = 1) -> float:
+def signal_of(n: int, mu: float, neighbours: str, contributions: int = 1) -> float:
     """Return n mu over the sensitivity, in clip norms.
 
     Parameters
@@ -39,7 +41,7 @@ def signal(n: int, mu: float, neighbours: str, contributions: int = 1) -> float:
 
 
 def plan_rounds(
-    n: int, strength: float, *, path: float, longest_step: float, clip_norm: float = CLIP_NORM
+    n: int, signal: float, *, path: float, longest_step: float, clip_norm: float = CLIP_NORM
 ) -> GradientRounds:
     """Choose gradient rounds for n records and a signal.
 
@@ -48,17 +50,31 @@ def plan_rounds(
     Parameters
     ----------
     n : public number of records.
-    strength : what `signal` returns.
+    signal : what `signal_of` returns.
     path : step x clip norm x rounds, over the signal.
     longest_step : the longest stable step on the mean gradient, for a clip norm of CLIP_NORM.
     clip_norm : L2 bound on one record's gradient.
     """
-    path, longest = path * strength, longest_step * CLIP_NORM / clip_norm
-    rounds, momentum = ROUNDS[0], MOMENTUM[0]
-    step = path / (clip_norm * rounds)
-    if step > longest:
-        rounds = min(ROUNDS[1], round(path / (clip_norm * longest)))
-        step = path / (clip_norm * rounds)
+    longest = longest_step * CLIP_NORM / clip_norm
+    return _with_steps(n, path * signal / clip_norm, (longest, longest), ROUNDS[1], clip_norm)
+
+
+def plan_image_rounds(n: int, signal: float, path: float) -> GradientRounds:
+    """Choose gradient rounds for the features of n images, taken around their mean.
+
+    More rounds come before longer steps, up to IMAGE_ROUNDS.
+    """
+    steps = (SHORT_IMAGE_STEP, IMAGE_STEP)
+    return replace(_with_steps(n, path * signal / CLIP_NORM, steps, IMAGE_ROUNDS, CLIP_NORM), centred=True)
+
+
+def _with_steps(
+    n: int, length: float, steps: tuple[float, float], most: int, clip_norm: float
+) -> GradientRounds:
+    """Divide a length into rounds: steps up to the first length, more rounds, longer steps, more momentum."""
+    usual, longest = steps
+    rounds, momentum = max(ROUNDS[0], min(most, round(length / usual))), MOMENTUM[0]
+    step = length / rounds
     if step > longest:
         momentum = min(MOMENTUM[1], 1 - (1 - momentum) * longest / step)
         step = longest
@@ -79,6 +95,6 @@ def fewer_rounds(plan: GradientRounds) -> GradientRounds:
     return replace(plan, rounds=most, step=float(f"{step:.6g}"), momentum=float(f"{momentum:.6g}"))
 
 
-def table_clip_norm(strength: float) -> float:
+def table_clip_norm(signal: float) -> float:
     """Return the clip norm of a table's gradients."""
-    return max((norm for least, norm in WIDER_CLIPS if strength >= least), default=CLIP_NORM)
+    return max((norm for least, norm in WIDER_CLIPS if signal >= least), default=CLIP_NORM)

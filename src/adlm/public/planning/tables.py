@@ -18,6 +18,10 @@ from adlm.public.domain.table import TableDomain
 from adlm.public.features.tabular import TabularFeatures, detail_rule
 
 Weights = Literal["columns", "none"]
+CHECK_SHARE = Fraction(1, 50)
+SCALING_SHARE = Fraction(
+    1, 5
+)  # settled on made tables and on parts of training records, see docs/guide-tables.md
 Shares = tuple[Fraction, Fraction, Fraction, Fraction, Fraction]
 
 
@@ -30,10 +34,12 @@ class TablePlan:
     detail : cells of a numeric column without cuts.
     weights : `columns` fits a weight for each column in a second stage, `none` leaves it out.
     residuals : whether a third stage corrects single cells.
-    shares : shares of the budget for class tables, a second look at them with noise by relevance, gradient,
-        curvature and residual tables; they sum to 1.
+    shares : of what the last two leave of the budget: for class tables, a second look at them with noise by
+        relevance, gradient, curvature and residual tables; they sum to 1.
     reasons : one sentence for each choice.
     fourier : random Fourier features.
+    check_share : of the whole budget, to count the records that the model gets right; 0 leaves it out.
+    scaling_share : of the whole budget, for class offsets and one temperature in place of column weights.
     """
 
     detail: int
@@ -42,11 +48,13 @@ class TablePlan:
     shares: Shares
     reasons: tuple[str, ...] = ()
     fourier: int = 0
+    check_share: Fraction = CHECK_SHARE
+    scaling_share: Fraction = Fraction(0)
 
     @property
     def summary(self) -> str:
         """The mechanism in a few words."""
-        stages = 1 + (self.weights == "columns") + self.residuals
+        stages = 1 + (self.weights == "columns" or self.scaling_share > 0) + self.residuals
         return f"additive, {stages} stage{'s' if stages > 1 else ''}, {self.detail} bins a column"
 
     def with_rounds(self, *, two_rounds: bool) -> TablePlan:
@@ -64,6 +72,8 @@ class TablePlan:
             "shares": [str(share) for share in self.shares],
             "reasons": list(self.reasons),
             "fourier": self.fourier,
+            "check_share": str(self.check_share),
+            "scaling_share": str(self.scaling_share),
         }
 
 
@@ -77,8 +87,8 @@ def _shares(*percent: int) -> Shares:
 ONE_STAGE = {"laplace": _shares(100, 0, 0, 0, 0), "gaussian": _shares(50, 50, 0, 0, 0)}
 TWO_STAGES = {"laplace": _shares(80, 0, 10, 10, 0), "gaussian": _shares(40, 40, 10, 10, 0)}
 # Random Fourier features as many as keep the noise on a sum within this share of n, and no more than these.
-WAVE_NOISE, MOST_WAVES = 0.002, 16
-ASKED_WAVES = 1000  # whoever asks for them by number
+FOURIER_NOISE, MOST_FOURIER = 0.002, 16
+FOURIER_LIMIT = 1000  # whoever asks for them by number
 THREE_STAGES = {"laplace": _shares(40, 0, 15, 15, 30), "gaussian": _shares(20, 20, 15, 15, 30)}
 
 
@@ -110,8 +120,13 @@ def plan_table(
         f"numeric columns without cuts have {detail} cells: eight times the noise on a count in each",
     )
     if gradient > 0.5:
-        why = f"class tables alone: noise on column weights would be {gradient:.2f} of the signal, above 0.5"
-        return TablePlan(detail, "none", False, one, (*reasons, why), fourier_count)
+        why = (
+            "class tables, then class offsets and one temperature: noise on column weights would be "
+            f"{gradient:.2f} of the signal, above 0.5"
+        )
+        return TablePlan(
+            detail, "none", False, one, (*reasons, why), fourier_count, scaling_share=SCALING_SHARE
+        )
     if len(table.label.classes) > 2:
         why = "no residual tables: with more than two classes their corrections of one offset add up"
         return TablePlan(detail, "columns", False, two, (*reasons, why), fourier_count)
@@ -127,18 +142,18 @@ def _random_fourier_features(
 ) -> tuple[int, tuple[str, ...]]:
     """How many random Fourier features: those asked for, or as many as leave the noise on sums small."""
     if fourier != "auto":
-        if isinstance(fourier, str) or not 0 <= fourier <= ASKED_WAVES:
+        if isinstance(fourier, str) or not 0 <= fourier <= FOURIER_LIMIT:
             raise UserError(
-                f"fourier must be auto or a whole number from 0 to {ASKED_WAVES} (got {fourier!r})"
+                f"fourier must be auto or a whole number from 0 to {FOURIER_LIMIT} (got {fourier!r})"
             )
         return int(fourier), (f"{fourier} random Fourier features were asked for",) if fourier else ()
     if all(column.kind == "categorical" for column in table.features):
         return 0, ("no random Fourier features: every column is categorical",)
     columns = len(table.features) + len(table.crosses)
-    few = (w for w in range(MOST_WAVES, 0, -1) if noise.on_sums(columns + w, share) <= WAVE_NOISE * n)
+    few = (w for w in range(MOST_FOURIER, 0, -1) if noise.on_sums(columns + w, share) <= FOURIER_NOISE * n)
     fourier_count = next(few, 0)
     return fourier_count, (
-        f"{fourier_count} random Fourier features: noise on a sum stays within {WAVE_NOISE} of n",
+        f"{fourier_count} random Fourier features: noise on a sum stays within {FOURIER_NOISE} of n",
     )
 
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from adlm.errors import UserError
 from adlm.public.features.base import unit_norm
 from adlm.public.features.prior import SIZE, WEIGHTS, NormedScattering
 from adlm.public.priors import fisher, shapes, strokes
+from adlm.public.priors.weights import write_weights
 
 Draw = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
 
@@ -83,8 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
     path = given.out or WEIGHTS / f"{given.name}.safetensors"
     if path.is_dir():
         raise UserError(f"--out must name a file to write (got the folder {path})")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(build(RECIPES[given.name]), path)
+    write_weights(path, build(RECIPES[given.name]))
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 

@@ -7,18 +7,15 @@ Shares, whitening and its floor are those of `adlm.public.priors.natural`; nothi
 from __future__ import annotations
 
 import argparse
-import math
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from adlm.public.features.base import unit_norm
 from adlm.public.features.multiscale import SCALES, WIDTH, MultiscaleBlocks, weights_name
-from adlm.public.features.natural import compress, expand, store_prior
 from adlm.public.priors import scenes
-from adlm.public.priors.natural import FLOOR, POWER, principal_directions, prior_statistics
+from adlm.public.priors.natural import principal_weights
+from adlm.public.priors.weights import write_weights
 
 # Synthetic variance given to each block: scattering and thumbnail of grey images; scattering of luminance and
 # of chroma, histogram and thumbnail of colour images.
@@ -42,22 +39,11 @@ def build_multiscale(
     generator = torch.Generator().manual_seed(seed)
     blocks = MultiscaleBlocks(size, colour)
     with torch.no_grad():
-        images, labels = scenes.draw(classes, per_class, generator, size)
+        images, _ = scenes.draw(classes, per_class, generator, size)
         images = images if colour else images.mean(1, keepdim=True)
         raw = torch.cat([blocks(part) for part in torch.split(images, _ROWS)])
-        mean = raw.mean(0)
-        raw -= mean
-        parts = torch.split(raw, list(blocks.widths), dim=1)
-        scale = torch.cat(
-            [
-                torch.full((part.shape[1],), math.sqrt(share / float(part.square().sum(1).mean())))
-                for share, part in zip(SHARES[colour], parts, strict=True)
-            ]
-        )
-        values, directions = principal_directions(raw * scale, width, generator)
-        whiten = (values + FLOOR * values[0]) ** -POWER
-        stored = {"mean": mean} | compress(scale[:, None] * directions * whiten)
-        return stored | store_prior(prior_statistics(unit_norm(raw @ expand(stored)), labels))
+        shared = list(zip(blocks.widths, SHARES[colour], strict=True))
+        return principal_weights(raw, shared, per_class, width, generator)
 
 
 if __name__ == "__main__":
@@ -69,7 +55,4 @@ if __name__ == "__main__":
     given = parser.parse_args()
     learnt = build_multiscale(given.size, given.colour, seed=given.seed)
     file = given.folder / f"{weights_name(given.size, given.colour)}.safetensors"
-    given.folder.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(file.name + ".part")
-    save_file({name: value.contiguous() for name, value in learnt.items()}, partial)
-    partial.replace(file)
+    write_weights(file, learnt)

@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional
 
-from adlm.public.features.base import PriorStatistics, unit_norm
+from adlm.public.features.base import unit_norm
 from adlm.public.features.natural import SIZE, Blocks, compress, expand, store_prior
 from adlm.public.features.patches import Patches, learn_dictionary
 from adlm.public.features.second_layer import averaged_maps, learn_second_layer
 from adlm.public.features.threads import map_blocks_threaded
 from adlm.public.priors import scenes
+from adlm.public.priors.fisher import prior_statistics
+from adlm.public.priors.weights import write_weights
 
 Progress = Callable[[str, int, int], None]
 
@@ -59,16 +60,32 @@ def principal_directions(
     return values[leading].clamp_min(0.0), guess @ vectors[:, leading]
 
 
-def prior_statistics(z: Tensor, labels: Tensor) -> PriorStatistics:
-    """Statistics of synthetic features z (n, k) with labels (n,), as many records in each class."""
-    classes = int(labels.max()) + 1
-    per_class = len(z) // classes
-    means = torch.zeros((classes, z.shape[1])).index_add_(0, labels, z) / per_class
-    deviation = z - means[labels]
-    within = deviation.T @ deviation / (classes * max(per_class - 1, 1))
-    # Class means of few records vary by chance as well: take that part off.
-    between = (means.var(0) - within.diagonal() / per_class).clamp_min(0.0)
-    return PriorStatistics(typical=z.abs().mean(0), weight=between, within=within, mean=z.mean(0))
+def principal_weights(
+    raw: Tensor, blocks: Sequence[tuple[int, float]], per_class: int, width: int, generator: torch.Generator
+) -> dict[str, Tensor]:
+    """Learn the linear part of a map from raw features of scenes: centre, scale, partly whiten, and a prior.
+
+    Parameters
+    ----------
+    raw : (classes * per_class, d) raw features, changed in place; records of a class stand together.
+    blocks : width of each block of features, and the synthetic variance that it is given.
+    per_class : scenes of a class.
+    width : coordinates to keep.
+    generator : of the search for principal directions.
+    """
+    mean = raw.mean(0)
+    raw -= mean
+    parts = torch.split(raw, [size for size, _ in blocks], dim=1)
+    scale = torch.cat(
+        [
+            torch.full((size,), math.sqrt(share / float(part.square().sum(1).mean())))
+            for (size, share), part in zip(blocks, parts, strict=True)
+        ]
+    )
+    values, directions = principal_directions(raw * scale, width, generator)
+    whiten = (values + FLOOR * values[0]) ** -POWER
+    stored = {"mean": mean} | compress(scale[:, None] * directions * whiten)
+    return stored | store_prior(prior_statistics(unit_norm(raw @ expand(stored)), per_class))
 
 
 def build_natural(
@@ -103,7 +120,7 @@ def build_natural(
 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        images, labels = scenes.draw(classes, per_class, generator, SIZE, tell("drawing scenes"))
+        images, _ = scenes.draw(classes, per_class, generator, SIZE, tell("drawing scenes"))
         fine = learn_dictionary(
             images, 6, atoms, generator, samples=samples, progress=tell("learning fine patches")
         )
@@ -120,20 +137,10 @@ def build_natural(
             part = slice(start, start + _ROWS)
             map_blocks_threaded(lambda one, mine: mine.copy_(blocks(one)), images[part], raw[part], 1)
             tell("taking features")(min(start + _ROWS, len(images)), len(images))
-        mean = raw.mean(0)
-        raw -= mean
-        scale = torch.cat(
-            [
-                torch.full((part.shape[1],), math.sqrt(share / float(part.square().sum(1).mean())))
-                for share, part in zip(SHARES, torch.split(raw, list(blocks.widths), dim=1), strict=True)
-            ]
-        )
         tell("finding principal directions")(0, 1)
-        values, directions = principal_directions(raw * scale, width, generator)
+        shared = list(zip(blocks.widths, SHARES, strict=True))
+        stored |= principal_weights(raw, shared, per_class, width, generator)
         tell("finding principal directions")(1, 1)
-        whiten = (values + FLOOR * values[0]) ** -POWER
-        stored |= {"mean": mean} | compress(scale[:, None] * directions * whiten)
-        stored |= store_prior(prior_statistics(unit_norm(raw @ expand(stored)), labels))
     return stored
 
 
@@ -166,10 +173,7 @@ def write_natural(path: Path, seed: int = 0, second: int = 0, progress: Progress
     progress : called with the steps done and all steps.
     """
     weights = build_natural(seed, second=second, progress=progress)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".part")
-    save_file({name: value.contiguous() for name, value in weights.items()}, partial)
-    partial.replace(path)
+    write_weights(path, weights)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,8 @@ from torch import Tensor
 from adlm.public.priors.textures import (
     HALF_TURN,
     band_pass,
+    bernoulli,
     blur,
-    chance,
     grid,
     normal,
     palette,
@@ -63,8 +63,8 @@ class Templates:
 def _texture(shape: tuple[int, ...], strength: float, generator: torch.Generator) -> Tensor:
     return torch.stack(
         [
-            strength * torch.rand(shape, generator=generator) ** 1.5 * chance(shape, 0.8, generator),
-            strength * torch.rand(shape, generator=generator) ** 1.5 * chance(shape, 0.5, generator),
+            strength * torch.rand(shape, generator=generator) ** 1.5 * bernoulli(shape, 0.8, generator),
+            strength * torch.rand(shape, generator=generator) ** 1.5 * bernoulli(shape, 0.5, generator),
             uniform(shape, 0.7, 2.2, generator),
             uniform(shape, 0.06, 0.4, generator),
             uniform(shape, 0.0, HALF_TURN, generator),
@@ -83,7 +83,7 @@ def templates(classes: int, generator: torch.Generator) -> Templates:
 
     leaves = torch.stack(
         [
-            chance((c, LEAVES), 0.4, generator),
+            bernoulli((c, LEAVES), 0.4, generator),
             spread(LEAVES, -1, 1),
             spread(LEAVES, -1, 1),
             spread(LEAVES, 0.1, 0.7),
@@ -98,9 +98,9 @@ def templates(classes: int, generator: torch.Generator) -> Templates:
     body[:, 0] = 1.0
     long = spread(PARTS, 0.12, 0.45) * (1 - body) + spread(PARTS, 0.3, 0.75) * body
     thin = long * spread(PARTS, 0.2, 1.0)
-    swap = chance((c, PARTS), 0.5, generator)
+    swap = bernoulli((c, PARTS), 0.5, generator)
     # Most parts of animals and vehicles lie along the axes; a third lean freely.
-    lean = normal((c, PARTS), 0.15, generator) + chance((c, PARTS), 0.33, generator) * spread(
+    lean = normal((c, PARTS), 0.15, generator) + bernoulli((c, PARTS), 0.33, generator) * spread(
         PARTS, 0, HALF_TURN
     )
     parts = torch.stack(
@@ -121,7 +121,7 @@ def templates(classes: int, generator: torch.Generator) -> Templates:
         colours=palette(c, COLOURS, generator),
         horizon=torch.cat(
             [
-                chance((c, 1), 0.5, generator),
+                bernoulli((c, 1), 0.5, generator),
                 spread(1, -0.5, 0.7),
                 spread(1, -0.15, 0.15),
                 spread(1, 0.03, 0.4),
@@ -131,7 +131,7 @@ def templates(classes: int, generator: torch.Generator) -> Templates:
         ground=_texture((c, 2), 0.22, generator),
         leaves=leaves,
         parts=parts,
-        mirrored=chance((c, 1), 0.5, generator),
+        mirrored=bernoulli((c, 1), 0.5, generator),
         skin=_texture((c,), 0.25, generator),
     )
 
@@ -169,7 +169,7 @@ def _scatter_leaves(canvas: Tensor, scene: Templates, generator: torch.Generator
     for index in range(LEAVES):
         present, row, column, height, width, angle, power = scene.leaves[:, index].unbind(1)
         # Leaves come and go at random: clutter is no part of a class.
-        shown = (present - chance((n,), 0.25, generator)).abs()
+        shown = (present - bernoulli((n,), 0.25, generator)).abs()
         row, column = row + normal((n,), 0.15, generator), column + normal((n,), 0.15, generator)
         coverage, _, _ = superellipse(row, column, height, width, angle, power, size)
         colour = scene.colours[:, 2 + index % 2, :, None, None].expand_as(canvas)
@@ -183,7 +183,7 @@ def _place_object(canvas: Tensor, scene: Templates, generator: torch.Generator) 
     stretch = torch.exp(normal((n,), 0.1, generator))
     turn = normal((n,), 0.12, generator)
     shift = normal((2, n), 0.12, generator)
-    flip = 1.0 - 2.0 * chance((n,), 0.5, generator)
+    flip = 1.0 - 2.0 * bernoulli((n,), 0.5, generator)
     skin = _surface(scene.skin, size, generator)
     light = uniform((n,), -HALF_TURN, HALF_TURN, generator)
     for index in range(PARTS):
@@ -230,7 +230,7 @@ def _photograph(canvas: Tensor, generator: torch.Generator) -> Tensor:
         uniform((n,), 1.5, 6.0, generator),
         size,
     )
-    shown = chance((n,), 0.25, generator)
+    shown = bernoulli((n,), 0.25, generator)
     occluder = palette(n, 1, generator)[:, 0, :, None, None].expand_as(canvas)
     canvas = _paint(canvas, coverage * shown[:, None, None], occluder)
     rows, columns = grid(size)

@@ -25,7 +25,7 @@ def normal(shape: tuple[int, ...], scale: float, generator: torch.Generator) -> 
     return scale * torch.randn(shape, generator=generator)
 
 
-def chance(shape: tuple[int, ...], probability: float, generator: torch.Generator) -> Tensor:
+def bernoulli(shape: tuple[int, ...], probability: float, generator: torch.Generator) -> Tensor:
     """Draw 1.0 with the given probability, else 0.0."""
     return (torch.rand(shape, generator=generator) < probability).float()
 

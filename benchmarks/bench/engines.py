@@ -1,0 +1,282 @@
+"""Releases of tables by both engines, and by the way that files are read: measured side by side."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import csv as arrow_csv
+from pyarrow import parquet
+
+from adlm.runtime import progress
+from benchmarks.bench.ratio import Ratio, interleave, ratio
+
+if TYPE_CHECKING:
+    from benchmarks.bench.comparisons import Scale
+
+Given = dict[str, Any]
+Figures = dict[str, Any]
+COLUMNS = 10
+EPSILON = "1"
+BLOCK = 200_000
+DOMAIN = "".join(f'[columns.v{i}]\nkind = "numeric"\nlower = 0\nupper = 100\n' for i in range(COLUMNS)) + (
+    '[columns.y]\nkind = "label"\nclasses = ["no", "yes"]\n'
+)
+
+
+def write_numbers(folder: Path, rows: int, kinds: tuple[str, ...]) -> dict[str, Path]:
+    """Write tables of ten numeric columns, the same ones in each kind of file, a block at a time."""
+    chance = np.random.default_rng(0)
+    files = {kind: folder / f"{rows}.{kind}" for kind in kinds}
+    writers: dict[str, Any] = {}
+    for start in range(0, rows, BLOCK):
+        size = min(BLOCK, rows - start)
+        x = chance.normal(50, 15, (size, COLUMNS)).round(6)
+        y = np.where(x[:, 0] + x[:, 1] - x[:, 2] + chance.normal(0, 10, size) > 50, "yes", "no")
+        table = pa.table({f"v{i}": x[:, i] for i in range(COLUMNS)} | {"y": y})
+        for kind, file in files.items():
+            if kind not in writers:
+                make: Callable[..., Any] = arrow_csv.CSVWriter if kind == "csv" else parquet.ParquetWriter
+                writers[kind] = make(file, table.schema)
+            writers[kind].write_table(table)
+    for writer in writers.values():
+        writer.close()
+    return files
+
+
+def release_numbers(given: Given) -> Figures:
+    """Release a table of numbers: read once and kept, or read anew and cell by cell in each pass.
+
+    `mechanism` is `class tables` (three passes), `rounds` (over thirty), or what the rule chooses.
+    `processor` has the processor seconds of this process and of workers, for a machine that is not idle.
+    """
+    from adlm import privatise
+    from adlm.curator import passes
+    from adlm.public.domain import encoding
+    from adlm.public.domain.table import TableDomain
+    from adlm.readers.tables import file_reader
+
+    threads = given.get("threads")
+    if threads:
+        setattr(passes, "threads_here", lambda: int(threads))  # noqa: B010
+    table = TableDomain.from_toml(DOMAIN)
+    if given.get("engine") == "ray":
+        return _by_ray(given, table)
+    source: Any = given["file"]
+    if given.get("each_pass"):
+        setattr(encoding, "is_text", lambda values: False)  # noqa: B010
+        source = file_reader(given["file"], table)
+    start, used = time.perf_counter(), time.process_time()
+    made = privatise(source, domain=table, epsilon=EPSILON, seed=1, **_plan(given, table))
+    return {
+        "seconds": time.perf_counter() - start,
+        "processor": time.process_time() - used,
+        "digest": made.certificate.digest,
+    }
+
+
+def _plan(given: Given, table: Any) -> dict[str, Any]:
+    from adlm.curator.mechanisms.table_rounds import plan_table as plan_rounds
+    from adlm.public.planning.tables import plan_table
+
+    budget = (given.get("rows", 0), Fraction(EPSILON), Fraction(0))
+    plans = {"class tables": plan_table, "rounds": plan_rounds}
+    mechanism = given.get("mechanism")
+    return {} if mechanism is None else {"plan": plans[mechanism](table, *budget, 0)}
+
+
+def _by_ray(given: Given, table: Any) -> Figures:
+    from adlm import privatise
+    from adlm.engines.ray_engine import RayEngine
+
+    start = time.perf_counter()
+    engine = RayEngine(workers=given["workers"], store_bytes=given.get("store", 2 << 30))
+    try:
+        begun, used = time.perf_counter(), time.process_time() + sum(of_cluster("processor"))
+        made = privatise(
+            given["file"], domain=table, epsilon=EPSILON, seed=1, engine=engine, **_plan(given, table)
+        )
+        done = time.perf_counter()
+        return {
+            "seconds": done - begun,
+            "processor": time.process_time() + sum(of_cluster("processor")) - used,
+            "started": begun - start,
+            "digest": made.certificate.digest,
+            "workers_peak": max(of_cluster("peak"), default=0),
+        }
+    finally:
+        engine.close()
+
+
+def of_cluster(what: str) -> list[float]:
+    """Return the processor seconds, or the largest resident sizes in bytes, of this process's Ray workers."""
+    found, mine = [], f"_{os.getpid()}/"
+    tick = os.sysconf("SC_CLK_TCK")
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            after = (folder / "stat").read_text().rpartition(")")[2].split()
+            parent = Path("/proc", after[1], "cmdline").read_bytes().decode(errors="replace")
+            if "raylet" not in parent or mine not in parent.replace("\0", "/"):
+                continue
+            if what == "processor":
+                found.append((int(after[11]) + int(after[12])) / tick)
+            else:
+                status = (folder / "status").read_text().splitlines()
+                found.append(
+                    float(next(line for line in status if line.startswith("VmHWM:")).split()[1]) * 1024
+                )
+        except (OSError, StopIteration, IndexError):
+            continue
+    return found
+
+
+def reading(scale: Scale) -> list[Ratio]:
+    """Releases from CSV and from Parquet, kept numbers against cells read one by one in each pass."""
+    rows = 30_000 if scale.quick else 500_000
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_numbers(Path(folder), rows, ("csv", "parquet"))
+        found = _figures(
+            {
+                f"{kind}{' again' if again else ''}": {"file": str(file), "each_pass": again}
+                for kind, file in files.items()
+                for again in (False, True)
+            },
+            scale.repeats,
+        )
+    seconds = {name: [figures["seconds"] for figures in each] for name, each in found.items()}
+    digests = {name: each[0]["digest"] for name, each in found.items()}
+    detail = {"rows": rows, "seconds": seconds, "same": digests["csv"] == digests["csv again"]}
+    note = f"{rows:,} rows of {COLUMNS} numeric columns, epsilon {EPSILON}"
+    csv, packed = seconds["csv"], seconds["parquet"]
+    note += "; seconds: " + ", ".join(f"{name} {min(each):.1f}" for name, each in seconds.items())
+    return [
+        ratio(
+            "table from CSV over the same from Parquet",
+            csv,
+            packed,
+            sense="at most",
+            asked=2,
+            note=note,
+            detail=detail,
+        ),
+        ratio(
+            "table from Parquet, read once over read in each pass",
+            packed,
+            seconds["parquet again"],
+            sense="at most",
+            asked=0.5,
+            detail=detail,
+        ),
+        ratio(
+            "table from CSV, read once over cell by cell in each pass",
+            csv,
+            seconds["csv again"],
+            detail=detail,
+        ),
+    ]
+
+
+def engines(scale: Scale) -> list[Ratio]:
+    """The engines local and ray on the same files: time, memory of driver and workers, and the digest."""
+    rows = 200_000 if scale.quick else 20_000_000
+    found: list[Ratio] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for mechanism, count in (("class tables", rows), ("rounds", max(rows // 20, 50_000))):
+            found += _side_by_side(Path(folder), mechanism, count, scale.repeats)
+    return found
+
+
+def _side_by_side(folder: Path, mechanism: str, rows: int, repeats: int) -> list[Ratio]:
+    file = str(write_numbers(folder, rows, ("parquet",))["parquet"])
+    few = str(write_numbers(folder, rows // 4, ("parquet",))["parquet"])
+    whole: Given = {"file": file, "rows": rows, "mechanism": mechanism}
+    quarter: Given = {"file": few, "rows": rows // 4, "mechanism": mechanism}
+    given: dict[str, Given] = {
+        "local": whole | {"threads": 1},
+        "ray, 1 worker": whole | {"engine": "ray", "workers": 1},
+        "local, a quarter": quarter | {"threads": 1},
+        "ray, a quarter": quarter | {"engine": "ray", "workers": 1},
+        "ray, 2 workers": whole | {"engine": "ray", "workers": 2},
+    }
+    try:
+        found = _figures(given, repeats)
+    except RuntimeError as error:
+        return [Ratio(f"engine ray over local, {mechanism}", None, note=str(error))]
+    digests = {each[0]["digest"] for name, each in found.items() if "quarter" not in name}
+    detail = {
+        "rows": rows,
+        "mechanism": mechanism,
+        "seconds": {name: [f["seconds"] for f in each] for name, each in found.items()},
+        "processor": {name: [f["processor"] for f in each] for name, each in found.items()},
+        "started": {n: [f["started"] for f in e] for n, e in found.items() if "started" in e[0]},
+        "driver_peak": {name: max(f["peak"] for f in each) for name, each in found.items()},
+        "workers_peak": {n: max(f["workers_peak"] for f in e) for n, e in found.items() if "started" in e[0]},
+        "same_digest": len(digests) == 1,
+    }
+    equal = f"{rows:,} rows of {COLUMNS} numeric columns by {mechanism}; digests equal: {len(digests) == 1}"
+
+    def against(
+        name: str, one: str, other: str, what: str, asked: float | None = None, note: str = ""
+    ) -> Ratio:
+        def values(of: str) -> list[float]:
+            added = "started" if what == "seconds with start" else None
+            key = "seconds" if added else what
+            return [f[key] + (f.get(added, 0.0) if added else 0.0) for f in found[of]]
+
+        sense: Literal["at most"] | None = None if asked is None else "at most"
+        return ratio(
+            f"{name}, {mechanism}",
+            values(one),
+            values(other),
+            sense=sense,
+            asked=asked,
+            note=note,
+            detail=detail,
+        )
+
+    said = _said(detail)
+    one, two, few_rows = "ray, 1 worker", "ray, 2 workers", "ray, a quarter"
+    return [
+        against("ray with 1 worker over local with 1 thread: time", one, "local", "seconds", 1.4, said),
+        against("the same with the start of the cluster", one, "local", "seconds with start", note=equal),
+        against("the same in processor seconds of driver and worker", one, "local", "processor"),
+        against("ray with 2 workers over 1: time", two, one, "seconds"),
+        against("local, 4 times the rows: processor seconds", "local", "local, a quarter", "processor"),
+        against("ray: the driver's memory, 4 times the rows", one, few_rows, "peak", 1.2),
+    ]
+
+
+def _said(detail: dict[str, Any]) -> str:
+    """Seconds, processor seconds and memory of each run, in a sentence."""
+    parts = []
+    for name, seconds in detail["seconds"].items():
+        memory = f"driver {detail['driver_peak'][name] / 1e6:.0f} MB"
+        if name in detail["workers_peak"]:
+            started = min(detail["started"][name])
+            memory += f", a worker {detail['workers_peak'][name] / 1e6:.0f} MB, start {started:.0f} s"
+        used = min(detail["processor"][name])
+        parts.append(f"{name} {min(seconds):.0f} s ({used:.0f} processor s; {memory})")
+    return "; ".join(parts)
+
+
+def _figures(given: dict[str, Given], repeats: int) -> dict[str, list[Figures]]:
+    from benchmarks.bench.subjects import measure
+
+    found: dict[str, list[Figures]] = {name: [] for name in given}
+
+    def run(name: str) -> float:
+        figures = measure("numbers", given[name])
+        found[name].append(figures)
+        used = f", {figures['processor']:.1f} processor seconds" if "processor" in figures else ""
+        progress.say(f"bench: {name}: {figures['seconds']:.1f} s{used}, {figures['peak'] / 1e6:.0f} MB")
+        return float(figures["seconds"])
+
+    interleave({name: lambda name=name: run(name) for name in given}, repeats)  # type: ignore[misc]
+    return found

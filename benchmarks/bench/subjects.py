@@ -1,0 +1,433 @@
+"""Work that is measured in a process of its own, so that its peak memory is its own.
+
+`python -m benchmarks.bench.subjects NAME '{"n": 1800}'` prints one JSON object with `seconds` and `peak`, the
+process's largest resident set in bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks import environment
+from benchmarks.bench.engines import release_numbers
+
+Given = dict[str, Any]
+Figures = dict[str, Any]
+
+
+def measure(name: str, given: Given) -> Figures:
+    """Run a subject in a new process and return its figures."""
+    words = [sys.executable, "-m", "benchmarks.bench.subjects", name, json.dumps(given)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment())
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"the bench's subject {name} failed: {last}")
+    figures: Figures = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
+
+
+def _noise_images(given: Given) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
+    """Images as large as MNIST's, of noise: speed does not depend on what is in them."""
+    chance = np.random.default_rng(0)
+    side = int(given.get("side", 28))
+    x = chance.integers(0, 256, (given["n"], side, side), dtype=np.uint8)
+    return x, chance.integers(0, 10, (given["n"],), dtype=np.int64)
+
+
+def _domain(given: Given) -> Any:
+    from adlm.public.domain import Domain
+
+    side = int(given.get("side", 28))
+    return Domain((side, side), 0, 255, tuple(map(str, range(10))))
+
+
+def _settings(batch: int) -> Any:
+    from adlm.curator.mechanisms.records import Settings
+
+    return Settings(Fraction(1), Fraction(1, 2), batch, Fraction(9800), "given", 25, "identical")
+
+
+def _record_release(given: Given) -> Any:
+    from adlm.curator.ledger import Ledger
+    from adlm.curator.mechanisms.record_release import release as release_records
+    from adlm.curator.mechanisms.records import PrivateRecords
+    from adlm.curator.noise import Source
+
+    x, y = _noise_images(given)
+    return release_records(
+        PrivateRecords(x, y, _domain(given)),
+        _settings(1800),
+        relevance=None,
+        ledger=Ledger(),
+        source=Source.system(),
+    )
+
+
+def _network(given: Given) -> Any:
+    """The product's networks by name, and `tanh`, the one that DP-SGD trains best."""
+    from adlm.analyst.networks import build
+    from adlm.baselines import networks
+
+    return (
+        networks.tanh((28, 28), 10) if given["network"] == "tanh" else build(given["network"], (28, 28), 10)
+    )
+
+
+def epoch_release(given: Given) -> Figures:
+    """An epoch of a network on a record release."""
+    import torch
+
+    from adlm.analyst.examples import from_records
+    from adlm.analyst.training import TrainingConfig, train
+
+    release = _record_release(given)
+    network, examples = _network(given), from_records(release)
+    plan = TrainingConfig(epochs=1, batch_size=given["batch"], optimiser="SGD", learning_rate=0.01)
+
+    def epoch() -> None:
+        train(network, examples, plan, device="cpu")
+
+    torch.manual_seed(0)
+    return _best_of(epoch, given)
+
+
+def epoch_plain(given: Given) -> Figures:
+    """The same epoch in plain PyTorch on raw records, with the usual loss."""
+    import torch
+
+    x, y = _noise_images(given)
+    scaled, labels = torch.from_numpy(_domain(given).scale(x)), torch.from_numpy(y)
+    network = _network(given).train()
+    optimiser = torch.optim.SGD(network.parameters(), lr=0.01)
+
+    def epoch() -> None:
+        for rows in torch.split(torch.randperm(len(scaled)), given["batch"]):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(network(scaled[rows]), labels[rows]).backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+
+    return _best_of(epoch, given)
+
+
+def epoch_opacus(given: Given) -> Figures:
+    """The same epoch by DP-SGD on Opacus, the min-max layer left out, which it cannot train."""
+    import torch
+
+    from adlm.baselines import dpsgd, networks
+
+    x, y = _noise_images(given)
+    scaled = torch.from_numpy(_domain(given).scale(x))
+    network = networks.uncoupled(_network(given))
+    batch = min(given["batch"], len(x) - 1)
+    settings = dpsgd.Settings("bench", batch, 1, 1.0, 0.01, chunk=int(given.get("chunk", batch)))
+    certificate = dpsgd.Certificate(
+        Fraction(1), Fraction(1, 10**5), batch / len(x), settings.steps(len(x)), 1.0, 1.0
+    )
+    return _best_of(lambda: dpsgd.follow(network, scaled, y, settings, certificate), given)
+
+
+def _best_of(epoch: Callable[[], object], given: Given) -> Figures:
+    """Time an epoch after one to warm up, with a thread a core."""
+    epoch()
+    start = time.perf_counter()
+    for _ in range(given.get("times", 1)):
+        epoch()
+    return {"seconds": (time.perf_counter() - start) / given.get("times", 1)}
+
+
+def steps_normalised(given: Given) -> Figures:
+    """Training steps of one of the paper's networks, on one core.
+
+    `normalisation` is `ours`, `formula` (the same layer as autograd makes it of its formula, maps outermost
+    in memory as torch has them) or `none`.
+    """
+    import torch
+    from torch import Tensor, nn
+
+    from adlm.analyst.networks import build
+    from adlm.analyst.normalisation import LocalResponseNorm
+
+    class Formula(nn.Module):
+        def __init__(self, layer: LocalResponseNorm) -> None:
+            super().__init__()
+            self.of = layer
+
+        def forward(self, h: Tensor) -> Tensor:
+            place = torch.arange(h.shape[1])
+            band = ((place[:, None] - place).abs() <= self.of.l // 2).to(h)[:, :, None, None]
+            outer = (self.of.q + self.of.alpha * nn.functional.conv2d(h.square(), band)).pow(self.of.beta)
+            return h / torch.maximum(h, outer)
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    shape, kind = tuple(given["shape"]), given["normalisation"]
+    network = build(given["network"], shape, 10).train()
+    for name, layer in list(network.named_children()):
+        if isinstance(layer, LocalResponseNorm) and kind != "ours":
+            setattr(network, name, Formula(layer) if kind == "formula" else nn.Identity())
+    if kind == "formula":
+        for weight in network.parameters():
+            weight.data = weight.data.contiguous()
+    optimiser, x = torch.optim.SGD(network.parameters(), lr=0.01), torch.rand(given["batch"], *shape)
+
+    def step() -> None:
+        optimiser.zero_grad()
+        network(x).square().mean().backward()
+        optimiser.step()
+
+    step()
+    taken = []
+    for _ in range(
+        given.get("times", 1)
+    ):  # of the core's own time: other work on the machine has no part in it
+        start = time.process_time()
+        step()
+        taken.append(time.process_time() - start)
+    return {"seconds": min(taken)}
+
+
+def pipeline_release(given: Given) -> Figures:
+    """From a data set's files to an evaluated model, by a moment release."""
+    from adlm.analyst.fit import fit
+    from adlm.public import datasets
+    from adlm.workflows.privatise import privatise
+
+    start = time.perf_counter()
+    train, test = datasets.load(given["data"], "train"), datasets.load(given["data"], "test")
+    if "at" in given:  # after the data set was found, which may be in the usual cache
+        os.environ["ADLM_CACHE"] = given["at"]
+    release = privatise(
+        train.x[: given["n"]],
+        train.y[: given["n"]],
+        domain=train.domain,
+        epsilon=given["epsilon"],
+        delta="1e-5",
+        cache=given["cache"],
+        second=given.get("second"),
+    )
+    accuracy = float((fit(release).predict(test.x) == test.y).mean())
+    return {"seconds": time.perf_counter() - start, "accuracy": accuracy}
+
+
+def pipeline_opacus(given: Given) -> Figures:
+    """The same by DP-SGD on the tanh network, to its own best accuracy; or some epochs, to be multiplied."""
+    import torch
+
+    from adlm.baselines import dpsgd, networks
+    from adlm.public import datasets
+
+    start = time.perf_counter()
+    train, test = datasets.load(given["data"], "train"), datasets.load(given["data"], "test")
+    x, y = torch.from_numpy(train.domain.scale(train.x[: given["n"]])), train.y[: given["n"]]
+    torch.manual_seed(0)
+    network = networks.tanh(train.domain.shape, len(train.domain.classes))
+    certificate = dpsgd.certify(dpsgd.TANH, len(x), given["epsilon"])
+    settings, share = dpsgd.TANH, 1.0
+    if given["epochs"] is not None:
+        settings = replace(dpsgd.TANH, epochs=given["epochs"])
+        steps = settings.steps(len(x))
+        share, certificate = steps / certificate.steps, replace(certificate, steps=steps)
+    began = time.perf_counter()
+    trained = dpsgd.follow(network, x, y, settings, certificate)
+    training = time.perf_counter() - began
+    accuracy = trained.accuracy(torch.from_numpy(test.domain.scale(test.x)), test.y)
+    return {"seconds": to_the_end(time.perf_counter() - start, training, share), "accuracy": accuracy}
+
+
+def to_the_end(seconds: float, training: float, share: float) -> float:
+    """What work takes when only a share of its training was done: the rest of the steps take as long."""
+    return seconds + training * (1 / share - 1)
+
+
+def release_records_to_disk(given: Given) -> Figures:
+    """Stream a record release to a folder."""
+    from adlm.curator.ledger import Ledger
+    from adlm.curator.mechanisms.record_release import write as write_records
+    from adlm.curator.mechanisms.records import PrivateRecords
+    from adlm.curator.noise import Source
+
+    x, y = _noise_images(given)
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        write_records(
+            Path(folder) / "release",
+            PrivateRecords(x, y, _domain(given)),
+            _settings(1800),
+            relevance=None,
+            ledger=Ledger(),
+            source=Source.system(),
+        )
+        return {"seconds": time.perf_counter() - start, "input": x.nbytes}
+
+
+def release_moments_of(given: Given) -> Figures:
+    """Class sums and second moments of vectors that are there already."""
+    from adlm.curator.ledger import Ledger
+    from adlm.curator.mechanisms.moments import release as release_moments
+    from adlm.curator.noise import Source
+    from adlm.privacy.budget import Budget
+    from adlm.public.domain import Domain
+    from adlm.public.features.identity import Identity
+    from adlm.public.planning.moments import MomentPlan
+    from adlm.workflows.privatise import moment_config
+
+    k = given["k"]
+    chance = np.random.default_rng(0)
+    y = chance.integers(0, 10, (given["n"],), dtype=np.int64)
+    z = chance.normal(size=(given["n"], k)).astype(np.float32)
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    plan = MomentPlan(k, "gaussian", 1.0, 0.2, q=k)
+    domain = Domain((k,), 0, 1, tuple(map(str, range(10))))
+    features = Identity((k,))
+
+    def release(rows: int) -> float:
+        start = time.perf_counter()
+        release_moments(
+            lambda: [(z[i : i + 4000], y[i : i + 4000]) for i in range(0, rows, 4000)],
+            domain=domain,
+            features=features,
+            config=moment_config(plan, Budget.of(1, "1e-5")),
+            ledger=Ledger(),
+            source=Source.system(),
+        )
+        return time.perf_counter() - start
+
+    release(min(100, len(z)))  # what is imported and calibrated once is no part of growth
+    return {"seconds": release(len(z))}
+
+
+TABLE = """
+[columns.age]
+kind = "numeric"
+lower = 0
+upper = 120
+[columns.dose]
+kind = "numeric"
+lower = 0.0
+upper = 10.0
+[columns.ward]
+kind = "categorical"
+values = ["north", "south", "east"]
+[columns.outcome]
+kind = "label"
+classes = ["well", "ill"]
+"""
+
+
+def write_table(file: Path, rows: int) -> None:
+    """Write a CSV file that TABLE declares, a block at a time."""
+    chance = np.random.default_rng(0)
+    with file.open("w", encoding="utf-8") as out:
+        out.write("age,dose,ward,outcome\n")
+        for start in range(0, rows, 10_000):
+            size = min(10_000, rows - start)
+            columns = (
+                chance.integers(0, 121, size),
+                chance.uniform(0, 10, size).round(3),
+                chance.choice(["north", "south", "east"], size),
+                chance.choice(["well", "ill"], size),
+            )
+            out.writelines(",".join(map(str, row)) + "\n" for row in zip(*columns, strict=True))
+
+
+def release_table(given: Given) -> Figures:
+    """Release a table from a CSV file of so many rows, read batch by batch."""
+    from adlm.public.domain.table import TableDomain
+    from adlm.workflows.privatise import privatise
+
+    domain = TableDomain.from_toml(TABLE)
+    start = time.perf_counter()
+    privatise(given["file"], domain=domain, epsilon="1")
+    return {"seconds": time.perf_counter() - start, "input": Path(given["file"]).stat().st_size}
+
+
+WIDE = (10, 44, 7)  # numeric and boolean columns, classes
+
+
+def release_wide_table(given: Given) -> Figures:
+    """Release a made table of 54 columns and 7 classes: by the rule's gradient rounds, or by class tables.
+
+    Batches are made anew in each pass, so that memory is the release's own.
+    """
+    from adlm.public.domain.column import Column
+    from adlm.public.domain.table import TableDomain
+    from adlm.workflows.privatise import privatise
+
+    numeric, boolean, classes = WIDE
+    columns = [Column(f"x{i}", "numeric", 0, 1) for i in range(numeric)]
+    columns += [Column(f"b{i}", "boolean") for i in range(boolean)]
+    label = Column("y", "label", classes=tuple(f"c{i}" for i in range(classes)))
+    table, rows = TableDomain((*columns, label)), int(given["n"])
+
+    def passes() -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]:
+        chance = np.random.default_rng(0)
+        for start in range(0, rows, 8192):
+            size = min(8192, rows - start)
+            y = chance.integers(0, classes, size)
+            x = chance.random((size, numeric + boolean), dtype=np.float32)
+            x[:, :numeric] = 0.7 * x[:, :numeric] + 0.3 * (y[:, None] == np.arange(numeric) % classes)
+            x[:, numeric:] = x[:, numeric:] < 0.1
+            yield x, y
+
+    start = time.perf_counter()
+    privatise(
+        passes,
+        domain=table,
+        epsilon="1",
+        delta="1e-5",
+        size=rows,
+        allocation="identical" if given["additive"] else None,
+    )
+    return {"seconds": time.perf_counter() - start}
+
+
+SUBJECTS: dict[str, Callable[[Given], Figures]] = {
+    "epoch-release": epoch_release,
+    "epoch-plain": epoch_plain,
+    "epoch-opacus": epoch_opacus,
+    "steps-normalised": steps_normalised,
+    "pipeline-release": pipeline_release,
+    "pipeline-opacus": pipeline_opacus,
+    "records": release_records_to_disk,
+    "moments": release_moments_of,
+    "table": release_table,
+    "numbers": release_numbers,
+    "wide-table": release_wide_table,
+}
+
+
+def main(words: list[str]) -> None:
+    """Run a subject and print its figures with the process's peak memory."""
+    figures = SUBJECTS[words[0]](json.loads(words[1]))
+    print(json.dumps(figures | {"peak": peak_memory()}))
+
+
+def peak_memory() -> int:
+    """Return the largest resident size of this process in bytes.
+
+    Linux lets `ru_maxrss` start from the size of the process that forked this one, so the high-water mark of
+    this program's own memory is read where there is one.
+    """
+    status = Path("/proc/self/status")
+    if status.exists():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

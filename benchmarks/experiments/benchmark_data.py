@@ -1,0 +1,232 @@
+"""What experiments work on: data sets by name, their public features taken once, releases of them.
+
+The data sets are public, so their features may be kept on disk; whoever keeps features of private records
+keeps private records.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from adlm.analyst.metrics import Measures, measure
+from adlm.curator.featurise import featurise
+from adlm.curator.ledger import Ledger
+from adlm.curator.mechanisms.calibration import Upstream
+from adlm.curator.mechanisms.moments import Batch
+from adlm.curator.mechanisms.moments import release as release_moments
+from adlm.curator.noise import Source
+from adlm.estimation import discriminant
+from adlm.estimation.moments import Moments
+from adlm.privacy.budget import Budget
+from adlm.privacy.release import Release
+from adlm.public import datasets
+from adlm.public.domain import Domain
+from adlm.public.features import Features, Narrowed, build, for_domain
+from adlm.public.features import narrowed as features_of
+from adlm.public.features.tabular import TabularFeatures
+from adlm.public.planning.moments import MomentPlan, plan_moments
+from adlm.workflows.privatise import adjusted, moment_config
+from benchmarks.experiments import table_split
+
+_ROWS = 4000
+TABLES = ("adult",)  # read as encoded records; their features are the cells of their columns
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Records of a split as published, and their class codes."""
+
+    x: npt.NDArray[Any]
+    y: npt.NDArray[np.int64]
+
+    def first(self, n: int | None) -> Split:
+        """The first n records, or all of them."""
+        return self if n is None else Split(self.x[:n], self.y[:n])
+
+
+@lru_cache(maxsize=1)
+def _table(data: str) -> table_split.Split:
+    return table_split.load(data, Path(os.environ.get("ADLM_DATA", "data")))
+
+
+@lru_cache(maxsize=4)
+def split(data: str, part: str) -> Split:
+    """Load a split of a data set."""
+    if data in TABLES:
+        made = _table(data)
+        return Split(made.x, made.y) if part == "train" else Split(made.test, made.truth)
+    records = datasets.load(data, part)
+    return Split(records.x, records.y)
+
+
+def declared(data: str) -> Domain:
+    """The domain of a data set, as it is published."""
+    return _table(data).table.domain if data in TABLES else datasets.domain(data)
+
+
+@lru_cache(maxsize=4)
+def scaled(data: str, part: str) -> Tensor:
+    """Records in [0, 1], (n, *shape)."""
+    return torch.from_numpy(declared(data).scale(split(data, part).x))
+
+
+@lru_cache(maxsize=4)
+def features(data: str, wide: int | None = None) -> Features:
+    """The public features that suit a data set; `wide` asks for more directions than they keep."""
+    if data in TABLES:
+        return TabularFeatures(_table(data).table)
+    suited = for_domain(declared(data))
+    return suited if wide is None else build(suited.spec() | {"width": wide})
+
+
+@lru_cache(maxsize=8)
+def vectors(data: str, part: str, wide: int | None = None) -> npt.NDArray[np.float32]:
+    """All features of a split, (n, width), kept on disk."""
+    return featurise(split(data, part).x, declared(data), features(data, wide), cache=True)
+
+
+def narrowed(
+    data: str, part: str, width: int, n: int | None = None, wide: int | None = None
+) -> npt.NDArray[np.float32]:
+    """The `width` coordinates at unit norm that a release of them has, of the first n records.
+
+    Parameters
+    ----------
+    data, part : data set, and `train` or `test`.
+    width : coordinates to keep.
+    n : records; None for all.
+    wide : width that they are cut from.
+    """
+    z, public = vectors(data, part, wide)[:n], features(data, wide)
+    kept = features_of(public, width)
+    taken: npt.NDArray[np.float32] = (
+        kept.of(torch.from_numpy(np.array(z))).numpy() if isinstance(kept, Narrowed) else z
+    )
+    return taken
+
+
+def domain(data: str, neighbours: str) -> Domain:
+    """The domain of a data set under a neighbouring relation."""
+    return replace(declared(data), neighbours=neighbours)
+
+
+@dataclass(frozen=True)
+class ReleaseRequest:
+    """What a trial asks of a moment release beside its budget; by default what `adlm.privatise` does.
+
+    `n` keeps the first records, `classes` those of the first classes; `wide` takes more public directions
+    than are kept, `times` changes the rule's k by a factor, the others override it.
+    """
+
+    n: int | None = None
+    neighbours: str = "replace-one"
+    k: int | None = None
+    second: int | None = None
+    allocation: str | None = None
+    wide: int | None = None
+    classes: int | None = None
+    times: float | None = None
+
+    def domain(self, data: str) -> Domain:
+        """The declared domain."""
+        own = domain(data, self.neighbours)
+        return own if self.classes is None else replace(own, classes=own.classes[: self.classes])
+
+    def kept(self, data: str, part: str, n: int | None = None) -> npt.NDArray[np.bool_]:
+        """Which records of a split have a class of the domain."""
+        return np.asarray(split(data, part).first(n).y < len(self.domain(data).classes))
+
+
+def planned(data: str, epsilon: str, delta: str, asked: ReleaseRequest) -> MomentPlan:
+    """The plan that a release follows.
+
+    Parameters
+    ----------
+    data : data set.
+    epsilon, delta : the budget.
+    asked : what differs from the rule.
+    """
+    own, public = asked.domain(data), features(data, asked.wide)
+    n = int(asked.kept(data, "train", asked.n).sum())
+    plan = plan_moments(n, len(own.classes), float(epsilon), float(delta), asked.neighbours, public)
+    k = asked.k if asked.times is None else min(public.width, max(1, round(asked.times * plan.k)))
+    return adjusted(plan, public, k=k, second=asked.second, allocation=asked.allocation)
+
+
+def moment_release(
+    data: str, asked: ReleaseRequest | None = None, *, epsilon: str, delta: str = "0", seed: int
+) -> Release:
+    """Make the release that `adlm.privatise` makes, on features that were taken before.
+
+    Parameters
+    ----------
+    data : data set.
+    asked : what differs from the rule.
+    epsilon, delta : the budget.
+    seed : of the noise.
+    """
+    asked = asked or ReleaseRequest()
+    plan, public = planned(data, epsilon, delta, asked), features(data, asked.wide)
+    kept = asked.kept(data, "train", asked.n)
+    codes = split(data, "train").first(asked.n).y[kept]
+    z = narrowed(data, "train", plan.k, asked.n, asked.wide)[kept]
+
+    def batches() -> list[Batch]:
+        return [(z[i : i + _ROWS], codes[i : i + _ROWS]) for i in range(0, len(z), _ROWS)]
+
+    return release_moments(
+        batches,
+        domain=asked.domain(data),
+        features=features_of(public, plan.k),
+        config=moment_config(plan, Budget.of(epsilon, delta)),
+        ledger=Ledger(),
+        source=Source.seeded_with(seed),
+        upstream=Upstream(settings={"plan": plan.to_dict()}),
+    )
+
+
+def measured(head: torch.nn.Module, data: str, width: int, asked: ReleaseRequest | None = None) -> Measures:
+    """Measure a head on features of that width against the test records.
+
+    Parameters
+    ----------
+    head : classifier of features.
+    data : data set.
+    width : of the features.
+    asked : what the release was asked for.
+    """
+    asked = asked or ReleaseRequest()
+    kept = asked.kept(data, "test")
+    z = torch.from_numpy(np.array(narrowed(data, "test", width, wide=asked.wide)[kept]))
+    with torch.inference_mode():
+        sure = head.eval()(z).double().softmax(1)
+    return measure(sure.numpy(), split(data, "test").y[kept])
+
+
+def ceiling(data: str, n: int | None = None) -> float:
+    """Test accuracy of the discriminants on all features without any noise: what is left to win."""
+    z = torch.from_numpy(np.array(vectors(data, "train")[:n])).double()
+    codes = torch.from_numpy(split(data, "train").first(n).y)
+    classes, width = len(declared(data).classes), z.shape[1]
+    member = torch.nn.functional.one_hot(codes, classes).double()
+    exact = Moments(
+        sums=member.T @ z,
+        counts=member.sum(0),
+        sd_sums=torch.zeros(width, dtype=torch.float64),
+        sd_counts=0.0,
+        n=float(len(z)),
+        second=z.T @ z,
+        sd_second=torch.zeros(width, width, dtype=torch.float64),
+    )
+    head = discriminant.fit(exact, features(data).prior)
+    test = torch.from_numpy(np.array(vectors(data, "test")))
+    return float((head.logits(test).argmax(1).numpy() == split(data, "test").y).mean())

@@ -1,0 +1,137 @@
+"""Every kind of network on record releases of scikit-learn's digits, beside its control without noise.
+
+    python -m benchmarks.experiments.kinds --out results/kinds.jsonl
+    python -m benchmarks.experiments.kinds --table results/kinds.jsonl
+
+A line is written for each network and budget as it is done; finished ones are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from adlm.algorithm1 import Budgets, PrivateRecords, RecordOptions, make_release
+from adlm.analyst.examples import Examples
+from adlm.analyst.fit import fit, learn_records
+from adlm.analyst.networks import build
+from adlm.analyst.objective import coefficients
+from adlm.analyst.training import accuracy, default_plan, train
+from adlm.analyst.unsupervised import Unsupervised
+from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Source
+from adlm.estimation.polynomial import CROSS_ENTROPY
+from adlm.privacy.release import Release
+from adlm.public import datasets
+from benchmarks.experiments.tabulate import epsilon as shown
+from benchmarks.experiments.tabulate import grid
+
+KINDS = ("mlp", "small-cnn", "auto-encoder", "rbm", "deep-belief", "recurrent", "attention")
+SCALES = (Fraction(1, 100), Fraction(1, 4), Fraction(1))  # of the noise on a pixel, in its range
+L = 100
+
+
+def run(out: Path) -> None:
+    """Run what is not in the file yet and append it."""
+    done = (
+        {tuple(json.loads(line)["key"]) for line in out.read_text().splitlines()} if out.exists() else set()
+    )
+    for name in KINDS:
+        for scale in (None, *SCALES):
+            if (name, str(scale)) in done:
+                continue
+            found = {"key": [name, str(scale)]} | (_control(name) if scale is None else _noisy(name, scale))
+            out.parent.mkdir(parents=True, exist_ok=True)
+            with out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found) + "\n")
+            print(json.dumps(found), flush=True)
+
+
+def _control(name: str) -> dict[str, Any]:
+    """The network without noise, by the same plan and the same polynomial loss."""
+    part, test = datasets.load("digits", "train"), datasets.load("digits", "test")
+    x, labels = torch.from_numpy(part.domain.scale(part.x)), torch.from_numpy(part.y)
+    seen, answers = torch.from_numpy(test.domain.scale(test.x)), torch.from_numpy(test.y)
+    torch.manual_seed(0)
+    network = build(name, part.domain.shape, 10)
+    found: dict[str, Any] = {}
+    if isinstance(network, Unsupervised):
+        network.learn_records(x)
+        found["error"] = network.error(seen)
+    train(network, Examples(x, coefficients(CROSS_ENTROPY, labels, 10)), default_plan(len(x)), device="cpu")
+    return found | {"accuracy": accuracy(network, seen, answers, device="cpu"), "epsilon_proved": None}
+
+
+def _noisy(name: str, scale: Fraction) -> dict[str, Any]:
+    """The same on a release whose noise has that scale on every pixel, and labels at the same budget."""
+    test = datasets.load("digits", "test")
+    release = _release(name, scale, labels=True)
+    model = fit(release, name)
+    found: dict[str, Any] = {
+        "accuracy": float((model.predict(test.x) == test.y).mean()),
+        "epsilon_proved": release.certificate.totals.to_dict()["epsilon_proved"],
+    }
+    if isinstance(model.head, Unsupervised):
+        alone = _release(name, scale, labels=False)
+        seen = torch.from_numpy(test.domain.scale(test.x))
+        found["error"] = learn_records(alone, name).error(seen)
+        found["epsilon_without_labels"] = alone.certificate.totals.to_dict()["epsilon_proved"]
+    return found
+
+
+def _release(name: str, scale: Fraction, *, labels: bool) -> Release:
+    part = datasets.load("digits", "train")
+    epsilon2 = Fraction(64) / scale  # Delta_h0 = |L| d: what is claimed is proved, d over the scale
+    made = make_release(
+        PrivateRecords(part.x, part.y if labels else None, part.domain),
+        build(name, part.domain.shape, 10),
+        Budgets(None, epsilon2, epsilon2 if labels else None),
+        L,
+        explained=None,
+        options=RecordOptions(delta_h0=L * 64),
+        ledger=Ledger(),
+        source=Source.system(),
+    )
+    return made
+
+
+def table(path: Path) -> str:
+    """Rows are networks, columns are scales of the noise."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    found = {tuple(row["key"]): row for row in rows}
+    headings = ["accuracy, %; square error", "no noise", *(f"noise of scale {float(s):g}" for s in SCALES)]
+    body = []
+    for name in KINDS:
+        own = [found.get((name, str(scale))) for scale in (None, *SCALES)]
+        body.append([name, *(_cell(row) for row in own)])
+    proved = [found[("mlp", str(scale))]["epsilon_proved"] for scale in SCALES]
+    body.append(["*epsilon proved, features and labels*", "none", *(shown(value) for value in proved)])
+    return grid(headings, body)
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return ""
+    error = f"; {row['error']:.3f}" if "error" in row else ""
+    return f"{100 * row['accuracy']:.1f}{error}"
+
+
+def main() -> None:
+    """Run, or print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--out", type=Path, default=Path("results/kinds.jsonl"))
+    parser.add_argument("--table", type=Path)
+    given = parser.parse_args()
+    if given.table:
+        print(table(given.table))
+    else:
+        run(given.out)
+
+
+if __name__ == "__main__":
+    main()

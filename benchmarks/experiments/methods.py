@@ -1,0 +1,164 @@
+"""The methods that are compared, each a function from a trial to figures.
+
+Every outcome has the keys `accuracy` (a share of the public test split), `epsilon_claimed`, `epsilon_proved`,
+`delta` and `neighbours`; curves over epochs have `history`, pairs of epoch and accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from adlm.algorithm1 import Budgets, PrivateRecords, RecordOptions, RelevanceSource, make_release
+from adlm.analyst.fit import fit
+from adlm.analyst.networks import build
+from adlm.analyst.on_records import train_on_records
+from adlm.analyst.training import TrainingConfig, accuracy
+from adlm.baselines import dpsgd
+from adlm.baselines import networks as baseline_networks
+from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Source
+from adlm.errors import UserError
+from adlm.public import datasets
+from adlm.workflows.forecast import forecast
+from adlm.workflows.relevance_network import RelevanceNetwork, make_public
+from benchmarks.experiments import benchmark_data
+from benchmarks.experiments.trials import Outcome, Trial
+
+NOTHING = "0.000001"  # an epsilon at which a release carries nothing of the records
+
+
+def moments(trial: Trial) -> Outcome:
+    """A moment release and its discriminants in closed form."""
+    asked = benchmark_data.ReleaseRequest(**trial.settings)
+    release = benchmark_data.moment_release(
+        trial.data, asked, epsilon=trial.epsilon, delta=trial.delta, seed=trial.entropy
+    )
+    try:
+        found = benchmark_data.measured(fit(release).head, trial.data, release.features().width, asked)
+        reached = {"accuracy": found.accuracy, "calibration_error": found.calibration_error}
+    except UserError:  # the noisy counts of a small data set under add-remove can say that nobody is there
+        reached = {"accuracy": 1 / len(release.certificate.domain.classes)}
+    plan = release.certificate.settings["plan"]
+    return release.certificate.totals.to_dict() | reached | {"k": plan["k"], "q": plan["q"]}
+
+
+def ceiling(trial: Trial) -> Outcome:
+    """The same discriminants without noise: no privacy."""
+    return _costs(None, None) | {"accuracy": benchmark_data.ceiling(trial.data, trial.settings.get("n"))}
+
+
+def prior(trial: Trial) -> Outcome:
+    """What the public prior gives by itself: a release whose budget is too small to say anything."""
+    return moments(replace(trial, epsilon=NOTHING))
+
+
+def planned(trial: Trial) -> Outcome:
+    """The accuracy that `adlm plan` predicts from public quantities alone, reading no record."""
+    n = trial.settings.get("n") or len(benchmark_data.split(trial.data, "train").y)
+    public, classes = benchmark_data.features(trial.data), len(datasets.domain(trial.data).classes)
+    found = forecast(public, n, classes, trial.epsilon, trial.delta, seed=trial.seed)
+    return _costs(0.0, 0.0) | {"accuracy": found.accuracy}
+
+
+def records(trial: Trial) -> Outcome:
+    """Algorithm 1 (adlm) or its identical twin (ilm): noisy records, a network trained on them."""
+    s, method = dict(trial.settings), trial.method
+    declared = benchmark_data.domain(trial.data, "replace-one")
+    part = benchmark_data.split(trial.data, "train").first(s.get("n"))
+    torch.manual_seed(trial.entropy)
+    network = build(s["network"], declared.shape, len(declared.classes))
+    paper = build(s["sized"], declared.shape, len(declared.classes))
+    explained = None
+    if method == "adlm":
+        public = relevance_network(trial.data, s["relevance"])
+        explained = RelevanceSource(public.network, "public")
+    release = make_release(
+        PrivateRecords(part.x, part.y, declared),
+        paper,
+        Budgets.split(trial.epsilon, method=method),
+        s["batch"],
+        explained=explained,
+        options=RecordOptions(delta_h0=s["delta_h0"]),
+        ledger=Ledger(),
+        source=Source.seeded_with(trial.entropy),
+    )
+    history: list[tuple[int, float]] = []
+    x = benchmark_data.scaled(trial.data, "test")
+    answers = torch.from_numpy(benchmark_data.split(trial.data, "test").y)
+
+    def after_epoch(epoch: int, trained: nn.Module) -> None:
+        if epoch in s["shown"] or epoch == s["epochs"]:
+            history.append((epoch, accuracy(trained, x, answers, device="cpu", together=True)))
+
+    plan = TrainingConfig(epochs=s["epochs"], batch_size=s["train_batch"], seed=trial.seed)
+    ended = train_on_records(release, network, plan, device="cpu", after_epoch=after_epoch)
+    if ended.stopped and (not history or history[-1][0] < s["epochs"]):  # before its last epoch
+        history.append((s["epochs"], accuracy(network, x, answers, device="cpu", together=True)))
+    return release.certificate.totals.to_dict() | {
+        "accuracy": history[-1][1],
+        "history": history,
+        "stopped": ended.stopped,
+    }
+
+
+@lru_cache(maxsize=2)
+def relevance_network(data: str, size: str) -> RelevanceNetwork:
+    """A relevance network that has seen random public classes only; `quick` is smaller."""
+    name, per_class, epochs = {"quick": ("mlp", 50, 6), "full": ("small-cnn", 100, 12)}[size]
+    return make_public(datasets.domain(data).shape, name=name, per_class=per_class, epochs=epochs)
+
+
+def psgd_network(trial: Trial) -> Outcome:
+    """DP-SGD on the paper's network or on the tanh network, from pixels."""
+    s = dict(trial.settings)
+    shape, classes = datasets.domain(trial.data).shape, len(datasets.domain(trial.data).classes)
+    torch.manual_seed(trial.entropy)
+    if trial.method == "psgd-tanh":
+        network = baseline_networks.tanh(shape, classes)
+    else:
+        network = baseline_networks.uncoupled(build(s.pop("network"), shape, classes))
+    x, y = benchmark_data.scaled(trial.data, "train"), benchmark_data.split(trial.data, "train").y
+    test, answers = benchmark_data.scaled(trial.data, "test"), benchmark_data.split(trial.data, "test").y
+    return _dpsgd(trial, s, network, (x, y), (test, answers))
+
+
+def psgd_linear(trial: Trial) -> Outcome:
+    """DP-SGD on a linear head over the same public features that the release sums."""
+    s = dict(trial.settings)
+    width = s.pop("width", None) or benchmark_data.features(trial.data).width
+    network = baseline_networks.linear(width, len(datasets.domain(trial.data).classes))
+    z, test = (
+        torch.from_numpy(np.array(benchmark_data.narrowed(trial.data, p, width))) for p in ("train", "test")
+    )
+    y, answers = benchmark_data.split(trial.data, "train").y, benchmark_data.split(trial.data, "test").y
+    return _dpsgd(trial, s, network, (z, y), (test, answers))
+
+
+def _dpsgd(trial: Trial, s: dict[str, Any], network: nn.Module, seen: Any, test: Any) -> Outcome:
+    n, shown = s.pop("n", None), tuple(s.pop("shown", ()))
+    settings = dpsgd.Settings(**s)
+    history: list[tuple[int, float]] = []
+
+    def on_epoch(epoch: int, trained: nn.Module) -> None:
+        if epoch in shown:
+            history.append((epoch, dpsgd.accuracy(trained, *test)))
+
+    x, labels = seen[0][:n], seen[1][:n]
+    certificate = dpsgd.certify(settings, len(x), trial.epsilon, trial.delta)
+    trained = dpsgd.follow(network, x, labels, settings, certificate, seed=trial.entropy, on_epoch=on_epoch)
+    found = trained.accuracy(*test)
+    last = math.ceil(settings.epochs)
+    history = [point for point in history if point[0] != last] + [(last, found)]
+    return trained.certificate.to_dict() | {"accuracy": found, "history": history}
+
+
+def _costs(claimed: float | None, proved: float | None) -> Outcome:
+    costs = {"epsilon_claimed": claimed, "epsilon_proved": proved}
+    return costs | {"delta": 0.0, "neighbours": "replace-one"}

@@ -1,0 +1,106 @@
+"""The names of all methods, what each is called in tables and figures, and how to run one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+from benchmarks.experiments import benchmark_data, methods, paper_readings, postprocessing_cost
+from benchmarks.experiments.trials import Done, Outcome, Trial
+
+BESIDE = {"half-k": "half the k", "twice-k": "twice the k", "sums-only": "class sums only"}
+READINGS = {
+    "no-noise": "no noise, the control",
+    "adlm-shared": "AdLM, the authors' reading: one noise image a batch, redrawn",
+    "ilm-shared": "ILM, the authors' reading; eps2, eps3 as AdLM has them",
+    "ilm-shared-total": "ILM, the authors' reading; total as AdLM has it",
+    "ilm-shared-own-labels": "ILM, one noise image a batch, redrawn; own label noise",
+    "adlm-one-image": "AdLM, one noise image for all of training",
+    "ilm-one-image": "ILM, one noise image for all of training",
+    "adlm-own-once": "AdLM, own noise once: Algorithm 1",
+    "ilm-own-once": "ILM, own noise once: Algorithm 1",
+    "ilm-own-redrawn": "ILM, own noise, redrawn at each read",
+}
+FROM_PIXELS = ("adlm", "ilm", "psgd-abadi", "psgd-tanh", *READINGS)
+
+
+def perform(trial: Trial) -> Outcome:
+    """Run a trial; the outcome names the public features it rests on, if it does."""
+    outcome = METHODS[trial.method](trial)
+    return outcome if trial.method in FROM_PIXELS else outcome | {"features": fingerprint(trial.data)}
+
+
+def current(done: Done) -> bool:
+    """Whether a kept trial rests on the public features and the rule of today."""
+    if done.trial.method in FROM_PIXELS:
+        return True
+    if done.outcome.get("features") != fingerprint(done.trial.data):
+        return False
+    if METHODS[done.trial.method] is not methods.moments:
+        return True
+    trial = done.trial
+    plan = benchmark_data.planned(
+        trial.data, trial.epsilon, trial.delta, benchmark_data.ReleaseRequest(**trial.settings)
+    )
+    return (done.outcome["k"], done.outcome["q"]) == (plan.k, plan.q)
+
+
+@lru_cache(maxsize=4)
+def fingerprint(data: str) -> str:
+    """Short name of the public features of a data set."""
+    return benchmark_data.features(data).fingerprint()[:16]
+
+
+METHODS: dict[str, Callable[[Trial], Outcome]] = {
+    "moments-pure": methods.moments,
+    "moments": methods.moments,
+    "moments-add-remove": methods.moments,
+    "ilm-moments": methods.moments,
+    "adlm-moments": methods.moments,
+    "ilm-moments-pure": methods.moments,
+    "adlm-moments-pure": methods.moments,
+    **{f"{name}{suffix}": methods.moments for name in BESIDE for suffix in ("-pure", "")},
+    **dict.fromkeys(READINGS, paper_readings.perform),
+    "adlm": methods.records,
+    "ilm": methods.records,
+    "psgd-abadi": methods.psgd_network,
+    "psgd-tanh": methods.psgd_network,
+    "psgd-linear": methods.psgd_linear,
+    "ceiling": methods.ceiling,
+    "prior": methods.prior,
+    "plan-pure": methods.planned,
+    "plan": methods.planned,
+    "epochs-release": postprocessing_cost.epochs_release,
+    "epochs-psgd": postprocessing_cost.epochs_psgd,
+    "search-release": postprocessing_cost.search_release,
+    "search-psgd": postprocessing_cost.search_psgd,
+}
+
+LABELS = {
+    "moments-pure": "AdLM moment release, pure",
+    "moments": "AdLM moment release, delta 1e-5",
+    "moments-add-remove": "AdLM moment release, delta 1e-5, add-remove",
+    "ilm-moments": "moment release, identical noise",
+    "adlm-moments": "moment release, adaptive noise",
+    "ilm-moments-pure": "moment release, identical noise, pure",
+    "adlm-moments-pure": "moment release, adaptive noise, pure",
+    **{
+        f"{name}{suffix}": f"{summary}, {noise}"
+        for name, summary in BESIDE.items()
+        for suffix, noise in (("-pure", "pure"), ("", "delta 1e-5"))
+    },
+    **READINGS,
+    "adlm": "AdLM record release, own noise, Delta_h0 per patch",
+    "ilm": "ILM record release, own noise, Delta_h0 per patch",
+    "psgd-abadi": "pSGD (a), Abadi et al. settings",
+    "psgd-tanh": "pSGD (b), tanh network, batches of 2,048",
+    "psgd-linear": "pSGD (b), linear head on our features",
+    "ceiling": "no privacy, closed form on the same features",
+    "prior": "public prior alone (epsilon 0)",
+    "plan-pure": "predicted by adlm plan, pure",
+    "plan": "predicted by adlm plan, delta 1e-5",
+    "epochs-release": "network on one moment release",
+    "epochs-psgd": "DP-SGD, the same noise at each step",
+    "search-release": "200 trials on one release",
+    "search-psgd": "200 trials of DP-SGD",
+}

@@ -1,0 +1,144 @@
+"""Adult and Diabetes-130, encoded by their domain files and split: for the comparison on tables."""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from adlm.errors import UserError
+from adlm.public.domain.table import TableDomain
+from adlm.public.features.tabular import TabularFeatures
+from adlm.readers.tables import read_batches
+from benchmarks import ROOT
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Encoded records of both sides of a split, (n, width), with class codes."""
+
+    name: str
+    table: TableDomain
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    test: NDArray[np.float32]
+    truth: NDArray[np.int64]
+
+    def validation(self) -> Split:
+        """Three quarters of the training records to train on, and the last quarter to choose settings by.
+
+        The test records have no part in it.
+        """
+        order = np.random.default_rng(5).permutation(len(self.y))
+        fit, look = np.split(order, [3 * len(order) // 4])
+        return Split(
+            f"{self.name}, validation", self.table, self.x[fit], self.y[fit], self.x[look], self.y[look]
+        )
+
+    def features(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Cells of both sides, no row longer than 1."""
+        features = TabularFeatures(self.table)
+        with torch.inference_mode():
+            train, test = (features(torch.from_numpy(x)) for x in (self.x, self.test))
+        return train.numpy(), test.numpy()
+
+    def indicators(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Cells of both sides, a cell that is on being 1."""
+        unit = TabularFeatures(self.table).unit
+        train, test = self.features()
+        return train / np.float32(unit), test / np.float32(unit)
+
+    def columns(self) -> tuple[NDArray[np.float64], NDArray[np.float64], list[str]]:
+        """One number a column, of both sides, and what it is.
+
+        `continuous`: the position between the declared bounds, NaN where missing. `nominal`: a code.
+        """
+        sides: list[NDArray[np.float64]] = []
+        for side in (self.x, self.test):
+            parts, start = [], 0
+            for column in self.table.features:
+                cells = side[:, start : start + column.width].astype(np.float64)
+                start += column.width
+                if column.kind == "categorical":
+                    parts.append(cells.argmax(1).astype(np.float64))
+                else:
+                    missing = (
+                        cells[:, 1] > 0 if column.missing is not None else np.zeros(len(cells), dtype=bool)
+                    )
+                    parts.append(np.where(missing, np.nan, cells[:, 0]))
+            sides.append(np.stack(parts, 1))
+        kinds = ["nominal" if c.kind == "categorical" else "continuous" for c in self.table.features]
+        return sides[0], sides[1], kinds
+
+
+def domain_file(name: str) -> Path:
+    """The committed domain file of a data set."""
+    return ROOT / "examples" / f"{name}.toml"
+
+
+SMALL = (
+    "satimage",
+    "optdigits",
+    "segment",
+    "spambase",
+    "ring",
+    "texture",
+)  # numeric columns, 2 to 11 classes
+
+
+def load(name: str, data: Path) -> Split:
+    """Read a data set, split it, and keep a person's share to what the domain allows.
+
+    The small tables come with their own domain files and split, in the folder `tables`.
+    """
+    if name in SMALL:
+        place = data / "tables"
+        if not (place / f"{name}.toml").is_file():
+            raise UserError(f"{name} is not in {place}; set ADLM_DATA to a folder that holds tables/")
+        table = TableDomain.load(place / f"{name}.toml")
+        sides = [_read(place / f"{name}-{side}.csv", table) for side in ("train", "test")]
+        return Split(name, table, *sides[0], *sides[1])
+    table = TableDomain.load(domain_file(name))
+    with sides_of(name, data) as (train, test):
+        x, y = _read(train, table)
+        held, truth = _read(test, table, comments=True)  # Adult's test records stand below a comment
+    return Split(name, table, x, y, held, truth)
+
+
+def _read(
+    path: Path, table: TableDomain, *, comments: bool = False
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    batches = list(read_batches(path, table, comments=comments))
+    return np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches])
+
+
+@contextmanager
+def sides_of(name: str, data: Path) -> Iterator[tuple[Path, Path]]:
+    """Give the files of training and test records: Adult's own, Diabetes-130 split by patient."""
+    folder = data / name
+    if not folder.is_dir():
+        raise UserError(f"{name} is not in {data}; set ADLM_DATA to a folder that holds {name}/")
+    if name == "adult":
+        yield folder / "adult.data.gz", folder / "adult.test.gz"
+        return
+    with tempfile.TemporaryDirectory() as made, zipfile.ZipFile(folder / "dataset_diabetes.zip") as archive:
+        sides = Path(made) / "train.csv", Path(made) / "test.csv"
+        member = next(m for m in archive.namelist() if m.endswith("diabetic_data.csv"))
+        header, *lines = archive.read(member).decode().splitlines(keepends=True)
+        at = next(csv.reader([header])).index("patient_nbr")
+        patients = list(dict.fromkeys(line.split(",")[at] for line in lines))
+        # one patient in five, drawn once: the same that development never looked at
+        order = np.random.default_rng(1).permutation(len(patients))
+        held = {patients[i] for i in order[: len(patients) // 5]}
+        for path, test in zip(sides, (False, True), strict=True):
+            mine = [line for line in lines if (line.split(",")[at] in held) == test]
+            path.write_text(header + "".join(mine), encoding="utf-8")
+        yield sides

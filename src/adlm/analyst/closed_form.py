@@ -1,0 +1,54 @@
+"""The model that a release gives without training: linear, additive, or of a numeric target."""
+
+from __future__ import annotations
+
+import torch
+
+from adlm.analyst import regression, tables
+from adlm.analyst.evidence import drowned, estimated_accuracy, largest_class, log_shares, warning
+from adlm.analyst.model import Model
+from adlm.analyst.rounds import has_rounds, rounds_head
+from adlm.estimation import discriminant
+from adlm.privacy.release import Release
+from adlm.public.features import Features
+
+LINEAR = "linear, in closed form"
+ROUNDS = "linear, by gradient rounds"
+
+
+def closed_form_model(release: Release, features: Features) -> Model:
+    """Make the model of a release of any kind but noisy records."""
+    if release.kind == "regression":
+        return regression.train(release)
+    if release.kind == "table":
+        return tables.train(release)
+    return _linear(release, features)
+
+
+def _linear(release: Release, features: Features) -> Model:
+    head = usable_head(release, features)
+    summary: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
+    if (found := estimated_accuracy(release)) is not None:
+        summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
+    if said := warning(release):
+        summary["warning"] = said
+    linear = head.module(features.width)
+    return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
+
+
+def usable_head(release: Release, features: Features) -> discriminant.LinearHead:
+    """The linear classifier of a release; where noise drowned it, one that gives the largest class."""
+    head = closed_form(release, features)
+    if not drowned(release):
+        return head
+    shares = log_shares(release)
+    ahead = (head.weight - head.weight[int(shares.argmax())]).norm(dim=1)  # over rows of length 1
+    return largest_class(head, shares, ahead)
+
+
+def closed_form(release: Release, features: Features) -> discriminant.LinearHead:
+    """The linear classifier of a release: the head of its gradient rounds, or that of its moments."""
+    if has_rounds(release):
+        head = rounds_head(release)
+        return discriminant.LinearHead(torch.from_numpy(head.weight), torch.from_numpy(head.bias))
+    return discriminant.fit(release.moments(), features.prior)

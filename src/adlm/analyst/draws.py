@@ -1,0 +1,118 @@
+"""Labelled draws from a release, to train any network on: it costs nothing, however many there are.
+
+Feature vectors follow what was released of the records. The model that the release gives in closed form
+labels them, where it knows more than the class of a draw does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adlm.analyst.class_weights import class_weights, weighed
+from adlm.analyst.closed_form import closed_form_model, usable_head
+from adlm.analyst.evidence import warning
+from adlm.analyst.examples import Examples
+from adlm.analyst.table_draws import draw_features
+from adlm.analyst.training import TrainingConfig
+from adlm.estimation.class_model import fit_class_model
+from adlm.privacy.release import Release
+from adlm.public.features import Features
+from adlm.public.features.scaled_table import ScaledTable
+from adlm.public.features.tabular import TabularFeatures
+
+ABOUT_TARGET = ("target_mean", "target_sd", "warning")
+
+
+def labelled_draws(
+    release: Release, features: Features, n: int, plan: TrainingConfig
+) -> tuple[Examples, dict[str, Any]]:
+    """Draw n examples from a release of any kind but noisy records, and say what a summary must hold.
+
+    Parameters
+    ----------
+    release : what is drawn from.
+    features : its public features.
+    n : how many.
+    plan : its seed decides the draws, its class weights weigh the labels.
+    """
+    generator = torch.Generator().manual_seed(plan.seed)
+    if release.kind == "regression":
+        return _with_target(release, features, n, generator)
+    told: dict[str, Any] = {}
+    if release.kind == "moments":
+        z, target = fit_class_model(release.moments(), features.prior).sample(n, generator)
+        if plan.class_weight is not None:
+            weights = torch.tensor(list(class_weights(release, plan.class_weight).values()))
+            rows = torch.nn.functional.one_hot(target, len(weights)) * weights
+            target = rows / weights[target].mean()
+        wide = _wide(z, features)
+    else:
+        wide = _features(release, features, n, generator)
+        target = _labels(release, features, wide, plan)
+        if said := warning(release):
+            told["warning"] = said
+    if plan.class_weight is not None:
+        weighing = plan.class_weight
+        told |= {
+            "class_weight": weighing if isinstance(weighing, str) else "given",
+            "class_weights": class_weights(release, weighing),
+        }
+    return Examples(wide, target), told
+
+
+def _features(release: Release, features: Features, n: int, generator: torch.Generator) -> Tensor:
+    if isinstance(features, TabularFeatures):
+        return _cells(release, features, n, generator)
+    if isinstance(features, ScaledTable):
+        return _wide(draw_features(release, features, n, generator), features)
+    return _wide(fit_class_model(release.moments(), features.prior).sample(n, generator)[0], features)
+
+
+def _labels(release: Release, features: Features, wide: Tensor, plan: TrainingConfig) -> Tensor:
+    """Class probabilities, (n, M), that the model in closed form gives the draws, weighed if asked."""
+    if plan.class_weight is None and release.kind == "rounds":
+        head = usable_head(release, features)
+        return head.logits(wide[:, : head.weight.shape[1]]).softmax(1).float()
+    model = weighed(closed_form_model(release, features), release, plan.class_weight)
+    kind = next(model.head.parameters()).dtype
+    with torch.inference_mode():
+        return torch.as_tensor(model.head(wide.to(kind)).softmax(1).float()).clone()
+
+
+def _wide(z: Tensor, features: Features) -> Tensor:
+    """Draws of the first coordinates, with noughts for the others: (n, width)."""
+    wide = torch.zeros(len(z), features.width)
+    wide[:, : z.shape[1]] = z
+    return wide
+
+
+def _cells(release: Release, features: TabularFeatures, n: int, generator: torch.Generator) -> Tensor:
+    """Cells of n records, drawn class by class, each column from its released table: (n, width)."""
+    shares = release.tensors["prior"].exp()
+    codes = torch.multinomial(shares, n, replacement=True, generator=generator)
+    rates, records = release.tensors["rates"], release.tensors["records"]
+    z = torch.zeros(n, features.width)
+    for start, stop in features.blocks:
+        weight = rates[:, start:stop] * records[start:stop] + 1e-9
+        entry = torch.multinomial(weight[codes], 1, generator=generator)
+        z[:, start:stop].scatter_(1, entry, features.unit)
+    return z
+
+
+def _with_target(
+    release: Release, features: Features, n: int, generator: torch.Generator
+) -> tuple[Examples, dict[str, Any]]:
+    """Draws with the linear model's predictions, (n, 1), in standard deviations from the target's mean."""
+    assert isinstance(features, ScaledTable)
+    model = closed_form_model(release, features)
+    told = {name: model.training[name] for name in ABOUT_TARGET if name in model.training}
+    low, high = release.certificate.domain.target or (-np.inf, np.inf)
+    z = draw_features(release, features, n, generator)
+    with torch.inference_mode():
+        values = model.head(z.double()).clamp(low, high)
+    standard = (values - told["target_mean"]) / told["target_sd"]
+    return Examples(z, standard.float().clone()), told

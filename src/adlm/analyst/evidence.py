@@ -1,0 +1,138 @@
+"""Whether a model is better than the largest class: what the release itself says.
+
+Everything here reads released numbers. Where they cannot tell, one sentence says so.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adlm.estimation.class_counts import class_offsets
+from adlm.estimation.discriminant import LinearHead
+from adlm.estimation.shrinkage import shrunk_counts
+from adlm.privacy.release import Release
+
+LEAST_EVIDENCE = 3.0  # standard deviations, below which a model would be noise
+DROWNED = (
+    "the noise of this release leaves a model no better than the largest class, so every record is given "
+    "that class; raise epsilon, or release more records"
+)
+UNSURE = (
+    "the noise of this release is too large to tell whether its model is better than the largest class; "
+    "raise epsilon, or release more records"
+)
+GAIN = 0.02  # how much a model is expected to gain on guessing, times the noise on its released accuracy
+MOST_GAIN = 0.3
+MOST_DOUBT = 0.05  # a model stays if it is behind by less than this and than the noise on its accuracy
+GRID = 513  # accuracies that are weighed
+
+
+def log_shares(release: Release) -> Tensor:
+    """Log class shares from released counts, (M,)."""
+    if release.kind == "table":
+        return release.tensors["prior"].double()
+    counts = release.tensors["class_sums"][:, 0].numpy()
+    return torch.from_numpy(class_offsets(counts, float(release.certificate.settings["sd_sums"])))
+
+
+def _right(release: Release) -> tuple[float, float] | None:
+    """Share of the private records that the model gets right, with its noise, and the noise's deviation."""
+    if "correct" not in release.tensors:
+        return None
+    settings = release.certificate.settings
+    n = float(settings["n_estimated"]) if release.kind == "table" else release.moments().n
+    n = max(n, 1.0)
+    return float(release.tensors["correct"][0]) / n, float(settings["sd_correct"]) / n
+
+
+def estimated_accuracy(release: Release) -> tuple[float, float] | None:
+    """Accuracy of the model on the private records, and the standard deviation of its noise; None without.
+
+    It is released and charged like everything else. The model was trained on these records, so it is a little
+    too high for new ones.
+    """
+    found = _right(release)
+    return None if found is None else (min(max(found[0], 0.0), 1.0), found[1])
+
+
+def expected_accuracy(right: float, sd: float, shares: Tensor) -> float:
+    """Return the accuracy to be expected of a model, given a noisy one and the class shares.
+
+    A model that is noise alone, with the right class shares, has the sum of their squares. What it gains
+    on that is taken to follow an exponential law, whose mean is the smaller the more noise there is; the
+    released accuracy then says how much of it to believe.
+
+    Parameters
+    ----------
+    right : released accuracy, which noise may have moved below 0 or above 1.
+    sd : standard deviation of that noise.
+    shares : (M,) class shares.
+    """
+    guessing = float((shares**2).sum())
+    grid = np.linspace(guessing, 1.0, GRID)
+    gain = min(MOST_GAIN, GAIN / max(sd, 1e-9))
+    log_odds = -(grid - guessing) / gain - 0.5 * ((grid - right) / max(sd, 1e-4)) ** 2
+    odds = np.exp(log_odds - log_odds.max())
+    return float(grid @ odds / odds.sum())
+
+
+def drowned(release: Release) -> bool:
+    """Whether a model of a release is expected to be no better than the largest class.
+
+    By the released count of records that it gets right, where there is one, and otherwise by how much longer
+    the differences of class means are than their noise makes them.
+    """
+    found = _right(release)
+    if found is None:
+        return release.kind != "table" and _evidence_of_means(release) < LEAST_EVIDENCE
+    shares = log_shares(release).exp()
+    return expected_accuracy(*found, shares) + min(found[1], MOST_DOUBT) < float(shares.max())
+
+
+def warning(release: Release) -> str:
+    """What is to be said of a model of this release, in one sentence; empty where nothing is."""
+    if drowned(release):
+        return DROWNED
+    found = estimated_accuracy(release)
+    if found is not None:
+        spread = math.hypot(found[1], _count_spread(release))
+        if found[0] - LEAST_EVIDENCE * spread < float(log_shares(release).exp().max()):
+            return UNSURE
+    return ""
+
+
+def _count_spread(release: Release) -> float:
+    """Standard deviation of the noise on a class share."""
+    moments = release.moments()
+    return moments.sd_counts / max(moments.n, 1.0)
+
+
+def largest_class(head: LinearHead, shares: Tensor, reach: Tensor) -> LinearHead:
+    """Return a head that gives every record the largest class, and still ranks records as the given one.
+
+    Weights are shrunk until no score can exceed that of the largest class, where classes differ in size.
+
+    Parameters
+    ----------
+    head : the head that noise drowned.
+    shares : (M,) log class shares.
+    reach : (M,) how far each score can be ahead of the largest class's, offsets aside.
+    """
+    behind = shares.max() - shares
+    others = torch.arange(len(shares)) != int(shares.argmax())
+    margin = (behind[others] / reach[others].clamp_min(1e-12)).min() if bool(others.any()) else behind.sum()
+    return LinearHead(head.weight * min(1.0, 0.99 * float(margin)), shares)
+
+
+def _evidence_of_means(release: Release) -> float:
+    moments = release.moments()
+    counts = shrunk_counts(moments)
+    means = moments.sums / counts[:, None]
+    centre = moments.sums.sum(0) / moments.n
+    weighted = counts[:, None] * (means - centre) ** 2 / moments.n
+    noise = (moments.sd_sums[None] ** 2 / counts[:, None]) / moments.n
+    return float((weighted.sum() - noise.sum()) / (2 * (noise**2).sum()).sqrt().clamp_min(1e-300))

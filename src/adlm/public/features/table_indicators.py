@@ -1,0 +1,153 @@
+"""Indicators of a table's columns: categories, bins of numbers, missing cells; what the first pass counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from adlm.errors import UserError
+from adlm.public.domain.column import MISSING, Column
+from adlm.public.domain.table import TableDomain
+
+# Settled with the constants of `scaled_table`.
+KNOTS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
+
+_PLACE = 2.0**20  # grid of a cell's position between its bounds
+
+
+@dataclass(frozen=True)
+class Block:
+    """The indicators of one column or cross: names of its entries, and where they stand."""
+
+    name: str
+    entries: tuple[str, ...]
+    start: int
+
+    @property
+    def stop(self) -> int:
+        """One past the last entry."""
+        return self.start + len(self.entries)
+
+    @property
+    def span(self) -> slice:
+        """Where the entries stand."""
+        return slice(self.start, self.stop)
+
+
+def is_ordered(column: Column) -> bool:
+    """Whether a column has a position between bounds that may lie anywhere: not a boolean or a category."""
+    return column.kind in ("numeric", "date", "ordinal")
+
+
+def knots(column: Column) -> tuple[float, ...]:
+    """Positions of the piecewise-linear bins of an ordered column without cuts."""
+    if column.kind == "ordinal":
+        count = min(len(column.levels), len(KNOTS))
+        return tuple(i / (count - 1) for i in range(count))
+    return KNOTS
+
+
+def indicator_names(column: Column) -> tuple[str, ...]:
+    """A name for each indicator of a column, in the units of the file."""
+    if column.kind == "categorical":
+        return column.names
+    if column.kind == "boolean":
+        names = [f"{column.name}={level}" for level in column.levels]
+    elif column.cuts:
+        names = [f"{column.name}>={value}" for value in (column.lower, *column.cuts)]
+    elif column.kind == "ordinal" and len(knots(column)) == len(column.levels):
+        names = [f"{column.name}={level}" for level in column.levels]
+    else:
+        names = [f"{column.name}~{place:.3g}" for place in knots(column)]
+    return (*names, *([f"{column.name}={MISSING}"] if column.missing is not None else ()))
+
+
+def places(x: Tensor) -> Tensor:
+    """Return positions on their grid."""
+    return torch.floor(x * _PLACE).mul_(1 / _PLACE)
+
+
+def indicators(column: Column, x: Tensor) -> Tensor:
+    """Indicators of one column, (..., entries), non-negative, each row summing to one.
+
+    `x` are the (..., width) numbers in [0, 1] that encode its cells, in double precision; several columns
+    that are `alike` may be given at once.
+    """
+    if column.kind == "categorical":
+        return x
+    place = places(x[..., :1])
+    if column.kind == "boolean":
+        entries = torch.cat([1 - place, place], -1)
+    elif column.cuts:
+        entries = _steps((place >= torch.tensor(_cuts(column)).to(x)).to(x.dtype))
+    else:
+        at = torch.tensor(knots(column)).to(x)
+        entries = _steps(((place - at[:-1]) / (at[1:] - at[:-1])).clamp_(0.0, 1.0))
+    if column.missing is None:
+        return entries
+    missing = x[..., 1:2]
+    return torch.cat([entries * (1 - missing), missing], -1)
+
+
+def alike(column: Column) -> tuple[object, ...]:
+    """What the indicators of a column depend on: the same for columns that may be taken together."""
+    if column.kind == "categorical":
+        return column.kind, column.width
+    at = _cuts(column) if column.cuts else () if column.kind == "boolean" else knots(column)
+    return column.kind, bool(column.cuts), tuple(at), column.missing is None
+
+
+def _cuts(column: Column) -> list[float]:
+    return [column.position(column.number(cut)) - 1e-6 for cut in column.cuts]
+
+
+def _steps(above: Tensor) -> Tensor:
+    """Turn how far each step has been climbed, (..., m), into where one stands, (..., m + 1)."""
+    return torch.cat([1 - above[..., :1], above[..., :-1] - above[..., 1:], above[..., -1:]], -1)
+
+
+class TableIndicators:
+    """The indicators of a declared table: what the first pass counts."""
+
+    def __init__(self, table: TableDomain) -> None:
+        self.table = table
+        self.spans: dict[str, slice] = {}
+        start = 0
+        for column in table.features:
+            self.spans[column.name] = slice(start, start + column.width)
+            start += column.width
+        self.inputs = start
+        names = {column.name: indicator_names(column) for column in table.features}
+        found = list(names.items())
+        for left, right in table.crosses:
+            pairs = tuple(f"{a}, {b}" for a in names[left] for b in names[right])
+            found.append((f"{left} x {right}", pairs))
+        blocks, start = [], 0
+        for name, entries in found:
+            blocks.append(Block(name, entries, start))
+            start += len(entries)
+        self.blocks, self.width = tuple(blocks), start
+        self._runs = [tuple(run) for _, run in groupby(table.features, key=alike)]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map (n, inputs) encoded records to (n, width) indicators in double precision."""
+        x = x.flatten(1)
+        if x.shape[1] != self.inputs:
+            raise UserError(f"encoded records have {self.inputs} numbers here, got {x.shape[1]}")
+        x = x.double()
+        found = []
+        for run in self._runs:  # columns that are alike, together
+            here = x[:, self.spans[run[0].name].start : self.spans[run[-1].name].stop]
+            found.append(indicators(run[0], here.reshape(-1, len(run), run[0].width)).flatten(1))
+        whole = found[0] if len(found) == 1 else torch.cat(found, 1)
+        if not self.table.crosses:
+            return whole
+        parts = {block.name: whole[:, block.span] for block in self.blocks[: len(self.table.features)]}
+        crossed = [
+            (parts[left].unsqueeze(2) * parts[right].unsqueeze(1)).flatten(1)
+            for left, right in self.table.crosses
+        ]
+        return torch.cat([whole, *crossed], 1)

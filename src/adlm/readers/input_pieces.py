@@ -1,0 +1,132 @@
+"""Files of images or vectors in pieces, each for one worker to read and decode.
+
+Image files are named by the driver, which reads none of them; of Parquet files it reads the number of rows.
+Where persons are declared, the driver reads all: which records are kept of a person is decided by digests of
+decoded records. A piece is read in its file's order, and every record of it is
+a function of that record and of the declaration, so that it does not matter who reads which piece.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from adlm.errors import UserError
+from adlm.public.domain.inputs import InputDomain
+from adlm.readers.input_files import Columns, Item, items_of, rows_of
+from adlm.readers.inputs import InputBatch, decoded
+from adlm.readers.tables import PARQUET, check_header
+from adlm.readers.text_files import short
+
+FILES = 2048  # image files of a piece
+GROUP_ROWS = 1 << 14  # rows of a piece of a Parquet file, unless a row group has more
+
+
+@dataclass(frozen=True, eq=False)
+class InputPiece:
+    """Records for one worker: image files with their labels, or row groups of a Parquet file.
+
+    Attributes
+    ----------
+    items : image files, unless the piece is of a Parquet file.
+    path, groups, first : that file, its row groups, and how many rows stand before them.
+    rows : number of records.
+    """
+
+    rows: int
+    items: tuple[Item, ...] = ()
+    path: Path | None = None
+    groups: range = range(0)
+    first: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class InputPieces:
+    """All records of a file or a folder, none of them read."""
+
+    pieces: tuple[InputPiece, ...]
+    declared: InputDomain
+
+    def __len__(self) -> int:
+        return sum(piece.rows for piece in self.pieces)
+
+
+def input_pieces(path: Path | str, declared: InputDomain) -> InputPieces | None:
+    """Cut image files or Parquet files into pieces; None for arrays, Arrow files and records of persons."""
+    place = Path(path)
+    if declared.person is not None:
+        return None
+    files = _parquet_files(place)
+    if files:
+        found = list(_row_groups(files, Columns.of(declared, labels=True, persons=False)))
+    elif declared.is_image and _names_images(place):
+        found = list(_cut(items_of(place, declared, labels=True, persons=False)))
+    else:
+        return None
+    made = InputPieces(tuple(found), declared)
+    if not len(made):
+        raise UserError(f"{path} holds no records; give at least one")
+    return made
+
+
+def batches_of(piece: InputPiece, declared: InputDomain, rows: int) -> Iterator[InputBatch]:
+    """Read and decode a piece, at most so many records at a time."""
+    if piece.path is None:
+        items = iter(piece.items)
+    else:
+        columns = Columns.of(declared, labels=True, persons=False)
+        items = rows_of(piece.path, columns, piece.groups, piece.first)
+    while part := list(islice(items, rows)):
+        x = np.stack([decoded(item, declared) for item in part])
+        codes = np.array([item.label for item in part], dtype=np.int64)
+        yield InputBatch(x, codes, tuple(item.name for item in part))
+
+
+def _parquet_files(place: Path) -> list[Path]:
+    """Return the Parquet files that a path means, if it means nothing else."""
+    if place.is_file():
+        return [place] if place.suffix.lower() in PARQUET else []
+    if not place.is_dir() or (place / "state.json").is_file() or (place / "dataset_dict.json").is_file():
+        return []
+    inside = [
+        entry for entry in sorted(place.iterdir()) if entry.is_file() and not entry.name.startswith(".")
+    ]
+    tables = [entry for entry in inside if entry.suffix.lower() in PARQUET]
+    return tables if not any(entry.suffix.lower() in (".arrow", ".feather") for entry in inside) else []
+
+
+def _names_images(place: Path) -> bool:
+    """Whether a path is a folder of image files, or a list of their names."""
+    if place.is_dir():
+        apart = (".npy", ".arrow", ".feather")
+        special = any((place / name).is_file() for name in ("state.json", "dataset_dict.json"))
+        return not special and not any(entry.suffix.lower() in apart for entry in place.iterdir())
+    return place.name.lower().endswith((".csv", ".tsv", ".csv.gz"))
+
+
+def _row_groups(files: Sequence[Path], columns: Columns) -> Iterator[InputPiece]:
+    for path in files:
+        try:
+            with parquet.ParquetFile(path) as file:
+                check_header(path, file.schema_arrow.names, columns.names)
+                sizes = [file.metadata.row_group(at).num_rows for at in range(file.metadata.num_row_groups)]
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{path} is not a whole Parquet or Arrow file ({short(error)})") from None
+        start, first, rows = 0, 0, 0
+        for at, size in enumerate(sizes):
+            if rows and rows + size > GROUP_ROWS:
+                yield InputPiece(rows, path=path, groups=range(start, at), first=first)
+                start, first, rows = at, first + rows, 0
+            rows += size
+        yield InputPiece(rows, path=path, groups=range(start, len(sizes)), first=first)
+
+
+def _cut(items: Iterator[Item]) -> Iterator[InputPiece]:
+    while part := tuple(islice(items, FILES)):
+        yield InputPiece(len(part), items=part)

@@ -1,0 +1,107 @@
+"""Accuracies that others have published, for marks beside what is measured here: `published.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+FILE = "published.toml"
+STATUSES = ("claimed", "reproduced", "disputed")
+DATA = ("mnist", "fashion-mnist", "cifar10")
+PAPER = "arXiv:1709.05750"
+AVERAGE = "average"  # in place of an epsilon: over several
+
+
+@dataclass(frozen=True)
+class Published:
+    """One figure from a paper; epsilon is as its authors state it."""
+
+    data: str
+    epsilon: float
+    accuracy: float
+    what: str
+    source: str
+    status: str = "claimed"
+    relation: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of a source on one data set.
+
+    Attributes
+    ----------
+    accuracies : share of right answers by epsilon, as its authors state it; or one of them by `average`.
+    status : `claimed` by its authors, `reproduced` by somebody else, or `disputed` since.
+    relation, delta, seeds, public_data : as the source says; None or empty where the one at hand does not.
+    link : where the figures were read.
+    average_over : the least and the largest epsilon of an average.
+    """
+
+    data: str
+    what: str
+    source: str
+    link: str
+    status: str
+    relation: str
+    delta: float | None
+    seeds: int | None
+    public_data: str
+    accuracies: Mapping[str, float]
+    average_over: tuple[float, ...] = ()
+
+    def figures(self) -> tuple[Published, ...]:
+        """Return the figures that have an epsilon of their own."""
+        return tuple(
+            Published(self.data, float(e), a, self.what, self.source, self.status, self.relation)
+            for e, a in self.accuracies.items()
+            if e != AVERAGE
+        )
+
+
+@lru_cache(maxsize=1)
+def rows() -> tuple[Row, ...]:
+    """Return everything that is in the file, in its order."""
+    text = (resources.files("adlm.ui") / FILE).read_text(encoding="utf-8")
+    raw = tomllib.loads(text)
+    return tuple(
+        Row(
+            data,
+            row["what"],
+            raw["sources"][row["source"]]["name"],
+            raw["sources"][row["source"]]["link"],
+            row["status"],
+            row.get("relation", ""),
+            row.get("delta"),
+            row.get("seeds"),
+            row.get("public_data", ""),
+            {e: round(a / 100, 6) for e, a in row[data].items()},
+            tuple(map(float, row.get("average_over", ()))),
+        )
+        for row in raw["rows"]
+        for data in DATA
+        if data in row
+    )
+
+
+def rows_of(data: str) -> tuple[Row, ...]:
+    """Return the methods that are published for a data set."""
+    return tuple(row for row in rows() if row.data == data)
+
+
+def of(data: str) -> tuple[Published, ...]:
+    """Return every published figure of a data set that has an epsilon."""
+    return tuple(figure for row in rows_of(data) for figure in row.figures())
+
+
+def of_paper(data: str) -> tuple[Published, ...]:
+    """Return what the paper that is reproduced here states of itself and of its rivals."""
+    return tuple(f for row in rows_of(data) if row.link == PAPER for f in row.figures())

@@ -31,6 +31,7 @@ from adlm.workflows.relevance_network import RelevanceNetwork, make_public
 from benchmarks.experiments import benchmark_data
 from benchmarks.experiments.trials import Outcome, Trial
 
+CHOSEN = ("k", "q", "rounds")  # of a plan: what tells whether the rule would choose the same today
 NOTHING = "0.000001"  # an epsilon at which a release carries nothing of the records
 
 
@@ -46,7 +47,7 @@ def moments(trial: Trial) -> Outcome:
     except UserError:  # the noisy counts of a small data set under add-remove can say that nobody is there
         reached = {"accuracy": 1 / len(release.certificate.domain.classes)}
     plan = release.certificate.settings["plan"]
-    return release.certificate.totals.to_dict() | reached | {"k": plan["k"], "q": plan["q"]}
+    return release.certificate.totals.to_dict() | reached | {name: plan.get(name) for name in CHOSEN}
 
 
 def ceiling(trial: Trial) -> Outcome:

@@ -7,7 +7,6 @@ description names the certificate's digest, and a model's signature covers both.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ from adlm.privacy.notebook import Part, box, charges_part, guarantee
 from adlm.privacy.release import CERTIFICATE, TENSORS, Certificate, describe, read_tensors
 from adlm.privacy.signature import FILE, OF_RELEASE, Signature, Statement, sign
 from adlm.public.features import Features, checked
-from adlm.public.features.threads import unpadded
+from adlm.public.features.threads import records_together
 from adlm.runtime.artefact import canonical, new_folder, read_json, sha256
 
 SCHEMA = 1
@@ -38,7 +37,6 @@ START = {  # what is said of a network that came with weights of its own, by the
     "undeclared": ("where the network's weights came from before training was not declared",),
     "private": ("NOT PRIVATE: private records had a part in the network before training",),
 }
-FEW = 8  # records that somebody waits for: features are taken of these alone, not of a whole block
 BATCH = 512  # scaled records that a network takes at once
 
 AVERAGES, TOGETHER_STATISTICS = "averages of training", "of the records asked about together"
@@ -110,13 +108,12 @@ class Model:
         parts, step = [], BATCH if features is None else features.batch
         kind = next((p.dtype for p in head.parameters()), torch.float32)
         together = self.training.get("statistics") == TOGETHER_STATISTICS
-        quick = unpadded() if len(records) <= FEW else contextlib.nullcontext()
-        with torch.inference_mode(), quick:
+        with torch.inference_mode(), records_together():
             for part in even_parts(len(records), step):
                 z = torch.from_numpy(domain.scale(records[part])).to(device)
                 z = z if features is None else features(z)
                 with by_batch(head, together and len(z) >= TOGETHER):
-                    parts.append(head(z.to(kind)).cpu())
+                    parts.append(_scored(head, z, kind).cpu())
         return torch.cat(parts)
 
     def probabilities(self, x: npt.ArrayLike, *, device: str = "cpu") -> npt.NDArray[np.float64]:
@@ -260,3 +257,12 @@ def _head(
             return build_network(architecture["name"], shape, len(certificate.domain.classes) or 1)
         case other:
             raise UserError(f"a head of kind {other!r} must be given: Model.load(folder, network=...)")
+
+
+def _scored(head: nn.Module, z: Tensor, kind: torch.dtype) -> Tensor:
+    """Return what a head gives; a linear one in doubles, so that records asked together do not show."""
+    if not isinstance(head, nn.Linear) or z.device.type == "mps":  # which has no doubles
+        scores: Tensor = head(z.to(kind))
+        return scores
+    bias = None if head.bias is None else head.bias.double()
+    return nn.functional.linear(z.double(), head.weight.double(), bias)

@@ -25,6 +25,7 @@ from adlm.estimation.shrinkage import class_means
 from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.privacy.budget import Budget
 from adlm.public.features import Features, Narrowed
+from adlm.public.features.threads import records_together
 from adlm.public.planning.moments import MomentPlan, plan_moments
 from adlm.workflows.privatise import moment_config
 
@@ -135,7 +136,8 @@ def forecast(
 @lru_cache(maxsize=4)
 def _bank(features: Features, seed: int) -> Tensor:
     """Return synthetic classes (classes, per_class, width); normal ones for features without a process."""
-    drawn = features.synthetic(*BANK, seed)
+    with records_together():  # synthetic ones
+        drawn = features.synthetic(*BANK, seed)
     if drawn is not None:
         return drawn.double()
     generator = torch.Generator().manual_seed(seed)

@@ -45,7 +45,7 @@ class Colour(nn.Module):
         super().__init__()
         light = (torch.arange(bins[0]) + 0.5) / bins[0]
         # Chroma of everyday pictures lies well inside its range, so its bins sit closer around grey.
-        yellow, red = (torch.linspace(-0.16, 0.16, count) for count in bins[1:])
+        yellow, red = (torch.tensor([0.32 * i / (n - 1) - 0.16 for i in range(n)]) for n in bins[1:])
         self.register_buffer("light", light)
         self.register_buffer("yellow", yellow)
         self.register_buffer("red", red)

@@ -18,6 +18,7 @@ where their moduli need them: again two signals as one. Signals of two images ne
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,7 @@ from adlm.public.features.threads import map_blocks_threaded
 
 SIGMA = 0.8  # spread of the finest wavelet's envelope, in pixels
 XI = 3 * math.pi / 4  # centre frequency of the finest wavelet
+GRID = float(1 << 22)  # steps in one unit of a filter
 ROWS = 32  # images worked on together by a thread
 
 
@@ -67,6 +69,11 @@ def morlet(shape: tuple[int, int], scale: int, angle: float, slant: float) -> ND
             wave += window * np.exp(1j * xi * along)
     psi = wave - envelope * (wave.sum() / envelope.sum())
     return np.asarray(psi * (slant / (2 * math.pi * sigma**2)))
+
+
+def _on_grid(values: NDArray[Any]) -> NDArray[Any]:
+    """Round filters so coarsely that the last bits of a library, which differ between machines, are gone."""
+    return np.asarray(np.round(values * GRID) / GRID)
 
 
 def fold(spectrum: Tensor, step: int) -> Tensor:
@@ -166,7 +173,7 @@ class Scattering(nn.Module):
             ]
         )
         spectra *= self._frame_factor(spectra)
-        self.register_buffer("wavelets", torch.from_numpy(spectra.astype(np.complex64)))
+        self.register_buffer("wavelets", torch.from_numpy(_on_grid(spectra).astype(np.complex64)))
         for j in range(J):
             for axis, name in enumerate(("rows", "columns")):
                 self.register_buffer(f"{name}{j}", self._average(axis, j))
@@ -222,7 +229,7 @@ class Scattering(nn.Module):
         # The coarse signal has 2^j times fewer samples, so its Gaussian is that much narrower.
         kernel = gaussian(size // 2**j, SIGMA * 2 ** (self.J - 1 - j))
         rows = [np.roll(kernel, step * (i + 1)) for i in range(self.output[axis])]
-        return torch.from_numpy(np.stack(rows).astype(np.float32))
+        return torch.from_numpy(_on_grid(np.stack(rows)).astype(np.float32))
 
     def _low_pass(self, u: Tensor, j: int) -> Tensor:
         """Average signals sampled every 2^j pixels: (..., P / 2^j, P / 2^j) to (..., h, w)."""

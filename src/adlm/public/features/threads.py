@@ -1,4 +1,4 @@
-"""Work on many small images in blocks of one fixed shape, in several threads with a core to each."""
+"""Work on many small images, one by one, in several threads with a core to each."""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ from torch import Tensor
 
 from adlm.runtime.memory import keep_freed
 
+ALIGNED = 64  # bytes: what new memory starts at a multiple of
 ACCELERATED = 1024  # rows of a block on an accelerator, which wants more work at once
 
 
-_UNPADDED: ContextVar[bool] = ContextVar("unpadded", default=False)
+_TOGETHER: ContextVar[bool] = ContextVar("together", default=False)
 
 
 @contextlib.contextmanager
-def unpadded() -> Iterator[None]:
-    """Work on no more records than there are, while this lasts: for a prediction that somebody waits for.
+def records_together() -> Iterator[None]:
+    """Work on many records at once while this lasts: for what is public, and for predictions.
 
-    Last bits may then depend on how many records there are. That is of no concern to a prediction, which is
-    made of a release; before a release it would be.
+    Last bits may then depend on which records come together. That is of no concern to a prediction, which
+    is made of a release; before a release it would be.
     """
-    token = _UNPADDED.set(True)
+    token = _TOGETHER.set(True)
     try:
         yield
     finally:
-        _UNPADDED.reset(token)
+        _TOGETHER.reset(token)
 
 
 def map_blocks_threaded(
     work: Callable[[Tensor, Tensor], object], x: Tensor, out: Tensor, rows: int
 ) -> Tensor:
-    """Fill `out` from `x` by `work(block, its part of out)`, block by block, and return it.
+    """Fill `out` from `x` by `work(records, their part of out)`, one by one, and return it.
 
     Transforms of small images are too short to be shared out among cores one by one, so each thread takes
     whole blocks, and works on them with one core. Work inside a thread that is itself cut into blocks stays
@@ -45,18 +46,20 @@ def map_blocks_threaded(
     ----------
     work : fills its part of the result.
     x, out : inputs and results, record by record.
-    rows : records of a block.
+    rows : records that a thread takes; it works on as many at once under `records_together`.
 
     Formal guarantees
     -----------------
-    A library may add in another order for another shape, another alignment in memory or another number of
-    threads, and so round a record differently. Here `work` always gets a copy of `rows` records, the last
-    block filled up with zeros, in memory of its own, with one thread. So what comes out for a record does not
-    depend on how many others there are, or on threads. That it does not depend on its place in a block is
-    measured (the rung separability of the audit), for no library promises it.
+    A library may add in another order for another shape, another place in a batch, another alignment in
+    memory or another number of threads, and so round a record differently. Here `work` gets one record, in
+    memory of its own, with one thread. So on a processor what comes out for a record is a function of that
+    record alone. On an accelerator `work` gets blocks of one fixed shape; that a place in a block does not
+    matter there is measured (the rung separability of the audit), for no library promises it.
     """
     on_cpu = x.device.type == "cpu"
     starts = range(0, len(x), rows if on_cpu else ACCELERATED)
+    # Threads do not see the variable; and a slope is of nobody's record.
+    alone = on_cpu and not _TOGETHER.get() and not x.requires_grad
     own, inference, waiting = torch.get_num_threads(), torch.is_inference_mode_enabled(), iter(starts)
     # What autograd records, it records in the thread that asks for it.
     threads = min(own, len(starts)) if on_cpu and not x.requires_grad else 1
@@ -64,7 +67,8 @@ def map_blocks_threaded(
     def worker() -> None:
         with torch.inference_mode(inference):
             for start in waiting:
-                _fill(work, x[start : start + starts.step], out[start : start + starts.step], starts.step)
+                part = slice(start, start + starts.step)
+                _fill(work, x[part], out[part], alone=alone, rows=starts.step)
 
     keep_freed()
     try:
@@ -82,16 +86,23 @@ def map_blocks_threaded(
     return out
 
 
-def _fill(work: Callable[[Tensor, Tensor], object], x: Tensor, out: Tensor, rows: int) -> None:
-    """Do the work on a block of exactly `rows` records, and keep what belongs to those that are there."""
-    if _UNPADDED.get():
+def _fill(
+    work: Callable[[Tensor, Tensor], object], x: Tensor, out: Tensor, *, alone: bool, rows: int
+) -> None:
+    """Do the work on each record alone; or on all of them, on an accelerator filled up to `rows`."""
+    if alone and len(x) == 1 and x.is_contiguous() and x.data_ptr() % ALIGNED == 0:
         work(x, out)
         return
-    block = x.new_zeros(rows, *x.shape[1:])
-    block[: len(x)] = x
-    if len(x) == rows:
-        work(block, out)
+    if alone:
+        for one in (slice(i, i + 1) for i in range(len(x))):
+            found = out[one].clone()
+            work(x[one].clone(), found)
+            out[one] = found
         return
-    whole = out.new_zeros(rows, *out.shape[1:])
+    if x.device.type == "cpu" or len(x) == rows:
+        work(x, out)
+        return
+    block, whole = x.new_zeros(rows, *x.shape[1:]), out.new_zeros(rows, *out.shape[1:])
+    block[: len(x)] = x
     work(block, whole)
     out.copy_(whole[: len(x)])

@@ -18,7 +18,7 @@ from adlm.public.features.colour import Colour, flip_average, opponent
 from adlm.public.features.colour_scattering import CHANNELS, FLOORS, ColourScattering
 from adlm.public.features.multiscale import MultiscaleImages
 from adlm.public.features.natural import NaturalImages
-from adlm.public.features.patches import Patches
+from adlm.public.features.patches import CONTRAST_FLOOR, Patches
 from adlm.public.features.prior import PriorProjection
 from adlm.public.features.scattering import Scattering, fold
 
@@ -219,6 +219,13 @@ class WholePatches(Patches):
 
     def __init__(self, of: Patches) -> None:
         super().__init__(of.filters, of.threshold, of.grid)
+
+    def contrast(self, x: Tensor) -> Tensor:
+        """Standard deviation of each patch, plus a floor, by pooling: a trace cannot follow the windows."""
+        side = self.filters.shape[-1]
+        mean = functional.avg_pool2d(x.mean(1, keepdim=True), side, 1)
+        power = functional.avg_pool2d(x.square().mean(1, keepdim=True), side, 1)
+        return (power - mean.square()).clamp_min(0.0).sqrt() + CONTRAST_FLOOR
 
     def beyond(self, x: Tensor) -> Tensor:
         """Responses less the threshold, towards zero, by a convolution."""

@@ -21,7 +21,7 @@ from adlm.analyst.metrics import Measures, measure
 from adlm.curator.featurise import featurise
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.calibration import Upstream
-from adlm.curator.mechanisms.moments import Batch
+from adlm.curator.mechanisms.moments import Batch, MomentConfig
 from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.estimation import discriminant
@@ -34,7 +34,7 @@ from adlm.public.features import Features, Narrowed, build, for_domain
 from adlm.public.features import narrowed as features_of
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.moments import MomentPlan, plan_moments
-from adlm.workflows.privatise import adjusted, moment_config
+from adlm.workflows.privatise import adjusted
 from benchmarks.experiments import table_split
 
 _ROWS = 4000
@@ -187,7 +187,7 @@ def moment_release(
         batches,
         domain=asked.domain(data),
         features=features_of(public, plan.k),
-        config=moment_config(plan, Budget.of(epsilon, delta)),
+        config=MomentConfig.of(plan, Budget.of(epsilon, delta)),
         ledger=Ledger(),
         source=Source.seeded_with(seed),
         upstream=Upstream(settings={"plan": plan.to_dict()}),

@@ -186,7 +186,7 @@ class Job:
             "n": certificate.settings.get("n"),
             "stamps": list(certificate.stamps),
             "ledger": str(self.place),
-            "charges": len(self.ledger.charges),
+            "charges": self.ledger.count,
             "signed_by": made.signature and made.signature.signer,
         }
         if made.engine is not None:

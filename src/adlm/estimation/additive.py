@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from adlm.estimation import exact
 from adlm.estimation.class_counts import pulled_together
-from adlm.public.features.triangle import symmetric
+from adlm.privacy.triangle import symmetric
 
 Reals = npt.NDArray[np.float64]
 Block = tuple[int, int]

@@ -26,11 +26,12 @@ from adlm.errors import UserError
 from adlm.estimation.class_model import fit_class_model
 from adlm.estimation.discriminant import fit
 from adlm.estimation.lrp import relevance as propagate
-from adlm.privacy.accounting import Charge, gaussian_epsilon, gaussian_mu, root_down, show
+from adlm.privacy.accounting import Charge, gaussian_epsilon, gaussian_mu, show
 from adlm.privacy.budget import Budget
 from adlm.public.domain import Domain
 from adlm.public.features import Features
 from adlm.public.planning.moments import MomentPlan
+from adlm.runtime.roots import root_down
 
 SHARE = Fraction(1, 10)  # of the budget, for the first release
 DRAWS = 2000

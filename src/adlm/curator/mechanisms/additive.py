@@ -28,7 +28,7 @@ from adlm.errors import UserError
 from adlm.estimation import additive
 from adlm.estimation.additive_model import final_model
 from adlm.estimation.additive_scaling import BOUND, UNIT, Scaling
-from adlm.privacy.accounting import Mechanism, gaussian_mu, root_up
+from adlm.privacy.accounting import Mechanism, gaussian_mu
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.features import described
@@ -36,6 +36,7 @@ from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.tables import TablePlan
 from adlm.runtime import progress
 from adlm.runtime.part_store import Part
+from adlm.runtime.roots import root_up
 
 PROOF = "docs/proof-tables.md"
 SCALING_STEPS = 3  # of class offsets and the temperature
@@ -117,7 +118,7 @@ def calibrate(
         what, proof = "records that the model gets right", f"{PROOF} Theorem 4"
         right = spending.scale(what, Fraction(1), plan.check_share, proof)
         scales = replace(scales, correct=right)
-    return Calibration(scales, tuple(spending.charges))
+    return spending.calibration(scales)
 
 
 def _table_sensitivity(unit: Clip, neighbours: str) -> Fraction:

@@ -10,7 +10,8 @@ from adlm.curator.mechanisms.calibration import Calibration, Spending, off_diago
 from adlm.curator.mechanisms.moment_config import MomentConfig, Scales
 from adlm.curator.mechanisms.round_calibration import calibrate_rounds
 from adlm.errors import UserError
-from adlm.privacy.accounting import Charge, compose, gaussian_mu, root_down, root_up
+from adlm.privacy.accounting import Charge, compose, gaussian_mu
+from adlm.runtime.roots import root_down, root_up
 
 PROOF = "docs/proof-moments.md"
 
@@ -38,10 +39,10 @@ def _calibrated(config: MomentConfig, neighbours: str, loss: Fraction) -> Calibr
     """Share out what one record may lose: mu for Gaussian noise, epsilon for pure noise."""
     spending = Spending(config.mechanism, neighbours, loss, config.contributions, config.delta)
     if config.rounds is not None:
-        return Calibration(calibrate_rounds(config, config.rounds, spending), tuple(spending.charges))
+        return spending.calibration(calibrate_rounds(config, config.rounds, spending))
     if config.joint:
         return _joint(config, neighbours, loss)
-    return Calibration(_one_by_one(config, spending), tuple(spending.charges))
+    return spending.calibration(_one_by_one(config, spending))
 
 
 def _one_by_one(config: MomentConfig, spending: Spending) -> Scales:

@@ -37,15 +37,15 @@ from adlm.curator.totals import clamped
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import FEATURE_UNIT, Head, final_head
 from adlm.estimation.regression import BINS, ERROR_BOUND, FARTHEST, TargetScale, ridge_head
-from adlm.privacy.accounting import Mechanism, compose, gaussian_mu, root_up
+from adlm.privacy.accounting import Mechanism, compose, gaussian_mu
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
+from adlm.privacy.triangle import symmetric
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import described
 from adlm.public.features.scaled_table import ScaledTable, frequencies
 from adlm.public.features.table_indicators import TableIndicators, is_ordered
-from adlm.public.features.triangle import symmetric
 from adlm.public.planning.regression import (
     FOURIER,
     GAUSSIAN_SHARES,
@@ -62,6 +62,7 @@ from adlm.public.planning.regression import (
 from adlm.public.planning.rounds import signal_of
 from adlm.runtime import progress
 from adlm.runtime.part_store import Part
+from adlm.runtime.roots import root_up
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -242,7 +243,7 @@ def _calibrated(config: RegressionConfig, neighbours: str, loss: Fraction) -> Ca
         spending.scale(config.learnt, learnt, shares.learnt, f"{PROOF} {theorem}"),
         spending.scale(ERRORS, checked, shares.check, f"{PROOF} Theorem 4"),
     )
-    return Calibration(scales, tuple(spending.charges))
+    return spending.calibration(scales)
 
 
 def plan_target(

@@ -6,14 +6,15 @@ Every kind of release goes `plan -> calibrate() -> Calibration(scales, charges) 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from adlm.privacy.accounting import Charge, Mechanism
+from adlm.privacy.accounting import Charge, Mechanism, compose, gaussian_mu
+from adlm.privacy.budget import Budget
 from adlm.runtime.roots import root_down
 
 Scales = TypeVar("Scales")
@@ -84,6 +85,28 @@ class Spending:
             for what, moved, steps, proof in self.stages
         )
         return Calibration(scales, tuple(charges))
+
+
+def within_budget(
+    calibrated: Callable[[Fraction], Calibration[Scales]], budget: Budget, contributions: int = 1
+) -> Calibration[Scales]:
+    """Return the calibration of the largest loss whose charges compose to at most the budget.
+
+    Parameters
+    ----------
+    calibrated : gives scales and charges for what one record may lose: mu for Gaussian noise, epsilon for
+        pure noise.
+    budget : epsilon and delta; delta 0 gives pure noise.
+    contributions : records that one person may have.
+    """
+    if not budget.delta:
+        return calibrated(budget.epsilon / contributions)
+    mu = gaussian_mu(budget.epsilon, budget.delta) / contributions
+    while True:  # once, unless rounding up in the charge costs more than rounding down in mu left
+        found = calibrated(mu)
+        if compose(found.charges).epsilon_proved <= budget.epsilon:
+            return found
+        mu *= Fraction(999_999, 1_000_000)
 
 
 @dataclass(frozen=True)

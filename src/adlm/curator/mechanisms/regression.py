@@ -19,7 +19,7 @@ import torch
 from adlm.curator.clipping import Clip
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import second_moments as stage
-from adlm.curator.mechanisms.calibration import Calibration, Spending, off_diagonal
+from adlm.curator.mechanisms.calibration import Calibration, Spending, off_diagonal, within_budget
 from adlm.curator.mechanisms.gradient_rounds import (
     FINE,
     GradientClip,
@@ -37,7 +37,7 @@ from adlm.curator.totals import clamped
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import FEATURE_UNIT, Head, final_head
 from adlm.estimation.regression import BINS, ERROR_BOUND, FARTHEST, TargetScale, ridge_head
-from adlm.privacy.accounting import Mechanism, compose, gaussian_mu
+from adlm.privacy.accounting import Mechanism, gaussian_mu
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
 from adlm.privacy.triangle import symmetric
@@ -218,15 +218,9 @@ def calibrate(config: RegressionConfig, neighbours: str) -> Calibration[Regressi
     Relation: the given one. Sensitivity: asked of the code that clips. Guarantee: the charges compose to at
     most the budget. Proved in docs/proof-gradients.md (Theorems 1, 2, 4 and 5).
     """
-    budget = config.budget
-    if not budget.delta:
-        return _calibrated(config, neighbours, budget.epsilon / config.contributions)
-    mu = gaussian_mu(budget.epsilon, budget.delta) / config.contributions
-    while True:  # once, unless rounding up in the charge costs more than rounding down in mu left
-        made = _calibrated(config, neighbours, mu)
-        if compose(made.charges).epsilon_proved <= budget.epsilon:
-            return made
-        mu *= Fraction(999_999, 1_000_000)
+    return within_budget(
+        lambda loss: _calibrated(config, neighbours, loss), config.budget, config.contributions
+    )
 
 
 def _calibrated(config: RegressionConfig, neighbours: str, loss: Fraction) -> Calibration[RegressionScales]:

@@ -12,7 +12,7 @@ from adlm.audit.finding import Finding
 from adlm.audit.replayed_controls import half_sensitivity, put, replayed, without_clip
 from adlm.audit.subject import Records, Subject
 from adlm.audit.subjects import DELTA, of_target
-from adlm.curator.mechanisms.regression import ERROR_UNIT, TargetClip
+from adlm.curator.mechanisms.regression_calibration import ERROR_UNIT, TargetClip
 from adlm.curator.noise import Source
 from adlm.public.domain.encoding import TARGET_UNIT
 

@@ -19,9 +19,12 @@ from pyarrow import parquet
 
 from adlm.errors import UserError
 from adlm.public.domain.inputs import InputDomain
-from adlm.readers.input_files import Columns, Item, items_of, rows_of
+from adlm.readers.input_files import items_of
+from adlm.readers.input_items import Columns, Item
+from adlm.readers.input_tables import rows_of
 from adlm.readers.inputs import InputBatch, decoded
-from adlm.readers.tables import PARQUET, check_header
+from adlm.readers.table_csv import check_header
+from adlm.readers.tables import PARQUET
 from adlm.readers.text_files import short
 
 FILES = 2048  # image files of a piece

@@ -117,13 +117,22 @@ def declared(rng: Random, *, persons: bool, **settings: Any) -> TableDomain:
 
 
 def people(rng: Random, n: int) -> list[str]:
+    """Draw the persons that n records belong to."""
     return [f"p{rng.randrange(3)}" for _ in range(n)]
 
 
 def neighbours(
     rng: Random, relation: str, records: list[Record], odd: Callable[[Record], Record]
 ) -> tuple[list[Record], int, Record]:
-    """Change one record, take it out, or give another person's records for one person's."""
+    """Change one record, take it out, or give another person's records for one person's.
+
+    Parameters
+    ----------
+    rng : of the choice of the record.
+    relation : one of RELATIONS.
+    records : of the first neighbour; under add-remove the record that differs is changed in place.
+    odd : makes a record as odd as can be.
+    """
     at = rng.choice([0, 0, rng.randrange(len(records))])
     if relation == "add-remove":
         records[at] = odd(records[at])

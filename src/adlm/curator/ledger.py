@@ -129,11 +129,11 @@ class Ledger:
     def _check(self, after: Sequence[Charge], before: Sequence[Charge]) -> None:
         if self.budget is None:
             return  # every charge is kept, and nothing is promised of their sum
-        asked = max((c.delta for c in after[len(before) :]), default=Fraction(0))
+        requested = max((c.delta for c in after[len(before) :]), default=Fraction(0))
         if any(c.delta > self.budget.delta for c in after):
             raise UserError(
                 f"the budget would be overspent: it allows delta {float(self.budget.delta):g} and this "
-                f"release asks for delta {float(asked):g}; make the release with a smaller delta, or with 0"
+                f"release asks for delta {float(requested):g}; make it with a smaller delta, or with 0"
             )
         total = compose(after, self.budget.delta if self.budget.delta else None)
         if math.isinf(total.epsilon_proved):
@@ -144,12 +144,12 @@ class Ledger:
                 )
             return
         if total.epsilon_proved > self.budget.epsilon:
-            left = _left(self.budget, before, asked)
+            left = _left(self.budget, before, requested)
             raise UserError(
                 f"the budget would be overspent: the total would be epsilon {show(total.epsilon_proved)}, "
                 f"delta {float(total.delta):g}, the budget is epsilon {show(self.budget.epsilon)}, delta "
-                f"{float(self.budget.delta):g}; what is left for a release with delta {float(asked):g} under "
-                f"{total.neighbours} is epsilon {show(left)}"
+                f"{float(self.budget.delta):g}; what is left for a release with delta {float(requested):g} "
+                f"under {total.neighbours} is epsilon {show(left)}"
             )
 
     @contextlib.contextmanager

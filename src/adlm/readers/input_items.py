@@ -53,6 +53,16 @@ class Columns:
 def item_at(
     where: str, value: Any, columns: Columns, cells: dict[str, list[Any]], at: int, names: Any = None
 ) -> Item:
+    """Put a record together from the cells of its row.
+
+    Parameters
+    ----------
+    where : file and row, for messages.
+    value : the image or the vector.
+    columns : what is wanted of the file.
+    cells, at : values of the other columns, by name, and the row's place in them.
+    names : classes that the file itself names, in the order of its numbers.
+    """
     code = None
     if columns.label is not None:
         code = class_code(cells[columns.label.name][at], columns.label, where, names)

@@ -107,9 +107,9 @@ def _parquet_files(place: Path) -> list[Path]:
 def _names_images(place: Path) -> bool:
     """Whether a path is a folder of image files, or a list of their names."""
     if place.is_dir():
-        apart = (".npy", ".arrow", ".feather")
+        unsplit = (".npy", ".arrow", ".feather")
         special = any((place / name).is_file() for name in ("state.json", "dataset_dict.json"))
-        return not special and not any(entry.suffix.lower() in apart for entry in place.iterdir())
+        return not special and not any(entry.suffix.lower() in unsplit for entry in place.iterdir())
     return place.name.lower().endswith((".csv", ".tsv", ".csv.gz"))
 
 

@@ -34,11 +34,9 @@ def check_header(
     for name in wanted:
         if name not in names:
             have = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            naming_records = (
-                f"its columns are {have}" if shown else "if that line is a record, set header = false"
-            )
+            hint = f"its columns are {have}" if shown else "if that line is a record, set header = false"
             where = "" if shown else " in its first line"
-            raise UserError(f"{path} has no column {name!r}{where}; {naming_records}")
+            raise UserError(f"{path} has no column {name!r}{where}; {hint}")
         if list(names).count(name) > 1:
             raise UserError(f"{path} has the column {name!r} twice; remove or rename one")
 
@@ -46,6 +44,16 @@ def check_header(
 def read_csv(
     file: DataFile, table: TableDomain, wanted: Sequence[str], rows: int, comments: bool, size: int
 ) -> Iterator[tuple[dict[str, Any], int]]:
+    """Give columns of a CSV file as Arrow arrays, with about how many bytes of the file they took.
+
+    Parameters
+    ----------
+    file, table : the file, and its declared columns and dialect.
+    wanted : names of columns.
+    rows : how many at a time, at most.
+    comments : whether lines before the header that begin with the declared comment are skipped.
+    size : bytes parsed at once.
+    """
     with_commas = (
         {c.name for c in table.columns if c.kind in ("numeric", "target")} if table.decimal == "," else set()
     )

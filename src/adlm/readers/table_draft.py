@@ -267,8 +267,8 @@ def check(path: Path, table: TableDomain) -> Check:
     records = 0
     for batch in raw_batches(path, table, names):
         for column in watched:
-            asked = column is table.answer and column.missing is None
-            missing = () if asked else table.missing
+            required = column is table.answer and column.missing is None
+            missing = () if required else table.missing
             with naming_records(path, records + 1):
                 new = survey_column(column, batch[column.name], missing)
             surveys[column.name] = _sum(surveys.get(column.name), new)

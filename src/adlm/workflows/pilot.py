@@ -68,9 +68,9 @@ def shares(budget: Budget) -> tuple[Budget, Budget]:
     epsilon, delta = budget.epsilon, budget.delta
     if not delta:
         return Budget(epsilon * SHARE), Budget(epsilon * (1 - SHARE))
-    margin, whole = Fraction(1, 10**6), gaussian_mu(epsilon, delta)
-    first = max(gaussian_epsilon(whole * root_down(SHARE), delta) - margin, margin)
-    unspent = whole**2 - gaussian_mu(first, delta) ** 2
+    margin, mu = Fraction(1, 10**6), gaussian_mu(epsilon, delta)
+    first = max(gaussian_epsilon(mu * root_down(SHARE), delta) - margin, margin)
+    unspent = mu**2 - gaussian_mu(first, delta) ** 2
     rest = gaussian_epsilon(root_down(unspent), delta) - margin if unspent > 0 else Fraction(0)
     if rest <= 0:  # so large a delta allows that little noise at no epsilon at all
         raise UserError(

@@ -73,8 +73,8 @@ def calibrate(
     shares = [left * share for share in plan.shares]
     scales = TableScales(norm, spending.scale("class tables and counts", tables, shares[0], one))
     if shares[1]:
-        again = spending.scale("class tables again, noise by relevance", tables, shares[1], one)
-        scales = replace(scales, second_round=again)
+        second_round = spending.scale("class tables again, noise by relevance", tables, shares[1], one)
+        scales = replace(scales, second_round=second_round)
     if plan.weights == "columns":
         gradient = spending.scale("gradient in column weights", sums, shares[2], two)
         curvature = spending.scale(

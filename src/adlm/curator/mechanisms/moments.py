@@ -145,7 +145,9 @@ def measure(
 ) -> Measured:
     """Go over the records and draw the noise: all of a release that needs records.
 
-    Parameters and guarantees are those of `release`.
+    Parameters
+    ----------
+    batches, domain, config, ledger, source, upstream : as for `release`, and with its guarantees.
     """
     calibration = calibrate(config, domain.neighbours)
     scales, charges = calibration.scales, calibration.charges

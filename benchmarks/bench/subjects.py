@@ -277,13 +277,13 @@ def release_records_to_disk(given: Given) -> Figures:
 def release_moments_of(given: Given) -> Figures:
     """Class sums and second moments of vectors that are there already."""
     from adlm.curator.ledger import Ledger
+    from adlm.curator.mechanisms.moments import MomentConfig
     from adlm.curator.mechanisms.moments import release as release_moments
     from adlm.curator.noise import Source
     from adlm.privacy.budget import Budget
     from adlm.public.domain import Domain
     from adlm.public.features.identity import Identity
     from adlm.public.planning.moments import MomentPlan
-    from adlm.workflows.privatise import moment_config
 
     k = given["k"]
     chance = np.random.default_rng(0)
@@ -300,7 +300,7 @@ def release_moments_of(given: Given) -> Figures:
             lambda: [(z[i : i + 4000], y[i : i + 4000]) for i in range(0, rows, 4000)],
             domain=domain,
             features=features,
-            config=moment_config(plan, Budget.of(1, "1e-5")),
+            config=MomentConfig.of(plan, Budget.of(1, "1e-5")),
             ledger=Ledger(),
             source=Source.system(),
         )

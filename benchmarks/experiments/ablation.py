@@ -46,7 +46,7 @@ CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("adlm-shared", BASE | {"split": ["0.25", "0.5", "0.25"]}),
 )
 _LABELS = {0: "no noise on the loss", "constant": "label noise on the last hidden layer"}
-_TOLD: dict[str, Callable[[Any], str]] = {
+_DESCRIPTIONS: dict[str, Callable[[Any], str]] = {
     "rate": lambda value: f"rate {value:g}",
     "train_batch": lambda value: f"batches of {value}",
     "network": lambda value: "full width" if value == "authors-mnist" else str(value),
@@ -64,6 +64,6 @@ _TOLD: dict[str, Callable[[Any], str]] = {
 
 def label(method: str, settings: Mapping[str, Any]) -> str:
     """Say what a trial changes of the base."""
-    changed = [say(settings[key]) for key, say in _TOLD.items() if settings.get(key) != BASE.get(key)]
+    changed = [say(settings[key]) for key, say in _DESCRIPTIONS.items() if settings.get(key) != BASE.get(key)]
     words = (["ILM"] if method.startswith("ilm") else []) + changed
     return ", ".join(words) or "the authors' reading"

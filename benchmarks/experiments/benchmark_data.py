@@ -21,7 +21,7 @@ from adlm.analyst.metrics import Measures, measure
 from adlm.curator.featurise import featurise
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.calibration import Upstream
-from adlm.curator.mechanisms.moments import Batch
+from adlm.curator.mechanisms.moments import Batch, MomentConfig
 from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.estimation import discriminant
@@ -34,7 +34,7 @@ from adlm.public.features import Features, Narrowed, build, for_domain
 from adlm.public.features import narrowed as features_of
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.moments import MomentPlan, plan_moments
-from adlm.workflows.privatise import adjusted, moment_config
+from adlm.workflows.privatise import adjusted
 from benchmarks.experiments import table_split
 
 _ROWS = 4000
@@ -146,55 +146,55 @@ class ReleaseRequest:
         return np.asarray(split(data, part).first(n).y < len(self.domain(data).classes))
 
 
-def planned(data: str, epsilon: str, delta: str, asked: ReleaseRequest) -> MomentPlan:
+def planned(data: str, epsilon: str, delta: str, request: ReleaseRequest) -> MomentPlan:
     """The plan that a release follows.
 
     Parameters
     ----------
     data : data set.
     epsilon, delta : the budget.
-    asked : what differs from the rule.
+    request : what differs from the rule.
     """
-    own, public = asked.domain(data), features(data, asked.wide)
-    n = int(asked.kept(data, "train", asked.n).sum())
-    plan = plan_moments(n, len(own.classes), float(epsilon), float(delta), asked.neighbours, public)
-    k = asked.k if asked.times is None else min(public.width, max(1, round(asked.times * plan.k)))
-    return adjusted(plan, public, k=k, second=asked.second, allocation=asked.allocation)
+    own, public = request.domain(data), features(data, request.wide)
+    n = int(request.kept(data, "train", request.n).sum())
+    plan = plan_moments(n, len(own.classes), float(epsilon), float(delta), request.neighbours, public)
+    k = request.k if request.times is None else min(public.width, max(1, round(request.times * plan.k)))
+    return adjusted(plan, public, k=k, second=request.second, allocation=request.allocation)
 
 
 def moment_release(
-    data: str, asked: ReleaseRequest | None = None, *, epsilon: str, delta: str = "0", seed: int
+    data: str, request: ReleaseRequest | None = None, *, epsilon: str, delta: str = "0", seed: int
 ) -> Release:
     """Make the release that `adlm.privatise` makes, on features that were taken before.
 
     Parameters
     ----------
     data : data set.
-    asked : what differs from the rule.
+    request : what differs from the rule.
     epsilon, delta : the budget.
     seed : of the noise.
     """
-    asked = asked or ReleaseRequest()
-    plan, public = planned(data, epsilon, delta, asked), features(data, asked.wide)
-    kept = asked.kept(data, "train", asked.n)
-    codes = split(data, "train").first(asked.n).y[kept]
-    z = narrowed(data, "train", plan.k, asked.n, asked.wide)[kept]
+    request = request or ReleaseRequest()
+    plan, public = planned(data, epsilon, delta, request), features(data, request.wide)
+    kept = request.kept(data, "train", request.n)
+    codes = split(data, "train").first(request.n).y[kept]
+    z = narrowed(data, "train", plan.k, request.n, request.wide)[kept]
 
     def batches() -> list[Batch]:
         return [(z[i : i + _ROWS], codes[i : i + _ROWS]) for i in range(0, len(z), _ROWS)]
 
     return release_moments(
         batches,
-        domain=asked.domain(data),
+        domain=request.domain(data),
         features=features_of(public, plan.k),
-        config=moment_config(plan, Budget.of(epsilon, delta)),
+        config=MomentConfig.of(plan, Budget.of(epsilon, delta)),
         ledger=Ledger(),
         source=Source.seeded_with(seed),
         upstream=Upstream(settings={"plan": plan.to_dict()}),
     )
 
 
-def measured(head: torch.nn.Module, data: str, width: int, asked: ReleaseRequest | None = None) -> Measures:
+def measured(head: torch.nn.Module, data: str, width: int, request: ReleaseRequest | None = None) -> Measures:
     """Measure a head on features of that width against the test records.
 
     Parameters
@@ -202,11 +202,11 @@ def measured(head: torch.nn.Module, data: str, width: int, asked: ReleaseRequest
     head : classifier of features.
     data : data set.
     width : of the features.
-    asked : what the release was asked for.
+    request : what the release was asked for.
     """
-    asked = asked or ReleaseRequest()
-    kept = asked.kept(data, "test")
-    z = torch.from_numpy(np.array(narrowed(data, "test", width, wide=asked.wide)[kept]))
+    request = request or ReleaseRequest()
+    kept = request.kept(data, "test")
+    z = torch.from_numpy(np.array(narrowed(data, "test", width, wide=request.wide)[kept]))
     with torch.inference_mode():
         sure = head.eval()(z).double().softmax(1)
     return measure(sure.numpy(), split(data, "test").y[kept])

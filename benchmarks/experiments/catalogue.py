@@ -270,7 +270,7 @@ def _allocation(widths: tuple[int, ...], seeds: int) -> tuple[Group, ...]:
 
 def _rule(name: str, data: str, **settings: Any) -> Experiment:
     """The rule's plan against plans beside it, on records that the rule was not made on."""
-    beside: tuple[tuple[str, dict[str, Any]], ...] = (
+    alternatives: tuple[tuple[str, dict[str, Any]], ...] = (
         ("moments", {}),
         ("sums-only", {"second": 0}),
         ("half-k", {"times": 0.5}),
@@ -281,7 +281,7 @@ def _rule(name: str, data: str, **settings: Any) -> Experiment:
         return tuple(
             Group(f"{method}{suffix}", epsilons, seeds, delta, settings | change)
             for suffix, delta in (("-pure", "0"), ("", DELTA))
-            for method, change in beside
+            for method, change in alternatives
         )
 
     return Experiment(f"rule-{name}", data, "rule", groups(("0.5", "2"), 5), groups(FRONTIER, 20))

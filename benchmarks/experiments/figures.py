@@ -127,7 +127,7 @@ def _over_epsilon(summary: Mapping[str, Any]) -> Any:
             y, error = [100 * r["accuracy"] for r in curve], [100 * (r["sd"] or 0) for r in curve]
             label = _legend(curve[-1], paper)
             axes.errorbar(x, y, error, marker="o", ms=3, lw=1.4, color=_COLOURS.get(method), label=label)
-    _published(axes, summary["published"], apart=paper)
+    _published(axes, summary["published"], separate=paper)
     if not paper:  # the prior alone, far below, has its figure in the legend
         shown = [row["accuracy"] for row in rows if row["method"] != "prior"]
         shown += [entry["accuracy"] for entry in summary["published"]]
@@ -141,9 +141,9 @@ def _over_epsilon(summary: Mapping[str, Any]) -> Any:
     return figure
 
 
-def _published(axes: Any, figures: Sequence[Mapping[str, Any]], *, apart: bool) -> None:
+def _published(axes: Any, figures: Sequence[Mapping[str, Any]], *, separate: bool) -> None:
     """Marks for what others have published; each method by itself, or one mark for each source."""
-    names = [f"{f['what']} ({f['source']})" if apart else f["source"] for f in figures]
+    names = [f"{f['what']} ({f['source']})" if separate else f["source"] for f in figures]
     for mark, name in zip("x+1234*dDsv^", dict.fromkeys(names), strict=False):
         own = [figure for figure, its in zip(figures, names, strict=True) if its == name]
         x, y = [figure["epsilon"] for figure in own], [100 * figure["accuracy"] for figure in own]
@@ -153,7 +153,7 @@ def _published(axes: Any, figures: Sequence[Mapping[str, Any]], *, apart: bool) 
             mark,
             ms=6,
             color="#666666",
-            ls=":" if apart else "",
+            ls=":" if separate else "",
             lw=0.8,
             label=f"published, as stated: {name}",
         )

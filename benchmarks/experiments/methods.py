@@ -37,12 +37,12 @@ NOTHING = "0.000001"  # an epsilon at which a release carries nothing of the rec
 
 def moments(trial: Trial) -> Outcome:
     """A moment release and its discriminants in closed form."""
-    asked = benchmark_data.ReleaseRequest(**trial.settings)
+    request = benchmark_data.ReleaseRequest(**trial.settings)
     release = benchmark_data.moment_release(
-        trial.data, asked, epsilon=trial.epsilon, delta=trial.delta, seed=trial.entropy
+        trial.data, request, epsilon=trial.epsilon, delta=trial.delta, seed=trial.entropy
     )
     try:
-        found = benchmark_data.measured(fit(release).head, trial.data, release.features().width, asked)
+        found = benchmark_data.measured(fit(release).head, trial.data, release.features().width, request)
         reached = {"accuracy": found.accuracy, "calibration_error": found.calibration_error}
     except UserError:  # the noisy counts of a small data set under add-remove can say that nobody is there
         reached = {"accuracy": 1 / len(release.certificate.domain.classes)}

@@ -40,12 +40,12 @@ def noise(data: str) -> str:
             [TOLD[reading], f"{delta_h0:,}", *(f"{scale:,.3g}" for scale in scales), f"{proved:,.3g}"]
         )
     headings = ["Delta_h0 read as", "value", *(f"claimed {e}" for e in CLAIMED), "proved eps_x / eps2"]
-    told = (
+    text = (
         f"Scale of the noise on a pixel in [0, 1], |L| = {batch:,}, {split[1]} of the claimed epsilon for "
         "the features, by each reading of Delta_h0. The last column is what is proved where each record has "
         "noise of its own."
     )
-    return f"## How much noise\n\n{told}\n\n{grid(headings, body)}"
+    return f"## How much noise\n\n{text}\n\n{grid(headings, body)}"
 
 
 def attacks(claimed: str = "0.5", runs: int = 2000) -> str:
@@ -59,11 +59,11 @@ def attacks(claimed: str = "0.5", runs: int = 2000) -> str:
         broken = "broken" if found["lower"] > found["claimed"] else "not by this attack"
         body.append([reading, f"{found['claimed']:g}", proved, f"{found['lower']:.2f}", broken])
     headings = ["reading", "epsilon claimed", "epsilon proved", "lower bound found", "the claim is"]
-    told = (
+    text = (
         "Two records of a batch are subtracted to tell a white first pixel from a black one: "
         f"{runs:,} runs in each world, a bound that is wrong once in a thousand times. Where noise is "
         "shared, the difference is the pixel itself, and the bound is as large as so many runs can give. "
         "Where each record has its own, one pixel says little; a whole record says more, up to what is "
         "proved (`adlm audit`)."
     )
-    return f"## What breaks it\n\n{told}\n\n{grid(headings, body)}"
+    return f"## What breaks it\n\n{text}\n\n{grid(headings, body)}"

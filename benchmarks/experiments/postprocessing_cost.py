@@ -26,11 +26,11 @@ from benchmarks.experiments.trials import Outcome, Trial
 
 
 def _release(trial: Trial) -> Release:
-    asked = benchmark_data.ReleaseRequest(
+    request = benchmark_data.ReleaseRequest(
         trial.settings.get("n"), trial.settings.get("neighbours", "replace-one")
     )
     return benchmark_data.moment_release(
-        trial.data, asked, epsilon=trial.epsilon, delta=trial.delta, seed=trial.entropy
+        trial.data, request, epsilon=trial.epsilon, delta=trial.delta, seed=trial.entropy
     )
 
 

@@ -61,11 +61,11 @@ def summarise(experiment: Experiment, done: Sequence[Done], *, preset: str, comm
         "seconds": round(sum(float(item.outcome["seconds"]) for item in done), 1),
         "rows": [_row(group, experiment.kind) for group in _groups(done)],
         "tests": _tests(experiment, done),
-        "published": [figure.to_dict() for figure in _beside(experiment)],
+        "published": [figure.to_dict() for figure in _published(experiment)],
     }
 
 
-def _beside(experiment: Experiment) -> Sequence[published.Published]:
+def _published(experiment: Experiment) -> Sequence[published.Published]:
     """Return the published figures beside an experiment's own; of an ablation, what it explains."""
     if experiment.kind == "ablation":
         claimed = published.of_paper(experiment.data)

@@ -38,9 +38,14 @@ class Split:
         The test records have no part in it.
         """
         order = np.random.default_rng(5).permutation(len(self.y))
-        fit, look = np.split(order, [3 * len(order) // 4])
+        fit, validation = np.split(order, [3 * len(order) // 4])
         return Split(
-            f"{self.name}, validation", self.table, self.x[fit], self.y[fit], self.x[look], self.y[look]
+            f"{self.name}, validation",
+            self.table,
+            self.x[fit],
+            self.y[fit],
+            self.x[validation],
+            self.y[validation],
         )
 
     def features(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -73,8 +73,8 @@ class Setting:
     @property
     def key(self) -> str:
         """What a finished line is known by."""
-        beside = "" if self.batch_size == L else f" {self.batch_size}"
-        return f"{self.method} {self.epsilon} {self.rule}{beside}"
+        batch = "" if self.batch_size == L else f" {self.batch_size}"
+        return f"{self.method} {self.epsilon} {self.rule}{batch}"
 
     def delta_h0(self, paper: LayerSizes) -> int:
         """Delta_h0 of the paper's network; `given`: |L| d, for which eps2 is proved as it is claimed."""
@@ -88,8 +88,8 @@ def settings() -> Iterator[Setting]:
         for epsilon in budgets:
             for method in ("adlm", "ilm"):
                 yield Setting(method, epsilon, rule)
-    for beside in BESIDE:
-        yield Setting(*beside)
+    for setting in BESIDE:
+        yield Setting(*setting)
 
 
 def sizes(domain: Domain) -> LayerSizes:

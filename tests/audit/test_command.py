@@ -17,8 +17,8 @@ from adlm.audit import runner
 from adlm.audit.artefact import audit_release
 from adlm.audit.controls import float_laplace
 from adlm.audit.finding import ALPHA, COMMAND_ALPHA, MOST_TESTS, VIOLATED, Finding
+from adlm.audit.paper_subjects import image_domain, paper_settings
 from adlm.audit.runner import Audit, Depth
-from adlm.audit.subjects import image_domain, paper_settings
 from adlm.cli.audit import audit
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import MomentConfig

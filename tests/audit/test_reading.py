@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from adlm.audit.finding import CAUGHT, HOLDS, VIOLATED
 from adlm.audit.reading import Outcome, Read, finding, others_changed, product, search
-from adlm.audit.reading_cases import FORMS, Case, Written, declared, text_files
+from adlm.audit.reading_case import Case, Written, declared
+from adlm.audit.reading_cases import FORMS, text_files
 from adlm.audit.reading_controls import READING, WRONG
 from adlm.curator.noise import Source
 from adlm.errors import UserError

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 
 from adlm.curator.clipping import EXACT_ROWS, RESOLUTION, Clip, Norm
 from adlm.errors import UserError
-from adlm.privacy.accounting import root_up
+from adlm.runtime.roots import root_up
 
 RELATIONS = ("replace-one", "add-remove")
 NORMS: tuple[Norm, ...] = ("l1", "l2")

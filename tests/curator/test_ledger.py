@@ -31,6 +31,13 @@ def test_charges_survive_in_the_file(tmp_path: Path) -> None:
     assert (tmp_path / "l").stat().st_mode & 0o077 == 0
 
 
+def test_the_count_is_that_of_the_file_and_not_of_one_object(tmp_path: Path) -> None:
+    for expected in (1, 2):
+        ledger = Ledger(tmp_path / "l")
+        ledger.charge(charge("1/3"))
+        assert ledger.count == len(ledger.charges) == expected
+
+
 @given(st.lists(st.fractions(min_value=Fraction(1, 100), max_value=1), max_size=30))
 def test_a_budget_is_never_overspent(epsilons: list[Fraction]) -> None:
     ledger, spent = Ledger(budget=Budget(Fraction(2))), Fraction(0)

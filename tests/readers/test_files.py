@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 from pyarrow import fs
+from tests.declared import AGE
 
 from adlm.errors import UserError
 from adlm.public.domain.table import TableDomain
@@ -17,15 +18,7 @@ from adlm.readers import files, tables
 from adlm.readers.files import DataFile, find_files
 from adlm.readers.tables import pieces_of, read_batches, read_compact
 
-TOML = """
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-"""
+TOML = AGE
 TEXT = "age,ill\n10,no\n20,yes\n30,no\n"
 
 

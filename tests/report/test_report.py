@@ -19,7 +19,7 @@ from adlm.errors import UserError
 from adlm.privacy.release import PEEKED, SEEDED
 from adlm.report import write_report
 from adlm.report.audit import audit as audit_section
-from adlm.report.drawing import MOST_CELLS, bars, heat, nice, thinned
+from adlm.report.drawing import MOST_CELLS, bars, heatmap, nice, thinned
 from adlm.report.html import Markup, tag, text
 from adlm.runtime.artefact import canonical
 
@@ -228,7 +228,7 @@ def test_bars_and_cells_are_as_long_and_as_dark_as_their_values() -> None:
         float(w) for w in re.findall(r'width="([\d.]+)" height="16"', bars(["a", "b"], [1, 4], label=""))
     ]
     assert widths[1] == pytest.approx(4 * widths[0])
-    shades = re.findall(r'fill-opacity="([\d.]+)"', heat(np.array([[0.0, 1.0, 2.0]]), label=""))
+    shades = re.findall(r'fill-opacity="([\d.]+)"', heatmap(np.array([[0.0, 1.0, 2.0]]), label=""))
     assert [float(s) for s in shades] == [0, 0.5, 1]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from tests.declared import AGE
 
 from adlm import AdLMClassifier, Ledger, TrainingConfig, fit
 from adlm.algorithm1 import Budgets, PrivateRecords, make_release
@@ -18,15 +19,7 @@ from adlm.public.domain import Domain
 from adlm.public.domain.table import TableDomain
 from adlm.serving.predict import measure_file, predict_file
 
-TOML = """
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-"""
+TOML = AGE
 
 
 def frame() -> pd.DataFrame:

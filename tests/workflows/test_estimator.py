@@ -15,6 +15,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from tests.declared import AGE_AND_TOWN
 
 from adlm.errors import UserError
 from adlm.privacy.accounting import parse_epsilon
@@ -25,18 +26,7 @@ from adlm.workflows.sklearn.estimator import AdLMClassifier, PrivacyWarning, sea
 
 EXPECTED_TO_FAIL: dict[str, str] = {}  # none: every check that applies to a classifier passes
 
-TOML = """
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-[columns.town]
-kind = "categorical"
-values = ["north", "south"]
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-"""
+TOML = AGE_AND_TOWN
 
 
 @pytest.mark.filterwarnings("ignore::adlm.workflows.sklearn.estimator.PrivacyWarning")

@@ -15,24 +15,14 @@ from sklearn.exceptions import FitFailedWarning
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer
+from tests.declared import AGE_AND_TOWN
 
 from adlm import Domain, Ledger, Release, fit, privatise
 from adlm.errors import UserError
 from adlm.public.domain.table import TableDomain
 from adlm.workflows.sklearn.estimator import AdLMClassifier, PrivacyWarning
 
-TOML = """
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-[columns.town]
-kind = "categorical"
-values = ["north", "south"]
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-"""
+TOML = AGE_AND_TOWN
 TABLE = TableDomain.from_toml(TOML)
 
 

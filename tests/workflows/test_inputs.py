@@ -8,21 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from tests.declared import AGE
 
 from adlm import Domain, Ledger, Release, UserError, privatise
 from adlm.public.domain.table import TableDomain
 from adlm.readers.tables import file_reader
 
-TOML = """
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-"""
+TOML = AGE
 TABLE = TableDomain.from_toml(TOML)
 DOMAIN = Domain((2,), 0, 1, ("no", "yes"))
 

@@ -12,6 +12,8 @@ import torch
 from torch import nn
 
 from adlm import Budget, Ledger, Model, Release, TrainingConfig, UserError, fit, privatise
+from adlm.curator.passes import Records
+from adlm.engines.local import LocalEngine
 from adlm.privacy.release import CERTIFICATE, SEEDED
 from adlm.public import datasets
 from adlm.public.features import Backbone
@@ -214,3 +216,24 @@ def test_under_add_remove_no_record_moves_the_features_of_another() -> None:
     whole = featurise(TRAIN.x[:60], domain, features)
     without = featurise(np.delete(TRAIN.x[:60], 7, axis=0), domain, features)
     assert (np.delete(whole, 7, axis=0) == without).all()
+
+
+@pytest.mark.parametrize("relevance", ["prior", "private"])
+def test_a_release_that_exceeds_the_budget_is_refused_before_a_record_is_mapped(
+    relevance: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, read = Ledger(budget=Budget(Fraction(1))), []
+
+    def features(self: LocalEngine, *given: object) -> Records:
+        read.append(given)
+        return mapped(self, *given)  # type: ignore[arg-type]
+
+    mapped = LocalEngine.features
+    monkeypatch.setattr(LocalEngine, "features", features)
+    given = {"domain": TRAIN.domain, "features": Identity((8, 8)), "ledger": ledger}
+    privatise(TRAIN.x, TRAIN.y, epsilon="3/4", **given)  # type: ignore[arg-type]
+    charges = ledger.charges
+    with pytest.raises(UserError, match="overspent"):
+        privatise(TRAIN.x, TRAIN.y, epsilon="1/2", relevance=relevance, **given)  # type: ignore[arg-type]
+    assert len(read) == 1
+    assert ledger.charges == charges

@@ -57,8 +57,8 @@ def forward(network: nn.Module, x: Tensor, rows: int = ROWS) -> Tensor:
     """Return network(x), equal up to rounding, its leading layers in chunks of the batch on a CPU."""
     count = separable(network) if x.device.type == "cpu" and len(x) > rows else 0
     if not count:
-        whole: Tensor = network(x)
-        return whole
+        outputs: Tensor = network(x)
+        return outputs
     assert isinstance(network, nn.Sequential)
     leading, rest = network[:count], network[count:]
     joined: Tensor = rest(torch.cat([leading(part) for part in torch.split(x, rows)]))

@@ -23,7 +23,7 @@ from adlm.analyst.networks import build as build_network
 from adlm.analyst.networks import in_units
 from adlm.analyst.normalisation import TOGETHER, by_batch, even_parts
 from adlm.errors import UserError
-from adlm.privacy.header import privacy_header, to_entries
+from adlm.privacy.header import header_entries, privacy_header
 from adlm.privacy.notebook import Part, box, charges_part, guarantee
 from adlm.privacy.release import CERTIFICATE, TENSORS, Certificate, describe, read_tensors
 from adlm.privacy.signature import FILE, OF_RELEASE, Signature, Statement, sign
@@ -154,11 +154,11 @@ class Model:
         }
         whole = body | {"digest": sha256(canonical(body))}
         signed = None if key is None else sign(Statement("model", str(whole["digest"]), digest), key)
-        header = privacy_header(
+        entries = header_entries(
             self.certificate, self.stamps, release_signature=self.release_signature, signature=signed
         )
         with new_folder(Path(folder), what="model") as temporary:
-            (temporary / WEIGHTS).write_bytes(save_tensors(weights, to_entries(header)))
+            (temporary / WEIGHTS).write_bytes(save_tensors(weights, entries))
             (temporary / DESCRIPTION).write_bytes(canonical(whole))
             (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
             if self.release_signature is not None:

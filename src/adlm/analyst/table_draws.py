@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from adlm.privacy.release import Release
+from adlm.privacy.triangle import symmetric
 from adlm.public.domain.column import Column
 from adlm.public.features.scaled_table import ScaledTable
 from adlm.public.features.table_indicators import knots
-from adlm.public.features.triangle import symmetric
 
 LEAST_SHARE = 0.02  # of a value's variance that is its own, whatever noise says
 

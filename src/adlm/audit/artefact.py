@@ -20,10 +20,10 @@ import torch
 from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.statistics import gaussian_bound, two_worlds_bound
 from adlm.audit.two_worlds import curve, log_ratio
-from adlm.curator.mechanisms.additive import calibrate as calibrate_table
+from adlm.curator.mechanisms.additive_calibration import calibrate as calibrate_table
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, Second, calibrate
-from adlm.curator.mechanisms.regression import RegressionConfig
-from adlm.curator.mechanisms.regression import calibrate as calibrate_regression
+from adlm.curator.mechanisms.regression_calibration import RegressionConfig
+from adlm.curator.mechanisms.regression_calibration import calibrate as calibrate_regression
 from adlm.curator.noise import Source
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.estimation.polynomial import by_name

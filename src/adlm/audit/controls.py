@@ -16,10 +16,11 @@ import torch
 from torch import nn
 
 from adlm.audit.finding import ALPHA, Finding
+from adlm.audit.paper_subjects import image_domain, of_records, paper_settings
 from adlm.audit.replay import replay
 from adlm.audit.statistics import two_worlds_bound
 from adlm.audit.subject import Records, Subject
-from adlm.audit.subjects import designs, image_domain, of_moments, of_records, paper_settings
+from adlm.audit.subjects import designs, of_moments
 from adlm.audit.support import naive_laplace, support
 from adlm.audit.two_worlds import curve, two_worlds
 from adlm.audit.worst_case import Neighbours, worst_neighbours

@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.audit.finding import Finding
-from adlm.audit.reading_cases import FOREIGN, FORMS, TAG, Case, Form, Written
+from adlm.audit.reading_case import FOREIGN, TAG, Case, Written
+from adlm.audit.reading_cases import FORMS, Form
 from adlm.errors import UserError
 from adlm.public.domain.encoding import encode_frame, encode_labels
 from adlm.readers.frames import kept_records

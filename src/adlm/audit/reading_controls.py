@@ -17,7 +17,9 @@ from pyarrow import csv as arrow_csv
 
 from adlm.audit.finding import Finding
 from adlm.audit.reading import Read, Reader, finding, product, rows_of, search
-from adlm.audit.reading_cases import Form, Written, frames, text_files
+from adlm.audit.reading_case import Written
+from adlm.audit.reading_cases import Form, text_files
+from adlm.audit.typed_cases import frames
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.public.domain.column import Column

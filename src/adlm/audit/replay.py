@@ -18,7 +18,8 @@ from adlm.audit.subject import Records, Subject
 from adlm.audit.tap import Call, DivergedError, Tap
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
-from adlm.privacy.accounting import Charge, Epsilon, gaussian_epsilon, root_up
+from adlm.privacy.accounting import Charge, Epsilon, gaussian_epsilon
+from adlm.runtime.roots import root_up
 
 
 @dataclass(frozen=True)

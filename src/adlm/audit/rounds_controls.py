@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -12,10 +10,10 @@ import numpy as np
 
 from adlm.audit.finding import Finding
 from adlm.audit.replay import replay
+from adlm.audit.replayed_controls import caught, half_sensitivity, put, replayed, without_clip
 from adlm.audit.subject import Records
 from adlm.audit.subjects import DELTA, of_moments
-from adlm.audit.tap import DivergedError
-from adlm.curator.mechanisms.gradient_rounds import GradientClip, GradientRecords
+from adlm.curator.mechanisms.gradient_rounds import GradientRecords
 from adlm.curator.mechanisms.moments import MomentConfig
 from adlm.curator.noise import Source
 from adlm.estimation.gradient_head import Descent, GradientRounds
@@ -33,60 +31,23 @@ def _pair() -> tuple[Records, Records]:
     return one, Records(values, np.array([1, 1]))
 
 
-@contextmanager
-def put(owner: Any, name: str, value: Any) -> Iterator[None]:
-    kept = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, kept)
-
-
 def _found(name: str, note: str, source: Source) -> Finding:
-    """Replay the pair and report what its inputs prove against what is charged for the rounds."""
+    """Replay the pair against what is charged for the rounds."""
     subject = of_moments(name, _design(), "replace-one", (0, 1, 1, 2))
-    data, neighbour = _pair()
-    try:
-        comparison = replay(subject, data, neighbour, source)
-        charged = comparison.charges[1].epsilon_proved
-        caught = bool(comparison.faults) or comparison.powers[1] > comparison.charges[1].loss ** 2
-        lower = float("inf") if comparison.faults else float(comparison.epsilon(1))
-    except (AssertionError, DivergedError) as error:
-        charged, caught, lower, note = Fraction(4), True, float("inf"), f"{note}: {error}"
-    return Finding(
-        rung="control",
-        mechanism=name,
-        neighbours="replace-one",
-        claimed=charged,
-        proved=float("inf"),
-        lower=lower if caught else 0.0,
-        confidence=1.0,
-        runs=1,
-        control=True,
-        note=note,
-    )
+    return replayed(subject, _pair(), 1, note, source)
 
 
 def round_without_clip(runs: int, source: Source) -> Finding:
     """Residuals that are not bounded, charged as if they were."""
     del runs
-
-    def everything(self: GradientClip, z: Any) -> Any:
-        return np.full(len(z), 1 << 62, dtype=np.int64)
-
-    with put(GradientClip, "allowed", everything):
+    with without_clip():
         return _found("gradient round without its clip", "nothing bounds a gradient", source)
 
 
 def half_the_sensitivity(runs: int, source: Source) -> Finding:
     """The sensitivity of adding a record, charged for replacing one: C where 2 C is due."""
     del runs
-
-    def one(self: GradientClip, neighbours: str) -> Fraction:
-        return Fraction(self.bound)
-
-    with put(GradientClip, "sensitivity", one):
+    with half_sensitivity():
         return _found("sensitivity C under replace-one", "two gradients can point opposite ways", source)
 
 
@@ -112,18 +73,11 @@ def head_before_noise(runs: int, source: Source) -> Finding:
         crowd = Records(np.tile([[0.0, 1.0, 0.0]], (400, 1)), np.tile(np.array([0, 1]), 200))
         subject = of_moments("head", _design(), "replace-one", (0, 1, 1, 2))
         comparison = replay(subject, crowd.plus(data), crowd.plus(neighbour), source)
-    caught = not comparison.within
-    return Finding(
-        rung="control",
-        mechanism="head that saw a sum before its noise",
-        neighbours="replace-one",
-        claimed=comparison.charges[1].epsilon_proved,
-        proved=float("inf"),
-        lower=float(comparison.epsilon(1)) if caught else 0.0,
-        confidence=1.0,
-        runs=1,
-        control=True,
-        note="the next gradients of all other records move with it",
+    return caught(
+        "head that saw a sum before its noise",
+        comparison.charges[1].epsilon_proved,
+        0.0 if comparison.within else float(comparison.epsilon(1)),
+        "the next gradients of all other records move with it",
     )
 
 

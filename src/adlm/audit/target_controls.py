@@ -9,13 +9,10 @@ from typing import Any
 import numpy as np
 
 from adlm.audit.finding import Finding
-from adlm.audit.replay import replay
-from adlm.audit.rounds_controls import put
+from adlm.audit.replayed_controls import half_sensitivity, put, replayed, without_clip
 from adlm.audit.subject import Records, Subject
 from adlm.audit.subjects import DELTA, of_target
-from adlm.audit.tap import DivergedError
-from adlm.curator.mechanisms.gradient_rounds import GradientClip
-from adlm.curator.mechanisms.regression import ERROR_UNIT, TargetClip
+from adlm.curator.mechanisms.regression_calibration import ERROR_UNIT, TargetClip
 from adlm.curator.noise import Source
 from adlm.public.domain.encoding import TARGET_UNIT
 
@@ -37,49 +34,20 @@ def _found(name: str, note: str, source: Source, charge: int = GRADIENTS, weaken
     """Replay the pair and report what its inputs prove against one charge."""
     subject: Subject = of_target(name, DELTA, "replace-one")
     subject = replace(subject, weaken=Fraction(1, weaken))
-    claimed, lower = Fraction(4), 0.0
-    try:
-        comparison = replay(subject, *_pair(0.5 if charge == ERRORS else 0.0), source)
-        claimed = Fraction(comparison.charges[charge].epsilon_proved)
-        if comparison.faults:
-            lower = float("inf")
-        elif comparison.powers[charge] > comparison.charges[charge].loss ** 2:
-            lower = float(comparison.epsilon(charge))
-    except (AssertionError, DivergedError) as error:
-        lower, note = float("inf"), f"{note}: {error}"
-    return Finding(
-        rung="control",
-        mechanism=name,
-        neighbours="replace-one",
-        claimed=claimed,
-        proved=float("inf"),
-        lower=lower,
-        confidence=1.0,
-        runs=1,
-        control=True,
-        note=note,
-    )
+    return replayed(subject, _pair(0.5 if charge == ERRORS else 0.0), charge, note, source)
 
 
 def target_without_clip(runs: int, source: Source) -> Finding:
     """Errors that are not bounded, charged as if they were."""
     del runs
-
-    def everything(self: GradientClip, z: Any) -> Any:
-        return np.full(len(z), 1 << 62, dtype=np.int64)
-
-    with put(GradientClip, "allowed", everything):
+    with without_clip():
         return _found("target's gradient without its clip", "nothing bounds a gradient", source)
 
 
 def target_half_sensitivity(runs: int, source: Source) -> Finding:
     """The sensitivity of adding a record, charged for replacing one: C where 2 C is due."""
     del runs
-
-    def one(self: GradientClip, neighbours: str) -> Fraction:
-        return Fraction(self.bound)
-
-    with put(GradientClip, "sensitivity", one):
+    with half_sensitivity():
         return _found("sensitivity C of a target under replace-one", "targets on both sides", source)
 
 

@@ -154,14 +154,14 @@ def tables(
 
     output = Output(as_json, quiet)
     budgets = tuple(part.strip() for part in epsilons.split(",")) if epsilons else EPSILONS
-    asked = {"diffprivlib": diffprivlib_python, "interpret": interpret_python}
+    environments = {"diffprivlib": diffprivlib_python, "interpret": interpret_python}
     rows = run(
         out,
         names=tuple(part.strip() for part in names.split(",")),
         epsilons=budgets,
         releases=releases,
         compare=compare,
-        pythons={name: path for name, path in asked.items() if path is not None},
+        pythons={name: path for name, path in environments.items() if path is not None},
         resume=resume,
     )
     output.result(

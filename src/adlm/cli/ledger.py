@@ -37,13 +37,13 @@ def show_ledger(
     from adlm.privacy.accounting import compose, number, parse_delta, show
     from adlm.public.domain import NEIGHBOURS
 
-    output, asked = Output(as_json, quiet), parse_delta(delta)
+    output, requested = Output(as_json, quiet), parse_delta(delta)
     if neighbours is not None and neighbours not in NEIGHBOURS:
         raise UserError(f"--neighbours must be one of {', '.join(NEIGHBOURS)}, got {neighbours!r}")
     if not ledger.is_file():
         raise UserError(f"there is no ledger {ledger}; adlm release prints where it keeps one")
     book = Ledger(ledger)
-    charges, budget, left = book.charges, book.budget, book.left(asked, neighbours)
+    charges, budget, left = book.charges, book.budget, book.left(requested, neighbours)
     relations = sorted({c.neighbours for c in charges})
     rows = [
         [c.what, c.mechanism, c.neighbours, show(c.claimed), show(c.epsilon_proved), f"{float(c.delta):g}"]
@@ -61,7 +61,7 @@ def show_ledger(
         relation = neighbours or " or ".join(relations) or "any relation"
         rest = (
             f"of a budget of epsilon {show(budget.epsilon)}, delta {float(budget.delta):g}, epsilon "
-            f"{show(left)} is left for a release with delta {float(asked):g} under {relation}"
+            f"{show(left)} is left for a release with delta {float(requested):g} under {relation}"
         )
     output.result(
         {
@@ -79,7 +79,7 @@ def show_ledger(
                 for c in charges
             ],
             "left": None if left is None else float(left),
-            "asked": {"delta": float(asked), "neighbours": neighbours},
+            "asked": {"delta": float(requested), "neighbours": neighbours},
         }
         | (totals.to_dict() if totals else dict.fromkeys(KEYS)),
         f"{ledger}: {spent}; {rest}",

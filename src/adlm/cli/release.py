@@ -103,7 +103,6 @@ def release(
     "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "ledger", "charges",
     "signed_by"}, and "engine" where the release says it.
     """
-    from adlm.engines import open_engine
     from adlm.errors import UserError
     from adlm.public.domain.inputs import InputDomain
     from adlm.workflows.privatise import privatise
@@ -139,23 +138,22 @@ def release(
         "relevance": relevance,
         "size": public_size,
         "allocation": allocation or ("identical" if method == "ilm" else None),
+        "engine": engine,
+        "ray_address": ray_address,
     }
 
     def make() -> Release:
-        declared = request.domain_file() if file is not None else None
-        with open_engine(engine, ray_address, device=chosen, cache=cache) as opened:
-            options["engine"] = opened
-            if file is None:
-                given = request.records()
-                features = None if encoder is None else encoder.load(given.domain.shape, chosen)
-                return privatise(given.x, given.labels, given.domain, features=features, **options)
-            if not of_table:
-                assert declared is not None
-                inputs = InputDomain.load(declared)
-                features = None if encoder is None else encoder.load(inputs.domain.shape, chosen)
-                return privatise(file, None, inputs, neighbours=neighbours, features=features, **options)
+        if of_table:
             options["fourier"] = random_fourier_features(fourier)
-            return privatise(file, domain=declared, neighbours=neighbours, **options)
+            return privatise(file, domain=request.domain_file(), neighbours=neighbours, **options)
+        inputs = options | {"device": chosen, "cache": cache}
+        if file is not None:
+            declared = InputDomain.load(request.domain_file())
+            features = None if encoder is None else encoder.load(declared.domain.shape, chosen)
+            return privatise(file, None, declared, neighbours=neighbours, features=features, **inputs)
+        given = request.records()
+        features = None if encoder is None else encoder.load(given.domain.shape, chosen)
+        return privatise(given.x, given.labels, given.domain, features=features, **inputs)
 
     job.run(make, "moments", output)
 

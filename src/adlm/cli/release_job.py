@@ -186,7 +186,7 @@ class Job:
             "n": certificate.settings.get("n"),
             "stamps": list(certificate.stamps),
             "ledger": str(self.place),
-            "charges": len(self.ledger.charges),
+            "charges": self.ledger.count,
             "signed_by": made.signature and made.signature.signer,
         }
         if made.engine is not None:
@@ -241,16 +241,16 @@ def _warn(epsilon: str, delta: str, size: int | None) -> None:
     from adlm.privacy.budget import Budget
     from adlm.privacy.release import MOST_DELTA, MOST_EPSILON
 
-    asked = Budget.of(epsilon, delta)
-    if asked.epsilon > LARGE_EPSILON:
+    budget = Budget.of(epsilon, delta)
+    if budget.epsilon > LARGE_EPSILON:
         stamp = (
             f", and above {MOST_EPSILON} the release is stamped NOT PRIVATE"
-            if asked.epsilon > MOST_EPSILON
+            if budget.epsilon > MOST_EPSILON
             else ""
         )
         caution(f"epsilon {epsilon} is large: the odds about a record can change e^{epsilon} times{stamp}")
     most = min(MOST_DELTA, Fraction(1, size)) if size else MOST_DELTA
-    if asked.delta >= most:
+    if budget.delta >= most:
         caution(
             f"delta {delta} is at least {float(most):g}: so much is met by publishing a random record as it "
             "is; the release is stamped NOT PRIVATE"

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.errors import UserError
-from adlm.privacy.accounting import root_up
 from adlm.runtime.memory import rows_in_cache
+from adlm.runtime.roots import root_up
 
 Norm = Literal["l1", "l2"]
 RESOLUTION = 1 << 20  # the norm of a whole record in grid steps: products of two fit a double exactly

@@ -46,6 +46,7 @@ class Ledger:
     Attributes
     ----------
     made : the charges that were made through this object, in order; a file may hold those of others too.
+    count : the number of charges in the ledger after the last one that was made through this object.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Ledger:
         self.budget = budget
         self.allow_unproved = allow_unproved
         self.made: list[Charge] = []
+        self.count = 0
         self._memory: list[Charge] = []
         if self.path is not None:
             with self._locked() as file:
@@ -92,9 +94,10 @@ class Ledger:
         return _left(self.budget, charges, delta, neighbours)
 
     def check(self, *charges: Charge) -> None:
-        """Refuse charges that could not be made now; nothing is written."""
+        """Refuse charges that could not be made now: all that `charge` does but the writing."""
         before = self.charges
         self._check([*before, *charges], before)
+        self._lines(charges, first=True)
 
     def charge(self, *charges: Charge) -> None:
         """Write charges down, all or none, before their noise is drawn.
@@ -108,28 +111,29 @@ class Ledger:
             self._check([*self._memory, *charges], self._memory)
             self._memory.extend(charges)
             self.made.extend(charges)
+            self.count = len(self._memory)
             return
         with self._locked() as file:
             before = self._read(file)
             self._check([*before, *charges], before)
-            header = [] if os.fstat(file.fileno()).st_size else [self._header()]
-            self.made.extend(
-                charges
-            )  # first: who is stopped in between must not think that nothing was spent
+            lines = self._lines(charges, first=not os.fstat(file.fileno()).st_size)
+            # Before the writing: who is stopped in between must not think that nothing was spent.
+            self.made.extend(charges)
             try:
-                self._append(file, *header, {"charges": [c.to_dict() for c in charges]})
+                self._append(file, lines)
             except UserError:
                 del self.made[len(self.made) - len(charges) :]
                 raise
+            self.count = len(before) + len(charges)
 
     def _check(self, after: Sequence[Charge], before: Sequence[Charge]) -> None:
         if self.budget is None:
             return  # every charge is kept, and nothing is promised of their sum
-        asked = max((c.delta for c in after[len(before) :]), default=Fraction(0))
+        requested = max((c.delta for c in after[len(before) :]), default=Fraction(0))
         if any(c.delta > self.budget.delta for c in after):
             raise UserError(
                 f"the budget would be overspent: it allows delta {float(self.budget.delta):g} and this "
-                f"release asks for delta {float(asked):g}; make the release with a smaller delta, or with 0"
+                f"release asks for delta {float(requested):g}; make it with a smaller delta, or with 0"
             )
         total = compose(after, self.budget.delta if self.budget.delta else None)
         if math.isinf(total.epsilon_proved):
@@ -140,12 +144,12 @@ class Ledger:
                 )
             return
         if total.epsilon_proved > self.budget.epsilon:
-            left = _left(self.budget, before, asked)
+            left = _left(self.budget, before, requested)
             raise UserError(
                 f"the budget would be overspent: the total would be epsilon {show(total.epsilon_proved)}, "
                 f"delta {float(total.delta):g}, the budget is epsilon {show(self.budget.epsilon)}, delta "
-                f"{float(self.budget.delta):g}; what is left for a release with delta {float(asked):g} under "
-                f"{total.neighbours} is epsilon {show(left)}"
+                f"{float(self.budget.delta):g}; what is left for a release with delta {float(requested):g} "
+                f"under {total.neighbours} is epsilon {show(left)}"
             )
 
     @contextlib.contextmanager
@@ -213,12 +217,16 @@ class Ledger:
             pass
         raise UserError(f"line {number} of the ledger {self.path} was altered; restore it from a copy")
 
-    def _append(self, file: IO[bytes], *bodies: dict[str, Any]) -> None:
+    def _lines(self, charges: Sequence[Charge], *, first: bool) -> bytes:
+        """Encode a group of charges, after the header if it is the first group."""
+        header = _hashed(self._header()) if first else b""
+        return header + _hashed({"charges": [c.to_dict() for c in charges]})
+
+    def _append(self, file: IO[bytes], lines: bytes) -> None:
         """Append lines, all or none, and make them durable."""
-        line = b"".join(_line(body | {"sha256": sha256(_line(body))}) + b"\n" for body in bodies)
         start = os.fstat(file.fileno()).st_size
         try:
-            if file.write(line) != len(line):
+            if file.write(lines) != len(lines):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.fsync(file.fileno())
         except OSError as error:
@@ -264,6 +272,10 @@ def _left(
 
 def _line(body: dict[str, Any]) -> bytes:
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _hashed(body: dict[str, Any]) -> bytes:
+    return _line(body | {"sha256": sha256(_line(body))}) + b"\n"
 
 
 def default_path(name: str) -> Path:

@@ -109,9 +109,9 @@ class LocalRecords(Records):
 
         def loaders() -> Iterator[Callable[[], Part]]:
             for z, codes in batches():
-                whole = (np.asarray(z), np.asarray(codes))
+                arrays = (np.asarray(z), np.asarray(codes))
                 for start in range(0, len(codes), PART_ROWS):
-                    part = tuple(array[start : start + PART_ROWS] for array in whole)
+                    part = tuple(array[start : start + PART_ROWS] for array in arrays)
                     yield bind(_itself, part)
 
         return cls(loaders)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from adlm.estimation import exact
 from adlm.estimation.class_counts import pulled_together
-from adlm.public.features.triangle import symmetric
+from adlm.privacy.triangle import symmetric
 
 Reals = npt.NDArray[np.float64]
 Block = tuple[int, int]
@@ -93,8 +93,8 @@ def class_scores(
     """
     classes, width = sums.shape
     totals = _class_totals(sums, counts, sd_cells, sd_counts, n, blocks)
-    whole = float(totals.sum())
-    shares = totals / whole
+    total = float(totals.sum())
+    shares = totals / total
     scores, rates, records = np.zeros((classes, width)), np.zeros((classes, width)), np.zeros(width)
     for (start, stop), in_order in zip(blocks, ordered, strict=True):
         block, sd = sums[:, start:stop], float(sd_cells[start])
@@ -111,7 +111,7 @@ def class_scores(
         weight = records[start:stop] + 1e-9
         scores[:, start:stop] = part - (part @ weight / weight.sum())[:, None]
     offsets = _offsets(scores, rates, records, shares, blocks)
-    return Scores(scores, np.log(shares), rates, records, whole, offsets)
+    return Scores(scores, np.log(shares), rates, records, total, offsets)
 
 
 def _offsets(scores: Reals, rates: Reals, records: Reals, shares: Reals, blocks: Sequence[Block]) -> Reals:

@@ -35,8 +35,8 @@ def pulled_together(counts: Sequence[float], spread: float) -> list[float] | Non
         return None
     even = max(even, 1e-9 * spread)
     believed = [spread * _mean_above_nought(count / spread - spread / even) for count in counts]
-    whole = sum(believed)
-    return [count * even * len(counts) / whole for count in believed]
+    total = sum(believed)
+    return [count * even * len(counts) / total for count in believed]
 
 
 def _mean_above_nought(middle: float) -> float:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from adlm.public.features.triangle import symmetric
+from adlm.privacy.triangle import symmetric
 
 
 @dataclass(frozen=True)

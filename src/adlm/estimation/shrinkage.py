@@ -127,8 +127,8 @@ def _extended(moments: Moments, basis: Tensor, inside: Tensor, left: Tensor) -> 
     balanced = ((left - inside.trace() - tied.trace()) / (k - q)).clamp_min(0.02 * left / k)
     off_diagonal = pull @ inside[:p]
     outer = tied + balanced * torch.eye(len(sizes), dtype=tied.dtype)
-    whole = torch.cat([torch.cat([inside, off_diagonal.T], 1), torch.cat([off_diagonal, outer], 1)])
-    return WithinClassCovariance(balanced, torch.cat([basis, moments.outside @ left_vectors], 1), whole)
+    extended = torch.cat([torch.cat([inside, off_diagonal.T], 1), torch.cat([off_diagonal, outer], 1)])
+    return WithinClassCovariance(balanced, torch.cat([basis, moments.outside @ left_vectors], 1), extended)
 
 
 def signal(noisy: Tensor, sd: float) -> tuple[Tensor, Tensor, Tensor]:

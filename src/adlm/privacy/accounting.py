@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from adlm.errors import UserError
+from adlm.runtime.roots import root_up
 
 Mechanism = Literal["laplace", "radial", "gaussian"]
 MECHANISMS = ("laplace", "radial", "gaussian")
@@ -328,17 +329,3 @@ def left_over(
     mu = Fraction(math.isqrt(math.floor(unspent * 10**24)), 10**12)
     # a hair below the epsilon of that mu, so that what is made for it has a smaller mu
     return max(gaussian_epsilon(mu, delta) - Fraction(1, step), Fraction(0)) if mu else Fraction(0)
-
-
-def root_down(value: Fraction) -> Fraction:
-    """Return the square root rounded down to a multiple of 10^-12."""
-    step = 10**12
-    return Fraction(math.isqrt(math.floor(value * step * step)), step)
-
-
-def root_up(value: Fraction, digits: int = 12) -> Fraction:
-    """Return the square root rounded up to a multiple of 10^-digits."""
-    step = 10**digits
-    scaled = math.ceil(value * step * step)
-    root = math.isqrt(scaled)
-    return Fraction(root if root * root >= scaled else root + 1, step)

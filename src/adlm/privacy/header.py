@@ -64,8 +64,20 @@ def privacy_header(
     return header
 
 
-def to_entries(header: Mapping[str, Any]) -> dict[str, str]:
-    """Return the header's entries. One alone: safetensors writes several in an order that changes."""
+def header_entries(
+    certificate: Certificate,
+    stamps: Sequence[str] = (),
+    *,
+    release_signature: Signature | None = None,
+    signature: Signature | None = None,
+) -> dict[str, str]:
+    """Return `privacy_header` as a file's entries. One alone: safetensors writes several in any order.
+
+    Parameters
+    ----------
+    certificate, stamps, release_signature, signature : see `privacy_header`.
+    """
+    header = privacy_header(certificate, stamps, release_signature=release_signature, signature=signature)
     return {ENTRY: json.dumps(header, sort_keys=True, allow_nan=False)}
 
 

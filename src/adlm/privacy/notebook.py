@@ -56,9 +56,9 @@ def guarantee(totals: Totals) -> list[tuple[str, object]]:
     ]
 
 
-def charges_part(charges: Sequence[Charge]) -> Part:
-    """List what was charged, and where each bound is proved."""
-    rows = [
+def charge_rows(charges: Iterable[Charge]) -> list[tuple[str, ...]]:
+    """Return what was charged: released, noise, epsilon claimed and proved, delta, and the proof."""
+    return [
         (
             c.what,
             c.mechanism,
@@ -69,6 +69,11 @@ def charges_part(charges: Sequence[Charge]) -> Part:
         )
         for c in charges
     ]
+
+
+def charges_part(charges: Sequence[Charge]) -> Part:
+    """List what was charged, and where each bound is proved."""
+    rows = charge_rows(charges)
     return Part(
         f"{len(rows)} charge{'s' * (len(rows) != 1)}",
         ("released", "noise", "claimed", "proved", "delta", "proof"),

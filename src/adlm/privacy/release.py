@@ -26,7 +26,7 @@ from adlm.errors import UserError
 from adlm.estimation.moments import Moments
 from adlm.privacy import signature
 from adlm.privacy.accounting import Charge, Totals, compose
-from adlm.privacy.header import check_entries, entries_of, privacy_header, to_entries
+from adlm.privacy.header import check_entries, entries_of, header_entries, privacy_header
 from adlm.privacy.notebook import Part, box, charges_part, guarantee
 from adlm.privacy.signature import Signature, Statement, sign
 from adlm.public.domain import Domain
@@ -230,14 +230,18 @@ class Release:
     def save(self, folder: Path | str) -> None:
         """Write the release by one rename: it is there whole, or not at all."""
         # Noisy records are written as they are made, before their digest is known: no header names it.
-        whole = self.certificate.kind != "records"
-        entries = to_entries(_header(self.certificate, self.signature)) if whole else None
+        made = self.certificate
+        entries = (
+            None
+            if made.kind == "records"
+            else header_entries(made, made.stamps, release_signature=self.signature)
+        )
         with new_folder(Path(folder), what="release") as temporary:
             if self.signature is not None:
                 (temporary / signature.FILE).write_bytes(canonical(self.signature.to_dict()))
             (temporary / TENSORS).write_bytes(save_tensors(dict(self.tensors), entries))
             engine = {} if self.engine is None else {ENGINE: dict(self.engine)}
-            (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict() | engine))
+            (temporary / CERTIFICATE).write_bytes(canonical(made.to_dict() | engine))
 
     @classmethod
     def load(cls, folder: Path | str) -> Release:
@@ -252,7 +256,7 @@ class Release:
         raw = read_json(folder / CERTIFICATE, what="certificate")
         certificate, engine = Certificate.from_dict(raw), raw.get(ENGINE)
         signed = Signature.read(folder / signature.FILE, certificate.statement(), f"the release {folder}")
-        header = _header(certificate, signed)
+        header = privacy_header(certificate, certificate.stamps, release_signature=signed)
         tensors = read_tensors(folder / TENSORS, certificate.tensors, header)
         return cls(tensors, certificate, signed, engine if isinstance(engine, Mapping) else None)
 
@@ -315,10 +319,6 @@ def describe(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
         }
         for name, t in tensors.items()
     }
-
-
-def _header(certificate: Certificate, signed: Signature | None) -> dict[str, Any]:
-    return privacy_header(certificate, certificate.stamps, release_signature=signed)
 
 
 def _software() -> dict[str, str]:

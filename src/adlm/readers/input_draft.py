@@ -19,7 +19,8 @@ from adlm.public.domain.column import Column
 from adlm.public.domain.domain import FAMILY_USES, FITS
 from adlm.public.domain.inputs import IMAGE_FAMILIES, InputDomain
 from adlm.public.domain.values import person_texts
-from adlm.readers.input_files import ARROW, CSV, items_of
+from adlm.readers.input_files import CSV, items_of
+from adlm.readers.input_tables import ARROW
 from adlm.readers.inputs import decoded
 from adlm.readers.table_draft import header_of
 from adlm.readers.tables import PARQUET

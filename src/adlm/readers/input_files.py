@@ -13,49 +13,26 @@ Every row and every image file is one record or an error; hidden files are passe
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import parquet
 
 from adlm.errors import UserError
 from adlm.public.domain.column import Column
 from adlm.public.domain.inputs import InputDomain
-from adlm.public.domain.labels import encode_labels
 from adlm.public.domain.table import TableDomain
 from adlm.readers.images import SUFFIXES
-from adlm.readers.tables import PARQUET, check_header, raw_batches
+from adlm.readers.input_items import Columns, Item, class_code, item_at
+from adlm.readers.input_tables import ARROW, ROWS, items_of_tables, saved_dataset
+from adlm.readers.tables import PARQUET, raw_batches
 from adlm.readers.text_files import short
 
-ARROW = (".arrow", ".feather")
 CSV = (".csv", ".tsv")
-ROWS = 256
 _LITTER = ("thumbs.db", "desktop.ini")
-
-
-@dataclass(frozen=True, eq=False)
-class Item:
-    """One record as it lies in a file.
-
-    Attributes
-    ----------
-    name : what to call it in a message.
-    value : where an image is, its bytes, or an array.
-    label : class code, or None where labels were not asked for.
-    person : who it belongs to, where persons are declared and asked for.
-    """
-
-    name: str
-    value: Any
-    label: int | None = None
-    person: Any = None
 
 
 def items_of(path: Path, declared: InputDomain, *, labels: bool, persons: bool) -> Iterator[Item]:
@@ -74,7 +51,7 @@ def items_of(path: Path, declared: InputDomain, *, labels: bool, persons: bool) 
         return _of_folder(path, declared, columns)
     suffix = path.suffix.lower()
     if suffix in PARQUET or suffix in ARROW:
-        return _of_tables([path], columns)
+        return items_of_tables([path], columns)
     if suffix == ".npz":
         return _of_arrays(path, _npz(path), columns)
     if suffix == ".npy" and not labels:
@@ -90,26 +67,6 @@ def items_of(path: Path, declared: InputDomain, *, labels: bool, persons: bool) 
     )
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The columns that are wanted of a file."""
-
-    input: str
-    label: Column | None
-    person: Column | None
-
-    @classmethod
-    def of(cls, declared: InputDomain, *, labels: bool, persons: bool) -> Columns:
-        """Take the input's column, and those of the label and the person if they are asked for."""
-        person = declared.person if persons else None
-        return cls(declared.input.name, declared.label if labels else None, person)
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the columns, the input's first."""
-        return [self.input, *(column.name for column in (self.label, self.person) if column is not None)]
-
-
 # Folders
 
 
@@ -119,11 +76,11 @@ def _of_folder(folder: Path, declared: InputDomain, columns: Columns) -> Iterato
         splits = ", ".join(entry.name for entry in inside if entry.is_dir())
         raise UserError(f"{folder} holds several splits of a data set; give one of them ({splits})")
     if (folder / "state.json").is_file():
-        return _of_tables(_saved_dataset(folder), columns)
+        return items_of_tables(saved_dataset(folder), columns)
     files = [entry for entry in inside if entry.is_file()]
     tables = [entry for entry in files if entry.suffix.lower() in (*PARQUET, *ARROW)]
     if tables:
-        return _of_tables(tables, columns)
+        return items_of_tables(tables, columns)
     arrays = {entry.stem: entry for entry in files if entry.suffix.lower() == ".npy"}
     if arrays:
         wanted = {name: _npy(arrays[name]) for name in columns.names if name in arrays}
@@ -227,126 +184,9 @@ def _of_csv(path: Path, columns: Columns) -> Iterator[Item]:
             file = folder / str(name)
             if not name or not file.resolve().is_relative_to(folder):
                 raise UserError(f"{where}: an image must lie below {path.parent} (got {name!r})")
-            yield _item(where + f" ({name})", file, columns, cells, at)
+            yield item_at(where + f" ({name})", file, columns, cells, at)
     if not row:
         raise UserError(f"{path} holds no records; give at least one")
-
-
-def _item(
-    where: str, value: Any, columns: Columns, cells: dict[str, list[Any]], at: int, names: Any = None
-) -> Item:
-    code = None
-    if columns.label is not None:
-        code = class_code(cells[columns.label.name][at], columns.label, where, names)
-    return Item(where, value, code, cells[columns.person.name][at] if columns.person else None)
-
-
-# Parquet and Arrow
-
-
-def _saved_dataset(folder: Path) -> list[Path]:
-    """Arrow files of a folder that `datasets` saved, in their order."""
-    try:
-        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-        files = [folder / str(entry["filename"]) for entry in state["_data_files"]]
-        reordered = state.get("_indices_files") or state.get("_indices_data_files")
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"{folder / 'state.json'} is not that of a saved data set") from None
-    if reordered:
-        raise UserError(f"{folder} keeps its rows by an index; save it after flatten_indices()")
-    return files
-
-
-def _of_tables(paths: Sequence[Path], columns: Columns) -> Iterator[Item]:
-    total = 0
-    for path in paths:
-        for item in rows_of(path, columns):
-            total += 1
-            yield item
-    if not total:
-        raise UserError(f"{paths[0] if paths else 'the folder'} holds no records; give at least one")
-
-
-def rows_of(path: Path, columns: Columns, groups: range | None = None, row: int = 0) -> Iterator[Item]:
-    """Give the rows of a Parquet or Arrow file; `groups` and `row`: of some row groups, after so many rows.
-
-    Parameters
-    ----------
-    path, columns : the file, and what is wanted of it.
-    groups : row groups of a Parquet file; all when not given.
-    row : number of the last row before them.
-    """
-    try:
-        for schema, batch in _arrow_batches(path, columns.names, groups):
-            names = _label_names(schema, columns.label)
-            values = _input_values(path, batch.column(columns.input), columns.input, row)
-            cells = {name: batch.column(name).to_pylist() for name in columns.names[1:]}
-            for at, value in enumerate(values):
-                row += 1
-                yield _item(f"{path}, row {row}", value, columns, cells, at, names)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{path} is not a whole Parquet or Arrow file ({short(error)})") from None
-
-
-def _arrow_batches(
-    path: Path, wanted: list[str], groups: range | None = None
-) -> Iterator[tuple[pa.Schema, Any]]:
-    if path.suffix.lower() in PARQUET:
-        with parquet.ParquetFile(path) as file:
-            check_header(path, file.schema_arrow.names, wanted)
-            every = range(file.metadata.num_row_groups) if groups is None else groups
-            for batch in file.iter_batches(batch_size=ROWS, row_groups=list(every), columns=wanted):
-                yield file.schema_arrow, batch
-        return
-    with pa.memory_map(str(path)) as source:
-        try:
-            reader = pa.ipc.open_stream(source)
-            batches = iter(reader)
-        except pa.ArrowInvalid:
-            reader = pa.ipc.open_file(source)
-            batches = (reader.get_batch(at) for at in range(reader.num_record_batches))
-        check_header(path, reader.schema.names, wanted)
-        for batch in batches:
-            for start in range(0, batch.num_rows, ROWS):
-                yield reader.schema, batch.slice(start, ROWS)
-
-
-def _label_names(schema: pa.Schema, label: Column | None) -> list[str] | None:
-    """Names of whole-number labels that the schema of a file of `datasets` declares."""
-    if label is None:
-        return None
-    try:
-        feature = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"][label.name]
-    except (KeyError, ValueError, TypeError):
-        return None
-    names = feature.get("names") if isinstance(feature, dict) else None
-    return [str(name) for name in names] if isinstance(names, list) else None
-
-
-def _fields(kind: Any) -> list[str]:
-    return [kind.field(at).name for at in range(kind.num_fields)]
-
-
-def _input_values(path: Path, column: Any, name: str, first: int) -> Iterator[Any]:
-    """Bytes of images, or vectors as float64 arrays, cell by cell."""
-    kind = column.type
-    inner = kind.field("bytes").type if pa.types.is_struct(kind) and "bytes" in _fields(kind) else kind
-    is_bytes = pa.types.is_binary(inner) or pa.types.is_large_binary(inner)
-    is_list = any(
-        test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    )
-    if not is_bytes and not is_list:
-        raise UserError(f"{path}: the column {name!r} holds {kind}; image bytes or lists of numbers are read")
-    for at, cell in enumerate(column):
-        value = None
-        if cell.is_valid:
-            value = cell.values.to_numpy(zero_copy_only=False) if is_list else cell.as_py()
-        if isinstance(value, dict):  # as `datasets` keeps an image
-            value = value["bytes"]
-        if value is None:
-            where = f"{path}, row {first + at + 1}"
-            raise UserError(f"{where}: the column {name!r} is empty; each record needs its bytes or numbers")
-        yield value
 
 
 # Arrays
@@ -376,31 +216,4 @@ def _of_arrays(path: Path, arrays: dict[str, NDArray[Any]], columns: Columns) ->
         raise UserError(f"{path}: the arrays must have as many entries, at least one (got {lengths})")
     cells = {name: arrays[name].tolist() for name in columns.names[1:]}
     for at, value in enumerate(arrays[columns.input]):
-        yield _item(f"{path}, entry {at + 1}", value, columns, cells, at)
-
-
-# Labels
-
-
-def class_code(value: Any, label: Column, where: str, names: Sequence[str] | None = None) -> int:
-    """Code of a label: a class, an alias, or a whole number, which `names` or the classes' order explain.
-
-    Parameters
-    ----------
-    value : what stands in the file.
-    label : the declared label.
-    where : file and row, for the sentence.
-    names : classes that the file itself names, in the order of its numbers.
-    """
-    if names is not None and isinstance(value, int) and not isinstance(value, bool):
-        if not 0 <= value < len(names):
-            raise UserError(f"{where}: unknown label {value}; the file names {len(names)} classes")
-        value = names[value]
-    if isinstance(value, str):
-        value = dict(label.aliases).get(value, value)
-    if value is None:
-        raise UserError(f"{where}: the label is missing; remove such records first")
-    try:
-        return int(encode_labels([value], label.classes)[0])
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        yield item_at(f"{path}, entry {at + 1}", value, columns, cells, at)

@@ -19,9 +19,12 @@ from pyarrow import parquet
 
 from adlm.errors import UserError
 from adlm.public.domain.inputs import InputDomain
-from adlm.readers.input_files import Columns, Item, items_of, rows_of
+from adlm.readers.input_files import items_of
+from adlm.readers.input_items import Columns, Item
+from adlm.readers.input_tables import rows_of
 from adlm.readers.inputs import InputBatch, decoded
-from adlm.readers.tables import PARQUET, check_header
+from adlm.readers.table_csv import check_header
+from adlm.readers.tables import PARQUET
 from adlm.readers.text_files import short
 
 FILES = 2048  # image files of a piece
@@ -104,9 +107,9 @@ def _parquet_files(place: Path) -> list[Path]:
 def _names_images(place: Path) -> bool:
     """Whether a path is a folder of image files, or a list of their names."""
     if place.is_dir():
-        apart = (".npy", ".arrow", ".feather")
+        unsplit = (".npy", ".arrow", ".feather")
         special = any((place / name).is_file() for name in ("state.json", "dataset_dict.json"))
-        return not special and not any(entry.suffix.lower() in apart for entry in place.iterdir())
+        return not special and not any(entry.suffix.lower() in unsplit for entry in place.iterdir())
     return place.name.lower().endswith((".csv", ".tsv", ".csv.gz"))
 
 

@@ -21,7 +21,8 @@ from adlm.public.domain.inputs import ImageInput, InputDomain
 from adlm.public.domain.values import CellError
 from adlm.readers.contributions import chosen, person_digests, record_digests
 from adlm.readers.images import ImageError, pixels_of, pixels_of_array
-from adlm.readers.input_files import Item, items_of
+from adlm.readers.input_files import items_of
+from adlm.readers.input_items import Item
 from adlm.runtime import progress
 
 BATCH = 256  # records decoded together; no record depends on it

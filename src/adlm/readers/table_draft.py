@@ -20,7 +20,8 @@ from adlm.public.domain.encoding import Survey, survey_column
 from adlm.public.domain.table import TableDomain
 from adlm.public.domain.values import cell_text, person_texts
 from adlm.readers.csv_rows import DELIMITERS, Lines, split
-from adlm.readers.tables import BLOCK, PARQUET, check_header, naming_records, raw_batches
+from adlm.readers.table_csv import BLOCK, check_header
+from adlm.readers.tables import PARQUET, naming_records, raw_batches
 from adlm.readers.text_files import UNREADABLE, explain, opened
 
 MOST_VALUES = 50  # distinct texts that a peeked column may have to be drafted as categorical
@@ -266,8 +267,8 @@ def check(path: Path, table: TableDomain) -> Check:
     records = 0
     for batch in raw_batches(path, table, names):
         for column in watched:
-            asked = column is table.answer and column.missing is None
-            missing = () if asked else table.missing
+            required = column is table.answer and column.missing is None
+            missing = () if required else table.missing
             with naming_records(path, records + 1):
                 new = survey_column(column, batch[column.name], missing)
             surveys[column.name] = _sum(surveys.get(column.name), new)

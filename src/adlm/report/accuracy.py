@@ -124,7 +124,7 @@ def _confusion(model: Trained, classes: Sequence[str]) -> list[Markup]:
         return []
     right = np.diag(matrix) / np.maximum(matrix.sum(1), 1)
     worst = int(right.argmin())
-    picture = drawing.heat(
+    picture = drawing.heatmap(
         matrix, label=f"Confusion of {model.name}", rows=classes, columns=classes, counts=True
     )
     words = f"Confusion of {model.name}: rows are true classes, columns predictions. Hardest class: "

@@ -54,7 +54,7 @@ def relevance_maps(subject: Subject) -> Section | None:
 
 def _map(name: str, values: Any, shape: tuple[int, ...]) -> Markup:
     label, caption = MAPS[name]
-    return figure(drawing.heat(as_picture(values, shape), label=label), f"{label}. {caption}")
+    return figure(drawing.heatmap(as_picture(values, shape), label=label), f"{label}. {caption}")
 
 
 def _coordinates(values: Any) -> Markup:

@@ -15,6 +15,7 @@ from typing import Any
 from adlm.errors import UserError
 from adlm.privacy.accounting import show
 from adlm.privacy.header import unit_of
+from adlm.privacy.notebook import charge_rows
 from adlm.privacy.release import Certificate
 from adlm.privacy.signature import Signature
 from adlm.report.attacker import best_guess, odds_factor
@@ -197,17 +198,7 @@ def _few(names: Sequence[object], most: int = 12) -> str:
 
 def _guarantee(certificate: Certificate) -> str:
     totals = certificate.totals
-    rows = [
-        (
-            c.what,
-            c.mechanism,
-            show(c.claimed),
-            show(c.epsilon_proved),
-            f"{float(c.delta):g}",
-            f"not proved: {c.unproved}" if c.unproved else c.proof,
-        )
-        for c in certificate.charges
-    ]
+    rows = charge_rows(certificate.charges)
     lines = [
         "## Guarantee\n",
         table(

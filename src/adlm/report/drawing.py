@@ -228,7 +228,7 @@ def bars(
     return canvas(WIDTH, row * len(names), label, *drawn)
 
 
-def heat(
+def heatmap(
     values: npt.NDArray[np.float64],
     *,
     label: str,

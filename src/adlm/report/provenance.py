@@ -89,9 +89,9 @@ def _asked(certificate: Certificate) -> str:
     options = {"epsilon": show(spent)}
     if certificate.kind != "records":
         options["delta"] = f"{float(totals.delta):g}"
-    asked = settings.get("asked")
-    if isinstance(asked, Mapping):
-        options |= {name: str(value) for name, value in asked.items() if value is not None}
+    requested = settings.get("asked")
+    if isinstance(requested, Mapping):
+        options |= {name: str(value) for name, value in requested.items() if value is not None}
     if settings.get("relevance") == "private":
         options["relevance"] = "private"
     plan = settings.get("plan")

@@ -42,7 +42,7 @@ def new_folder(target: Path, *, what: str, private: bool = False) -> Iterator[Pa
     killed, what is left is a hidden folder that nothing reads, swept at the next write beside it.
     """
     target = Path(target)
-    with _beside(target, what) as temporary:
+    with _temporary_folder(target, what) as temporary:
         yield temporary
         for path in sorted(temporary.rglob("*")):
             sync(path)
@@ -54,14 +54,14 @@ def new_folder(target: Path, *, what: str, private: bool = False) -> Iterator[Pa
 
 def require_space(target: Path, *, what: str, size: int = 1 << 22) -> None:
     """Refuse a place that cannot take `size` bytes, before anything is spent on what is to go there."""
-    with _beside(Path(target), what) as temporary, (temporary / "space").open("wb") as file:
+    with _temporary_folder(Path(target), what) as temporary, (temporary / "space").open("wb") as file:
         file.write(bytes(size))
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
-def _beside(target: Path, what: str) -> Iterator[Path]:
+def _temporary_folder(target: Path, what: str) -> Iterator[Path]:
     """Give a temporary folder beside a target that does not exist yet, and remove what is left of it."""
     if target.exists():
         raise UserError(f"{target} exists already; choose another place for the {what} or remove it first")

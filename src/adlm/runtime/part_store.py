@@ -77,9 +77,9 @@ class PartStore:
         assert self._file is not None
         written = []
         for array in part:
-            whole = np.ascontiguousarray(array)
+            contiguous = np.ascontiguousarray(array)
             try:
-                data = memoryview(whole.reshape(-1).view(np.uint8).data)
+                data = memoryview(contiguous.reshape(-1).view(np.uint8).data)
                 while data:
                     data = data[self._file.write(data) :]
             except OSError as error:
@@ -87,8 +87,8 @@ class PartStore:
                     f"what is kept of the records cannot be written to {private_folder()} "
                     f"({error.strerror or error}); free room there, or set ADLM_CACHE to another folder"
                 ) from None
-            written.append(_Written(self._end, whole.dtype, whole.shape))
-            self._end += whole.nbytes
+            written.append(_Written(self._end, contiguous.dtype, contiguous.shape))
+            self._end += contiguous.nbytes
         return tuple(written)
 
     def read(self, index: int) -> Part:

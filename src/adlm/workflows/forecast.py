@@ -27,7 +27,6 @@ from adlm.privacy.budget import Budget
 from adlm.public.features import Features, Narrowed
 from adlm.public.features.threads import records_together
 from adlm.public.planning.moments import MomentPlan, plan_moments
-from adlm.workflows.privatise import moment_config
 
 BANK = (120, 50)  # synthetic classes, and records of each
 TIMES = 8  # groups of alike classes that a release is simulated on
@@ -98,7 +97,7 @@ def forecast(
     tried = plan
     if plan.rounds is not None:
         tried = plan_moments(n, classes, float(budget), float(slack), neighbours, features, rounds=False)
-    followed = moment_config(tried, Budget(budget, slack))
+    followed = MomentConfig.of(tried, Budget(budget, slack))
     bank = _narrowed(_bank(features, seed), tried.k)
     half = bank.shape[1] // 2
     centres, pooled = bank[:, :half].mean(1), _pooled(bank)

@@ -42,6 +42,7 @@ class ReleaseOptions(TypedDict, total=False):
     device: str
     fourier: Fourier
     engine: Engine | str
+    ray_address: str | None
 
 
 FOR_ARRAYS = frozenset({"features", "k", "second", "share_sums", "cache", "device"})

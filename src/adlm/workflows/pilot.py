@@ -26,11 +26,12 @@ from adlm.errors import UserError
 from adlm.estimation.class_model import fit_class_model
 from adlm.estimation.discriminant import fit
 from adlm.estimation.lrp import relevance as propagate
-from adlm.privacy.accounting import Charge, gaussian_epsilon, gaussian_mu, root_down, show
+from adlm.privacy.accounting import Charge, gaussian_epsilon, gaussian_mu, show
 from adlm.privacy.budget import Budget
 from adlm.public.domain import Domain
 from adlm.public.features import Features
 from adlm.public.planning.moments import MomentPlan
+from adlm.runtime.roots import root_down
 
 SHARE = Fraction(1, 10)  # of the budget, for the first release
 DRAWS = 2000
@@ -67,9 +68,9 @@ def shares(budget: Budget) -> tuple[Budget, Budget]:
     epsilon, delta = budget.epsilon, budget.delta
     if not delta:
         return Budget(epsilon * SHARE), Budget(epsilon * (1 - SHARE))
-    margin, whole = Fraction(1, 10**6), gaussian_mu(epsilon, delta)
-    first = max(gaussian_epsilon(whole * root_down(SHARE), delta) - margin, margin)
-    unspent = whole**2 - gaussian_mu(first, delta) ** 2
+    margin, mu = Fraction(1, 10**6), gaussian_mu(epsilon, delta)
+    first = max(gaussian_epsilon(mu * root_down(SHARE), delta) - margin, margin)
+    unspent = mu**2 - gaussian_mu(first, delta) ** 2
     rest = gaussian_epsilon(root_down(unspent), delta) - margin if unspent > 0 else Fraction(0)
     if rest <= 0:  # so large a delta allows that little noise at no epsilon at all
         raise UserError(

@@ -6,21 +6,21 @@ import contextlib
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from adlm.curator.mechanisms.calibration import Upstream
-from adlm.curator.mechanisms.moments import CrossMoments, MomentConfig, Second, calibrate, release
-from adlm.engines import open_engine
+from adlm.curator.mechanisms.moments import MomentConfig, calibrate, measure
+from adlm.engines import Engine, open_engine
 from adlm.errors import UserError
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import NOT_PUBLIC, Release
 from adlm.public.domain import Domain
 from adlm.public.domain.inputs import InputDomain, is_input_domain
 from adlm.public.domain.table import TableDomain
-from adlm.public.features import Features, brought_along, for_domain, narrowed, provenance_of
+from adlm.public.features import Features, brought_along, described, for_domain, narrowed, provenance_of
 from adlm.public.features.narrowed import narrow
 from adlm.public.planning.moments import MomentPlan, plan_moments
 from adlm.readers.frames import frame_reader
@@ -79,6 +79,7 @@ def privatise(
         where features are computed.
     fourier : tables: random Fourier features of the numeric columns together: a number, or `auto`.
     engine : where passes over files and arrays run: `local`, `ray`, or an `Engine`. The release is the same.
+    ray_address : of the engine `ray`: a cluster, such as `auto`; one of this machine alone when not given.
 
     Formal guarantees
     -----------------
@@ -124,7 +125,7 @@ def _privatise_files(
 ) -> Release:
     """Read a table's files once, by an engine, which keeps what the passes need."""
     with (
-        open_engine(options.get("engine", "local")) as engine,
+        _engine(options) as engine,
         contextlib.closing(engine.table(source, table)) as records,
     ):
         return replace(privatise_table(records, table, budget, options), engine=engine.described())
@@ -146,11 +147,7 @@ def _privatise_inputs(
     if declared.contributions > 1:  # before anything is read
         public_size(declared.neighbours, declared.contributions, options.get("size"), lambda: 0)
     features = options.get("features")
-    with open_engine(
-        options.get("engine", "local"),
-        device=options.get("device", "cpu"),
-        cache=options.get("cache", False),
-    ) as engine:
+    with _engine(options) as engine:
         options = options | {"engine": engine}
         own = features is not None and brought_along(features)  # such a map may depend on its batch
         pieces = input_pieces(path, declared) if engine.reads_files and not own else None
@@ -208,6 +205,7 @@ def _privatise_arrays(
     if codes is not None and len(records) != len(codes):
         raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
     features = narrowed(features, plan.k)
+    entry = described(features)
     requested = requested | {
         "k": options.get("k"),
         "second": options.get("second"),
@@ -215,20 +213,20 @@ def _privatise_arrays(
         "allocation": allocation,
     }
     settings |= {"plan": plan.to_dict(), "asked": requested}  # scales are among the tensors, not in a plan
-    place = open_engine(
-        options.get("engine", "local"),
-        device=options.get("device", "cpu"),
-        cache=options.get("cache", False),
+    first, configs = pilot.NO_PILOT, [MomentConfig.of(plan, budget, contributions)]
+    if relevance == "private":
+        early, budget = pilot.shares(budget)
+        configs = [pilot.first_config(plan, early), MomentConfig.of(replace(plan, scales=None), budget)]
+    calibrated = [calibrate(config, domain.neighbours) for config in configs]
+    ledger.check(  # before a record is read, and of a pilot's release too before the first of both is charged
+        *(replace(charge, unproved=unproved) for found in calibrated for charge in found.charges)
     )
-    first = pilot.NO_PILOT
-    with place as engine, contextlib.closing(engine.features(records, codes, domain, features)) as kept:
+    with (
+        _engine(options) as engine,
+        contextlib.closing(engine.features(records, codes, domain, features)) as kept,
+    ):
+        ran_on = None if engine.name == "local" else engine.described()
         if relevance == "private":
-            early, budget = pilot.shares(budget)
-            config = moment_config(replace(plan, scales=None), budget)
-            ledger.check(  # both, before the first is charged: a second that does not fit would waste it
-                *calibrate(pilot.first_config(plan, early), domain.neighbours).charges,
-                *calibrate(config, domain.neighbours).charges,
-            )
             first = pilot.pilot_release(
                 kept,
                 domain,
@@ -240,22 +238,26 @@ def _privatise_arrays(
                 unproved=unproved,
             )
             plan = replace(plan, scales=pilot.scales(first.relevance, first.typical, allocation or "optimal"))
-        made = release(
+        upstream = Upstream(settings, stamps, unproved, first.charges, first.tensors)
+        measured = measure(
             kept,
             domain=domain,
-            features=features,
-            config=moment_config(plan, budget, contributions),
+            config=MomentConfig.of(plan, budget, contributions),
             ledger=ledger,
             source=source,
-            upstream=Upstream(
-                settings=settings,
-                stamps=stamps,
-                unproved=unproved,
-                charges=first.charges,
-                tensors=first.tensors,
-            ),
+            upstream=upstream,
         )
-        return made if engine.name == "local" else replace(made, engine=engine.described())
+    return replace(measured.release(domain, entry, upstream), engine=ran_on)
+
+
+def _engine(options: ReleaseOptions) -> contextlib.AbstractContextManager[Engine]:
+    """Open the engine that the options name."""
+    return open_engine(
+        options.get("engine", "local"),
+        options.get("ray_address"),
+        device=options.get("device", "cpu"),
+        cache=options.get("cache", False),
+    )
 
 
 def _kept(declared: InputDomain | None) -> dict[str, Any]:
@@ -289,32 +291,6 @@ def _planned(
     if options.get("plan") is None and not any(value is not None for value in changes.values()):
         return features, plan
     return features, adjusted(plan, features, **changes)
-
-
-def moment_config(plan: MomentPlan, budget: Budget, contributions: int = 1) -> MomentConfig:
-    """Turn a plan and a budget into what the curator follows."""
-    pure: Literal["laplace", "radial"] = "laplace" if plan.noise == "laplace" else "radial"
-    cross = (
-        CrossMoments(*plan.cross_clip_norms, plan.cross_share)
-        if plan.cross_clip_norms and plan.q < plan.k
-        else None
-    )
-    second = (
-        Second(plan.q, plan.basis, plan.second_clip_norm, around=plan.around, cross=cross) if plan.q else None
-    )
-    return MomentConfig(
-        budget.epsilon,
-        budget.delta,
-        plan.k,
-        plan.clip_norm,
-        plan.scales,
-        plan.constant,
-        plan.share_sums,
-        second,
-        contributions,
-        pure,
-        plan.rounds,
-    )
 
 
 def adjusted(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from adlm.curator.mechanisms import additive, regression, table_rounds
+from adlm.curator.mechanisms.regression_calibration import plan_target
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan, plan_table, suits_rounds
 from adlm.curator.passes import Records
 from adlm.curator.table_records import TableFeatures, encoded_records
@@ -87,7 +88,7 @@ def plan_release(
     rounds : `once` or `twice` asks for class tables, with the same noise or with noise by relevance.
     """
     if table.target is not None:
-        return regression.plan_target(table, n, epsilon, delta, checked_fourier(table, fourier))
+        return plan_target(table, n, epsilon, delta, checked_fourier(table, fourier))
     if rounds is None and suits_rounds(table, n, epsilon, delta):
         return plan_table(table, n, epsilon, delta, checked_fourier(table, fourier))
     return plan_additive(table, n, epsilon, delta, fourier)

@@ -20,6 +20,7 @@ from adlm.analyst.metrics import measure
 from adlm.curator.clipping import Clip
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import additive as curator
+from adlm.curator.mechanisms import additive_calibration as calibration
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation import additive
@@ -64,8 +65,8 @@ def passes(x: NDArray[np.float32], y: NDArray[np.int64]) -> Callable[[], Iterabl
 
 
 @lru_cache
-def calibrated(delta: Fraction) -> curator.TableScales:
-    return curator.calibrate(PLAN, Budget(Fraction(1), delta), "replace-one").scales
+def calibrated(delta: Fraction) -> calibration.TableScales:
+    return calibration.calibrate(PLAN, Budget(Fraction(1), delta), "replace-one").scales
 
 
 def stages(x: Any, y: Any, table: TableDomain, delta: Fraction) -> Any:
@@ -86,7 +87,7 @@ def distance(difference: NDArray[Any], norm: str) -> float:
 def test_tables_of_neighbours_are_within_the_stated_sensitivity(norm: str, classes: int) -> None:
     table, delta = made_table(classes), Fraction(norm == "l2", 10**5)
     unit = Clip(norm, (1.0,), 1.0)  # type: ignore[arg-type]
-    allowed = float(curator._table_sensitivity(unit, "replace-one"))
+    allowed = float(calibration._table_sensitivity(unit, "replace-one"))
     x, y = made_records(60, classes, 1)
     largest = 0.0
     for i in range(0, 60, 2):
@@ -104,7 +105,7 @@ def test_worst_neighbours_attain_it(norm: str) -> None:
     one = stages(np.array([0, 1, 0, 0, 0, 0], np.float32), 0, table, delta)
     other = stages(np.array([1, 0, 1, 0, 0, 1], np.float32), 0, table, delta)
     moved = one.class_tables(one.clip)[0] - other.class_tables(other.clip)[0]
-    allowed = float(curator._table_sensitivity(one.clip, "replace-one"))
+    allowed = float(calibration._table_sensitivity(one.clip, "replace-one"))
     whole, room = one.clip.record_norm_bound, one.clip.feature_norm_bound
     assert allowed * room / whole * 0.999 < distance(moved, norm) <= allowed
 
@@ -151,11 +152,11 @@ def test_sums_of_offsets_and_temperature_move_as_far_as_is_charged(norm: Any) ->
     alone = np.concatenate([scaling.shares_of(scores[i : i + 1], np.array([0])) for i in range(5)])
     assert np.array_equal(alone, scaling.shares_of(scores[:5], np.zeros(5, np.int64)))  # in any batch
     most = max(distance(one - other, norm) for one in rows[:200] for other in rows[200:])
-    assert most <= curator.scaling_sensitivity(norm, "replace-one")
-    assert most > 0.75 * float(curator.scaling_sensitivity(norm, "replace-one"))
+    assert most <= calibration.scaling_sensitivity(norm, "replace-one")
+    assert most > 0.75 * float(calibration.scaling_sensitivity(norm, "replace-one"))
     most = max(distance(one, norm) for one in rows)
-    assert 0.75 * float(curator.scaling_sensitivity(norm, "add-remove")) < most
-    assert most <= curator.scaling_sensitivity(norm, "add-remove")
+    assert 0.75 * float(calibration.scaling_sensitivity(norm, "add-remove")) < most
+    assert most <= calibration.scaling_sensitivity(norm, "add-remove")
 
 
 def test_a_step_of_temperature_follows_the_derivatives_of_the_log_likelihood() -> None:
@@ -202,12 +203,12 @@ def test_many_columns_under_much_noise_are_put_together_with_the_right_offsets(e
 def test_charges_keep_to_the_budget(delta: Fraction, neighbours: str, people: int) -> None:
     from adlm.privacy.accounting import compose
 
-    budget = curator.calibrate(PLAN, Budget(Fraction(1, 2), delta), neighbours, people)
+    budget = calibration.calibrate(PLAN, Budget(Fraction(1, 2), delta), neighbours, people)
     total = compose(budget.charges)
     assert Fraction(49, 100) < total.epsilon_proved <= Fraction(1, 2)
     assert total.delta == delta
     assert len(budget.charges) == 6
-    one = curator.calibrate(PLAN, Budget(Fraction(1, 2), delta), neighbours, 1)
+    one = calibration.calibrate(PLAN, Budget(Fraction(1, 2), delta), neighbours, 1)
     assert budget.scales.tables == pytest.approx(people * one.scales.tables, rel=1e-5)
 
 

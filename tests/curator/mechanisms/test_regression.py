@@ -14,14 +14,13 @@ from adlm.analyst.regression import draw, estimated_fit, regression_head, target
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.gradient_rounds import FINE, GradientRecords, feature_integers, on_grid
 from adlm.curator.mechanisms.moments import Indicators
-from adlm.curator.mechanisms.regression import (
+from adlm.curator.mechanisms.regression import bins_of, release
+from adlm.curator.mechanisms.regression_calibration import (
     ERROR_UNIT,
     RegressionConfig,
     TargetClip,
-    bins_of,
     calibrate,
     plan_target,
-    release,
 )
 from adlm.curator.noise import Source
 from adlm.curator.passes import LocalRecords

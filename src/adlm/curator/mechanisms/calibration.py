@@ -6,14 +6,16 @@ Every kind of release goes `plan -> calibrate() -> Calibration(scales, charges) 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from adlm.privacy.accounting import Charge, Mechanism, root_down
+from adlm.privacy.accounting import Charge, Mechanism, compose, gaussian_mu
+from adlm.privacy.budget import Budget
+from adlm.runtime.roots import root_down
 
 Scales = TypeVar("Scales")
 
@@ -31,9 +33,18 @@ class Calibration(NamedTuple, Generic[Scales]):
     charges: tuple[Charge, ...]
 
 
+class Stage(NamedTuple):
+    """One stage of a release: what it releases, what moves it, its noise and its proof."""
+
+    what: str
+    sensitivity: Fraction
+    scale: int
+    proof: str
+
+
 @dataclass
 class Spending:
-    """A budget that is spent share by share.
+    """A budget that is spent share by share; all charges are made together, when every share is spent.
 
     Parameters
     ----------
@@ -50,10 +61,10 @@ class Spending:
     loss: Fraction
     contributions: int = 1
     delta: Fraction = Fraction(0)
-    charges: list[Charge] = field(default_factory=list)
+    stages: list[Stage] = field(default_factory=list)
 
     def scale(self, what: str, sensitivity: Fraction, share: Fraction, proof: str) -> int:
-        """Return the smallest whole noise scale for a share of the budget, and keep its charge.
+        """Return the smallest whole noise scale for a share of the budget, and note the stage.
 
         Parameters
         ----------
@@ -64,11 +75,38 @@ class Spending:
         """
         part = root_down(share) if self.mechanism == "gaussian" else share
         steps = math.ceil(sensitivity / (self.loss * part))
-        moved = sensitivity * self.contributions
-        self.charges.append(
-            Charge(what, self.mechanism, self.neighbours, moved, Fraction(steps), proof, self.delta)
-        )
+        self.stages.append(Stage(what, sensitivity * self.contributions, steps, proof))
         return steps
+
+    def calibration(self, scales: Scales) -> Calibration[Scales]:
+        """Return the scales of all stages with their charges."""
+        charges = (
+            Charge(what, self.mechanism, self.neighbours, moved, Fraction(steps), proof, self.delta)
+            for what, moved, steps, proof in self.stages
+        )
+        return Calibration(scales, tuple(charges))
+
+
+def within_budget(
+    calibrated: Callable[[Fraction], Calibration[Scales]], budget: Budget, contributions: int = 1
+) -> Calibration[Scales]:
+    """Return the calibration of the largest loss whose charges compose to at most the budget.
+
+    Parameters
+    ----------
+    calibrated : gives scales and charges for what one record may lose: mu for Gaussian noise, epsilon for
+        pure noise.
+    budget : epsilon and delta; delta 0 gives pure noise.
+    contributions : records that one person may have.
+    """
+    if not budget.delta:
+        return calibrated(budget.epsilon / contributions)
+    mu = gaussian_mu(budget.epsilon, budget.delta) / contributions
+    while True:  # once, unless rounding up in the charge costs more than rounding down in mu left
+        found = calibrated(mu)
+        if compose(found.charges).epsilon_proved <= budget.epsilon:
+            return found
+        mu *= Fraction(999_999, 1_000_000)
 
 
 @dataclass(frozen=True)

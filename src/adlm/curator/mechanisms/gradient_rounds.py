@@ -31,10 +31,11 @@ from adlm.estimation.gradient_head import (
     GradientRounds,
     Head,
 )
-from adlm.privacy.accounting import Mechanism, root_up
+from adlm.privacy.accounting import Mechanism
 from adlm.runtime import progress
 from adlm.runtime.memory import rows_in_cache
 from adlm.runtime.part_store import Part, PartStore
+from adlm.runtime.roots import root_up
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]

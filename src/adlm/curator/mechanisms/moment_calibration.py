@@ -6,11 +6,13 @@ import math
 from fractions import Fraction
 
 from adlm.curator.mechanisms import second_moments as stage
-from adlm.curator.mechanisms.calibration import Calibration, Spending, off_diagonal
+from adlm.curator.mechanisms.calibration import Calibration, Spending, off_diagonal, within_budget
 from adlm.curator.mechanisms.moment_config import MomentConfig, Scales
 from adlm.curator.mechanisms.round_calibration import calibrate_rounds
 from adlm.errors import UserError
-from adlm.privacy.accounting import Charge, compose, gaussian_mu, root_down, root_up
+from adlm.privacy.accounting import Charge
+from adlm.privacy.budget import Budget
+from adlm.runtime.roots import root_down, root_up
 
 PROOF = "docs/proof-moments.md"
 
@@ -24,24 +26,18 @@ def calibrate(config: MomentConfig, neighbours: str) -> Calibration[Scales]:
     at most the config's epsilon and delta; they are computed from the integers returned, not from the
     request. Proved in docs/proof-moments.md (Theorems 1 to 3).
     """
-    if not config.delta:
-        return _calibrated(config, neighbours, config.epsilon / config.contributions)
-    mu = gaussian_mu(config.epsilon, config.delta) / config.contributions
-    while True:  # once, unless rounding up in the charge costs more than rounding down in mu left
-        found = _calibrated(config, neighbours, mu)
-        if compose(found.charges).epsilon_proved <= config.epsilon:
-            return found
-        mu *= Fraction(999_999, 1_000_000)
+    budget = Budget(config.epsilon, config.delta)
+    return within_budget(lambda loss: _calibrated(config, neighbours, loss), budget, config.contributions)
 
 
 def _calibrated(config: MomentConfig, neighbours: str, loss: Fraction) -> Calibration[Scales]:
     """Share out what one record may lose: mu for Gaussian noise, epsilon for pure noise."""
     spending = Spending(config.mechanism, neighbours, loss, config.contributions, config.delta)
     if config.rounds is not None:
-        return Calibration(calibrate_rounds(config, config.rounds, spending), tuple(spending.charges))
+        return spending.calibration(calibrate_rounds(config, config.rounds, spending))
     if config.joint:
         return _joint(config, neighbours, loss)
-    return Calibration(_one_by_one(config, spending), tuple(spending.charges))
+    return spending.calibration(_one_by_one(config, spending))
 
 
 def _one_by_one(config: MomentConfig, spending: Spending) -> Scales:

@@ -9,10 +9,12 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from adlm.curator.clipping import Clip, Norm
-from adlm.curator.mechanisms.second_moments import Second
+from adlm.curator.mechanisms.second_moments import CrossMoments, Second
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import Mechanism
+from adlm.privacy.budget import Budget
+from adlm.public.planning.moments import MomentPlan
 
 CALIBRATIONS = 2  # times that a table's class offsets are moved by sums of predicted probabilities
 
@@ -98,6 +100,28 @@ class MomentConfig:
     pure: Literal["laplace", "radial"] = "laplace"
     rounds: GradientRounds | None = None
     indicators: Indicators | None = None
+
+    @classmethod
+    def of(cls, plan: MomentPlan, budget: Budget, contributions: int = 1) -> MomentConfig:
+        """Follow a plan, with a budget for one person's records."""
+        cross = second = None
+        if plan.cross_clip_norms and plan.q < plan.k:
+            cross = CrossMoments(*plan.cross_clip_norms, plan.cross_share)
+        if plan.q:
+            second = Second(plan.q, plan.basis, plan.second_clip_norm, around=plan.around, cross=cross)
+        return cls(
+            budget.epsilon,
+            budget.delta,
+            plan.k,
+            plan.clip_norm,
+            plan.scales,
+            plan.constant,
+            plan.share_sums,
+            second,
+            contributions,
+            "laplace" if plan.noise == "laplace" else "radial",
+            plan.rounds,
+        )
 
     def __post_init__(self) -> None:
         if self.rounds is not None and (self.mechanism == "laplace" or self.second is not None):

@@ -7,6 +7,7 @@ integers, charged, and released once with exact noise. Proofs: docs/proof-moment
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from adlm.curator.clipping import Clip
 from adlm.curator.ledger import Ledger
@@ -43,7 +45,7 @@ from adlm.estimation.gradient_head import (
     feature_mean,
     final_head,
 )
-from adlm.privacy.accounting import Mechanism
+from adlm.privacy.accounting import Charge, Mechanism
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain import Domain
 from adlm.public.features import Features, described
@@ -64,6 +66,7 @@ __all__ = [
     "Upstream",
     "calibrate",
     "facts",
+    "measure",
     "release",
 ]
 
@@ -96,6 +99,56 @@ def release(
     Relation: the domain's. Guarantee: `calibrate`. Every charge is in the ledger before noise is drawn. n is
     kept only where it is public: under replace-one with one record a person.
     """
+    entry = described(features)
+    measured = measure(batches, domain=domain, config=config, ledger=ledger, source=source, upstream=upstream)
+    return measured.release(domain, entry, upstream)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The noisy numbers of a release, before they are put together with their certificate.
+
+    Attributes
+    ----------
+    tensors : the noisy integers and their grid steps, by name.
+    settings : what the certificate says of the config and its noise.
+    charges : what the numbers cost; in the ledger.
+    seeded : whether the noise is repeatable, which the certificate is stamped with.
+    """
+
+    tensors: Mapping[str, Tensor]
+    settings: Mapping[str, Any]
+    charges: tuple[Charge, ...]
+    seeded: bool
+
+    def release(self, domain: Domain, features: Mapping[str, Any], upstream: Upstream) -> Release:
+        """Put the numbers together with what is known of their features and of the steps before."""
+        return Release.make(
+            dict(self.tensors) | dict(upstream.tensors),
+            kind="moments",
+            domain=domain,
+            features=features,
+            settings=dict(self.settings) | dict(upstream.settings),
+            charges=upstream.charges + self.charges,
+            stamps=upstream.stamps + ((SEEDED,) if self.seeded else ()),
+        )
+
+
+def measure(
+    batches: Records | Batches,
+    *,
+    domain: Domain,
+    config: MomentConfig,
+    ledger: Ledger,
+    source: Source,
+    upstream: Upstream = NOTHING_BEFORE,
+) -> Measured:
+    """Go over the records and draw the noise: all of a release that needs records.
+
+    Parameters
+    ----------
+    batches, domain, config, ledger, source, upstream : as for `release`, and with its guarantees.
+    """
     calibration = calibrate(config, domain.neighbours)
     scales, charges = calibration.scales, calibration.charges
     if upstream.unproved:
@@ -105,55 +158,79 @@ def release(
     if not upstream.charged:
         ledger.charge(*charges)
     table = clamped(table + source.draw(config.mechanism, table.shape, scales.sums))
-    clip, fine_clip = config.clip(), config.second_clip()
+    clip = config.clip()
     step = np.concatenate([[1 / clip.count if clip.count else 0.0], clip.steps])
     tensors = {"class_sums": torch.from_numpy(table), "step": torch.from_numpy(step)}
     public = domain.neighbours == "replace-one" and config.contributions == 1  # else n is private
     stated = facts(config, scales, n if public else None, len(domain.classes))
-    if config.second is not None and fine_clip is not None:
-        across = None
-        if config.second.later:
-            known, outer = stage.second_moment_basis(tensors, stated, config.second)
-            partial = stage.Products(fine_clip, known.get("centres"), known.get("basis"), outer)
-            with progress.bar(n, "second moments", "records") as advance:
-                total = records.total(partial, advance)
-            assert total is not None
-            second, across = total[0].integers(), total[1].integers() if outer else None
-            tensors |= {name: torch.from_numpy(value) for name, value in known.items()}
-        assert second is not None
-        noisy, bits = halved(
-            stage.noisy_triangle(second, config.mechanism, scales.second, scales.second_diagonal, source)
-        )
-        tensors["second"] = torch.from_numpy(noisy)
-        tensors["step_second"] = torch.from_numpy(fine_clip.steps[: config.second.q] * 2.0 ** (bits // 2))
-        stated |= {name: stated[name] / 2.0**bits for name in ("sd_second", "sd_second_diagonal")}
-        if across is not None and outer is not None:
-            noisy, bits = halved(source.add(across, config.mechanism, scales.cross))
-            tensors["cross"] = torch.from_numpy(noisy)
-            step_cross = outer[1].steps[0] * outer[2].steps[0] * 2.0**bits
-            tensors["step_cross"] = torch.tensor(step_cross, dtype=torch.float64)
-            stated["sd_cross"] /= 2.0**bits
+    if config.second is not None:
+        found, changed = _second_moments(records, (second, n), config, scales, (tensors, stated), source)
+        tensors, stated = tensors | found, stated | changed
     if config.rounds is not None and kept is not None:
-        offsets = class_offsets(table[:, 0], stated["sd_sums"])
-        if config.rounds.centred:
-            kept = kept.around(feature_mean(table, step, stated["sd_sums"]))
-        gradients = run_rounds(kept, config.rounds, offsets, (config.mechanism, scales.gradients), source)
-        head = final_head(gradients, config.rounds, offsets)
-        if config.calibrations:
-            head, predicted = _calibrate_head(head, kept, config, (table, scales), source)
-            tensors["predicted"] = torch.from_numpy(predicted)
-        correct = clamped(source.add(kept.correct(head), config.mechanism, scales.correct))
-        tensors |= {"gradients": torch.from_numpy(gradients), "correct": torch.from_numpy(correct)}
-        kept.records.close()
-    return Release.make(
-        tensors | dict(upstream.tensors),
-        kind="moments",
-        domain=domain,
-        features=described(features),
-        settings=stated | dict(upstream.settings),
-        charges=upstream.charges + charges,
-        stamps=upstream.stamps + ((SEEDED,) if source.seeded else ()),
+        tensors |= _gradients(kept, config, scales, (table, step, stated["sd_sums"]), source)
+    return Measured(tensors, stated, charges, source.seeded)
+
+
+def _second_moments(
+    records: Records,
+    summed: tuple[npt.NDArray[Any] | None, int],
+    config: MomentConfig,
+    scales: Scales,
+    released: tuple[Mapping[str, Tensor], Mapping[str, Any]],
+    source: Source,
+) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Release second moments: those that the first pass summed, or those of one more pass, around means."""
+    clip, stated, (second, n) = config.second_clip(), released[1], summed
+    assert config.second is not None
+    assert clip is not None
+    tensors: dict[str, Tensor] = {}
+    across = outer = None
+    if config.second.later:
+        known, outer = stage.second_moment_basis(*released, config.second)
+        partial = stage.Products(clip, known.get("centres"), known.get("basis"), outer)
+        with progress.bar(n, "second moments", "records") as advance:
+            total = records.total(partial, advance)
+        assert total is not None
+        second, across = total[0].integers(), total[1].integers() if outer else None
+        tensors |= {name: torch.from_numpy(value) for name, value in known.items()}
+    assert second is not None
+    noisy, bits = halved(
+        stage.noisy_triangle(second, config.mechanism, scales.second, scales.second_diagonal, source)
     )
+    tensors["second"] = torch.from_numpy(noisy)
+    tensors["step_second"] = torch.from_numpy(clip.steps[: config.second.q] * 2.0 ** (bits // 2))
+    changed = {name: stated[name] / 2.0**bits for name in ("sd_second", "sd_second_diagonal")}
+    if across is not None and outer is not None:
+        noisy, bits = halved(source.add(across, config.mechanism, scales.cross))
+        tensors["cross"] = torch.from_numpy(noisy)
+        step = outer[1].steps[0] * outer[2].steps[0] * 2.0**bits
+        tensors["step_cross"] = torch.tensor(step, dtype=torch.float64)
+        changed["sd_cross"] = stated["sd_cross"] / 2.0**bits
+    return tensors, changed
+
+
+def _gradients(
+    kept: GradientRecords,
+    config: MomentConfig,
+    scales: Scales,
+    sums: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], float],
+    source: Source,
+) -> dict[str, Tensor]:
+    """Release gradient rounds, and a check of the head that they give; `sums` are noisy, with step and sd."""
+    assert config.rounds is not None
+    table, step, sd = sums
+    offsets = class_offsets(table[:, 0], sd)
+    if config.rounds.centred:
+        kept = kept.around(feature_mean(table, step, sd))
+    gradients = run_rounds(kept, config.rounds, offsets, (config.mechanism, scales.gradients), source)
+    tensors = {"gradients": torch.from_numpy(gradients)}
+    head = final_head(gradients, config.rounds, offsets)
+    if config.calibrations:
+        head, predicted = _calibrate_head(head, kept, config, (table, scales), source)
+        tensors["predicted"] = torch.from_numpy(predicted)
+    correct = clamped(source.add(kept.correct(head), config.mechanism, scales.correct))
+    kept.records.close()
+    return tensors | {"correct": torch.from_numpy(correct)}
 
 
 def _calibrate_head(

@@ -50,13 +50,13 @@ def release(
     mechanism, small = _begin(records, settings, relevance, ledger, source)
     n = len(np.asarray(records.x))
     shapes = _streamed_shapes(mechanism, n)
-    whole = {name: np.empty(shape, dtype=np.float32) for name, shape in shapes.items()}
+    values_of = {name: np.empty(shape, dtype=np.float32) for name, shape in shapes.items()}
     start = 0
     for parts in mechanism.chunks(records.x, records.labels, source):
-        for values, part in zip(whole.values(), parts, strict=True):
+        for values, part in zip(values_of.values(), parts, strict=True):
             values[start : start + len(part)] = part
         start += len(parts[0])
-    tensors = small | {name: torch.from_numpy(values) for name, values in whole.items()}
+    tensors = small | {name: torch.from_numpy(values) for name, values in values_of.items()}
     return _release(tensors, records, mechanism, relevance, source)
 
 
@@ -96,8 +96,8 @@ def write(
             name: {"dtype": "float32", "shape": list(shape), "sha256": digests[name].hexdigest()}
             for name, shape in shapes.items()
         }
-        whole = replace(certificate, tensors=dict(sorted((dict(certificate.tensors) | streamed).items())))
-        (temporary / CERTIFICATE).write_bytes(canonical(whole.to_dict()))
+        complete = replace(certificate, tensors=dict(sorted((dict(certificate.tensors) | streamed).items())))
+        (temporary / CERTIFICATE).write_bytes(canonical(complete.to_dict()))
 
 
 def _begin(

@@ -233,10 +233,10 @@ def mechanism_for(settings: Settings, domain: Domain, relevance: PrivateRelevanc
         raise UserError(f"there are {len(relevance.values)} relevances for {domain.size} features.")
     values = None if relevance is None else relevance.values
     ratios = budget_ratios(settings.allocation, values, size=domain.size)
-    whole = float(settings.delta_h0 / settings.batch_size / settings.epsilon2)  # b_j where beta_j = 1
+    unit = float(settings.delta_h0 / settings.batch_size / settings.epsilon2)  # b_j where beta_j = 1
     delta_f = settings.loss.delta_f(len(domain.classes), settings.hidden)
     label = float(delta_f / settings.batch_size / (settings.epsilon3 or 1))
-    units = np.divide(whole / SCALE, ratios, out=np.full_like(ratios, np.inf), where=ratios > 0)
+    units = np.divide(unit / SCALE, ratios, out=np.full_like(ratios, np.inf), where=ratios > 0)
     units[~np.isfinite(units)] = np.inf
     ratios = np.where(np.isfinite(units), ratios, 0.0)
     # floor(x / unit) in the same arithmetic as the records meet, at the largest x there is
@@ -251,7 +251,7 @@ def mechanism_for(settings: Settings, domain: Domain, relevance: PrivateRelevanc
         steps.astype(np.int64),
         label / SCALE,
         math.floor(1.0 / (label / SCALE)),
-        whole / SCALE,
+        unit / SCALE,
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -19,114 +18,47 @@ import torch
 from adlm.curator.clipping import Clip
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import second_moments as stage
-from adlm.curator.mechanisms.calibration import Calibration, Spending, off_diagonal
+from adlm.curator.mechanisms.calibration import off_diagonal
 from adlm.curator.mechanisms.gradient_rounds import (
-    FINE,
-    GradientClip,
     GradientRecords,
-    Small,
     feature_integers,
     on_grid,
     run_rounds,
 )
 from adlm.curator.mechanisms.moments import Indicators
+from adlm.curator.mechanisms.regression_calibration import (
+    ERROR_UNIT,
+    RegressionConfig,
+    RegressionScales,
+    TargetClip,
+    calibrate,
+    shares_of,
+    target_bins,
+)
 from adlm.curator.noise import Source
 from adlm.curator.passes import Records
 from adlm.curator.table_records import IndicatorCounts, TableFeatures, encoded_records
 from adlm.curator.totals import clamped
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import FEATURE_UNIT, Head, final_head
-from adlm.estimation.regression import BINS, ERROR_BOUND, FARTHEST, TargetScale, ridge_head
-from adlm.privacy.accounting import Mechanism, compose, gaussian_mu, root_up
+from adlm.estimation.regression import BINS, FARTHEST, TargetScale, ridge_head
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
+from adlm.privacy.triangle import symmetric
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import described
 from adlm.public.features.scaled_table import ScaledTable, frequencies
-from adlm.public.features.table_indicators import TableIndicators, is_ordered
-from adlm.public.features.triangle import symmetric
+from adlm.public.features.table_indicators import TableIndicators
 from adlm.public.planning.regression import (
-    FOURIER,
-    GAUSSIAN_SHARES,
-    MOMENTS_COLUMNS,
-    MOMENTS_SIGNAL,
-    PURE_ROUNDS,
-    PURE_SHARES,
-    PURE_STRONG,
     RegressionPlan,
-    Shares,
-    plan_regression,
-    plan_ridge,
 )
-from adlm.public.planning.rounds import signal_of
 from adlm.runtime import progress
 from adlm.runtime.part_store import Part
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 Encoded = tuple[npt.NDArray[np.float32], Integers]
-PROOF = "docs/proof-gradients.md"
-ERRORS = "squared errors of the model and of the mean"
-MIDDLE = TargetScale(0.5, 0.25)  # stands in where only bounds are asked for, which do not depend on it
-ERROR_UNIT = 1 << 16  # grid steps in one squared standard deviation
-
-
-@dataclass(frozen=True)
-class TargetClip(GradientClip):
-    """The L2 ball of one record's gradient of the squared loss.
-
-    Parameters
-    ----------
-    clip_norm : bound on the L2 norm of (w.x - t) (c, z), t in standard deviations.
-    constant : c.
-    scale : the released mean and spread of the target.
-
-    Formal guarantees
-    -----------------
-    That of `GradientClip`: whatever the record and the head, the integer gradient has L2 norm at most
-    `bound`.
-    """
-
-    scale: TargetScale = MIDDLE
-
-    def targets(self, positions: Integers) -> Reals:
-        """Return (n,) targets in standard deviations, clipped at FARTHEST."""
-        return np.clip(self.scale.standardised(positions / TARGET_UNIT), -FARTHEST, FARTHEST)
-
-    def errors(self, z: Reals | Small, codes: Integers, head: Head) -> Reals:
-        """Return (n, 1) errors w.x - t, in steps of 1 / FINE."""
-        return np.asarray(np.rint((self.scores(z, head) - self.targets(codes)[:, None]) * FINE))
-
-    def squared_errors(self, z: Reals, codes: Integers, head: Head) -> Integers:
-        """Return (n, 2) clipped squared errors, of the head and of the mean, in steps of 1 / ERROR_UNIT.
-
-        A prediction is brought back between the bounds of the target. Each entry lies between 0 and
-        `error_bound`.
-        """
-        truth = self.scale.standardised(codes / TARGET_UNIT)
-        low, high = (float(v) for v in self.scale.standardised(np.array([0.0, 1.0])))
-        of_head = np.clip(self.scores(z, head)[:, 0], low, high) - truth
-        both = np.minimum(np.stack([of_head * of_head, truth * truth], 1), ERROR_BOUND)
-        return np.asarray(np.rint(both * ERROR_UNIT), dtype=np.int64)
-
-    @property
-    def error_bound(self) -> int:
-        """Bound of a clipped squared error, in grid steps."""
-        return math.floor(ERROR_BOUND * ERROR_UNIT)
-
-    def errors_sensitivity(self) -> Fraction:
-        """Return the L2 distance of the two sums of squared errors of neighbours, under either relation.
-
-        One record's two entries lie in [0, error_bound], and so differ from another's, or from none, by at
-        most that each.
-        """
-        return root_up(Fraction(2 * self.error_bound**2))
-
-
-def target_bins() -> Clip:
-    """The clip of a record's bins of the target: non-negative, summing to one."""
-    return Clip("l2", (1.0,) * (BINS + 1), 1.0)
 
 
 def bins_of(positions: Integers) -> Reals:
@@ -138,142 +70,6 @@ def bins_of(positions: Integers) -> Reals:
     out[np.arange(len(positions)), below] = 1 - rest
     out[np.arange(len(positions)), below + 1] = rest
     return out
-
-
-@dataclass(frozen=True)
-class RegressionScales:
-    """Integer noise scales, in grid steps."""
-
-    indicators: int
-    target: int
-    learnt: int  # of gradients; of second moments on the diagonal
-    errors: int
-
-
-@dataclass(frozen=True)
-class RegressionConfig:
-    """What a release for a numeric target is made by; all of it public.
-
-    Attributes
-    ----------
-    budget : epsilon and delta; delta 0 gives radial noise.
-    k : number of features.
-    plan : the settings.
-    indicators : the counts of the table's indicators.
-    contributions : records one person may have.
-    """
-
-    budget: Budget
-    k: int
-    plan: RegressionPlan
-    indicators: Indicators
-    contributions: int = 1
-
-    @property
-    def mechanism(self) -> Mechanism:
-        """The noise."""
-        return "gaussian" if self.budget.delta else "radial"
-
-    def clip(self, scale: TargetScale | None = None) -> TargetClip:
-        """The clip of gradients, for a released mean and spread."""
-        rounds = self.plan.rounds
-        return TargetClip(rounds.clip_norm, rounds.constant, scale or MIDDLE)
-
-    def second_clip(self) -> Clip:
-        """The clip of (constant, z, weight t / FARTHEST), whose products are summed."""
-        longest = math.sqrt(self.plan.rounds.constant**2 + 1 + self.plan.weight**2)
-        return Clip("l2", (1.0,) * (self.k + 2), longest)
-
-    @property
-    def learnt(self) -> str:
-        """What the model is learnt from, in words."""
-        if self.plan.method == "moments":
-            return "second moments of features and target"
-        return f"gradients of {self.plan.rounds.rounds} rounds"
-
-    def learnt_sensitivity(self, neighbours: str) -> Fraction:
-        """Return how far neighbours move what the model is learnt from."""
-        if self.plan.method == "moments":
-            clip = self.second_clip()
-            return (
-                clip.second_sensitivity(neighbours)
-                if self.budget.delta
-                else stage.triangle_sensitivity(clip, neighbours)
-            )
-        one, rounds = self.clip().sensitivity(neighbours), self.plan.rounds.rounds
-        return root_up(rounds * one**2) if self.budget.delta else rounds * one
-
-
-def shares_of(delta: Fraction) -> Shares:
-    """Return how the budget is divided."""
-    return GAUSSIAN_SHARES if delta else PURE_SHARES
-
-
-def calibrate(config: RegressionConfig, neighbours: str) -> Calibration[RegressionScales]:
-    """Return the smallest integer noise scales that keep to the budget, and their charges.
-
-    Formal guarantees
-    -----------------
-    Relation: the given one. Sensitivity: asked of the code that clips. Guarantee: the charges compose to at
-    most the budget. Proved in docs/proof-gradients.md (Theorems 1, 2, 4 and 5).
-    """
-    budget = config.budget
-    if not budget.delta:
-        return _calibrated(config, neighbours, budget.epsilon / config.contributions)
-    mu = gaussian_mu(budget.epsilon, budget.delta) / config.contributions
-    while True:  # once, unless rounding up in the charge costs more than rounding down in mu left
-        made = _calibrated(config, neighbours, mu)
-        if compose(made.charges).epsilon_proved <= budget.epsilon:
-            return made
-        mu *= Fraction(999_999, 1_000_000)
-
-
-def _calibrated(config: RegressionConfig, neighbours: str, loss: Fraction) -> Calibration[RegressionScales]:
-    """Divide mu (whose square adds up) or epsilon between the four parts."""
-    spending = Spending(config.mechanism, neighbours, loss, config.contributions, config.budget.delta)
-    shares = shares_of(config.budget.delta)
-    theorem = "Theorem 2" if config.plan.method == "rounds" else "Theorem 5"
-    first = config.indicators.clip().counts_sensitivity(neighbours)
-    second = target_bins().counts_sensitivity(neighbours)
-    learnt, checked = config.learnt_sensitivity(neighbours), config.clip().errors_sensitivity()
-    scales = RegressionScales(
-        spending.scale("counts of indicators", first, shares.indicators, f"{PROOF} Theorem 1"),
-        spending.scale("counts of the target's bins", second, shares.target, f"{PROOF} Theorem 1"),
-        spending.scale(config.learnt, learnt, shares.learnt, f"{PROOF} {theorem}"),
-        spending.scale(ERRORS, checked, shares.check, f"{PROOF} Theorem 4"),
-    )
-    return Calibration(scales, tuple(spending.charges))
-
-
-def plan_target(
-    table: TableDomain, n: int, epsilon: Fraction, delta: Fraction, fourier: int = 0
-) -> RegressionPlan:
-    """Choose settings for n records of a table with a numeric target; `fourier` 0 leaves that to the rule.
-
-    Parameters
-    ----------
-    table : the declared table, with a numeric target.
-    n : number of records, public or guessed.
-    epsilon, delta : the budget.
-    fourier : number of random Fourier features; 0 leaves it to the rule.
-    """
-    ordered = [is_ordered(column) for column in table.features]
-    count = fourier or (FOURIER if any(ordered) and delta else 0)
-    if delta:
-        mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(shares_of(delta).learnt)
-        return plan_regression(n, signal_of(n, mu, table.neighbours, table.contributions), count)
-    columns, loss = len(ordered), float(epsilon * shares_of(delta).learnt)
-    each = signal_of(n, loss, table.neighbours, table.contributions) / columns
-    if not fourier and all(ordered) and columns <= MOMENTS_COLUMNS and each < MOMENTS_SIGNAL:
-        return plan_ridge(n, columns)
-    width = 1 + ScaledTable.width_of(table, count)
-    few, many = (
-        signal_of(n, loss / math.sqrt(rounds * width), table.neighbours, table.contributions)
-        for rounds in PURE_ROUNDS
-    )
-    if few < PURE_STRONG:
-        return plan_regression(n, few, count, pure=PURE_ROUNDS[0])
-    return plan_regression(n, many, count, pure=PURE_ROUNDS[1])
 
 
 def release(

@@ -8,7 +8,7 @@ from adlm.curator.mechanisms.calibration import Spending
 from adlm.curator.mechanisms.gradient_rounds import GradientClip, predicted_sensitivity
 from adlm.curator.mechanisms.moment_config import MomentConfig, Scales
 from adlm.estimation.gradient_head import GradientRounds
-from adlm.privacy.accounting import root_up
+from adlm.runtime.roots import root_up
 
 PROOF = "docs/proof-gradients.md"
 CHECK_SHARE = Fraction(1, 50)  # of the budget, to count the records that the head gets right

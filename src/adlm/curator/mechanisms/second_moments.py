@@ -203,8 +203,8 @@ class Products:
         if self.centres is not None:
             rows = rows[:, : self.centres.shape[1]] - self.centres[codes]
         inner = rows[:, :q] if self.basis is None else turned(rows[:, : len(self.basis)], self.basis)
-        whole = self.clip.integers(inner)
-        second = products_of(whole, whole)
+        clipped = self.clip.integers(inner)
+        second = products_of(clipped, clipped)
         if self.outer is None:
             return (second,)
         directions, inside, outside = self.outer

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from adlm.public.features.triangle import symmetric
+from adlm.privacy.triangle import symmetric
 
 Reals = npt.NDArray[np.float64]
 

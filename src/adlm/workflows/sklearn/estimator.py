@@ -107,16 +107,9 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         training: Mapping[str, Any] | None = None,
         class_weight: Mapping[Any, float] | str | None = None,
     ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.domain = domain
-        self.ledger = ledger
-        self.size = size
-        self.random_state = random_state
-        self.fourier = fourier
-        self.budget = budget
-        self.release = release
-        self.training = training
+        super().__init__(
+            epsilon, delta, domain, ledger, size, random_state, fourier, budget, release, training
+        )
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:

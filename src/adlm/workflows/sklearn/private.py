@@ -49,20 +49,34 @@ class _Family:
 class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     """An estimator whose `fit` makes one release and trains on it; `AdLMClassifier` says what it takes."""
 
-    epsilon: float | str | Fraction
-    delta: float | str | Fraction
-    domain: TableDomain | Domain | str | Path | None
-    ledger: str | Path | None
-    size: int | None
-    random_state: Any
-    fourier: Fourier
-    budget: float | str | Fraction | None
-    release: Release | str | Path | None
-    training: Mapping[str, Any] | None
     release_: Release
     model_: Model
     _table: TableDomain | None
     _shape: tuple[int, ...] | None
+
+    def __init__(
+        self,
+        epsilon: float | str | Fraction = 1.0,
+        delta: float | str | Fraction = 0.0,
+        domain: TableDomain | Domain | str | Path | None = None,
+        ledger: str | Path | None = None,
+        size: int | None = None,
+        random_state: int | None = None,
+        fourier: Fourier = 0,
+        budget: float | str | Fraction | None = None,
+        release: Release | str | Path | None = None,
+        training: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.epsilon = epsilon
+        self.delta = delta
+        self.domain = domain
+        self.ledger = ledger
+        self.size = size
+        self.random_state = random_state
+        self.fourier = fourier
+        self.budget = budget
+        self.release = release
+        self.training = training
 
     @classmethod
     def from_release(cls, release: Release | str | Path, **training: Any) -> Self:

@@ -1,4 +1,4 @@
-"""A regressor with scikit-learn's manners: `fit` makes one release and trains on it.
+"""A regressor with the scikit-learn API: `fit` makes one release and trains on it.
 
 >>> from sklearn.datasets import load_diabetes
 >>> from adlm import AdLMRegressor
@@ -12,9 +12,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,11 +23,9 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from adlm.errors import UserError
 from adlm.privacy.release import Release
-from adlm.public.domain import Domain
 from adlm.public.domain.encoding import column_names, encode_frame, encode_target
 from adlm.public.domain.table import TableDomain
 from adlm.readers.frames import kept_records
-from adlm.workflows.options import Fourier
 from adlm.workflows.sklearn.inputs import (
     check_lengths,
     declared,
@@ -76,30 +72,6 @@ class AdLMRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     says so in `model_.training["warning"]`. There are no sample weights and no `partial_fit`, for the reasons
     that `AdLMClassifier` gives.
     """
-
-    def __init__(
-        self,
-        epsilon: float | str | Fraction = 1.0,
-        delta: float | str | Fraction = 0.0,
-        domain: TableDomain | Domain | str | Path | None = None,
-        ledger: str | Path | None = None,
-        size: int | None = None,
-        random_state: int | None = None,
-        fourier: Fourier = 0,
-        budget: float | str | Fraction | None = None,
-        release: Release | str | Path | None = None,
-        training: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.epsilon = epsilon
-        self.delta = delta
-        self.domain = domain
-        self.ledger = ledger
-        self.size = size
-        self.random_state = random_state
-        self.fourier = fourier
-        self.budget = budget
-        self.release = release
-        self.training = training
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
         """Make a release of the records and train on it; with `release`, train on that alone.

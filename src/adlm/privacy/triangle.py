@@ -1,4 +1,4 @@
-"""The upper triangle of a symmetric matrix, as second moments are released."""
+"""How a release stores a symmetric matrix, such as second moments: its upper triangle, zeros below."""
 
 from __future__ import annotations
 

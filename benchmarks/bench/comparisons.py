@@ -20,6 +20,7 @@ from adlm.curator.noise import Source
 from benchmarks.bench.engines import engines, reading
 from benchmarks.bench.ratio import Ratio, Sense, exponent, interleave, ratio
 from benchmarks.bench.subjects import Figures, measure, write_table
+from benchmarks.bench.wide_table import wide
 
 DRAWS = 60_000 * 784  # MNIST: a draw for each pixel
 
@@ -390,31 +391,23 @@ def tables(scale: Scale) -> list[Ratio]:
 
 
 def rounds(scale: Scale) -> list[Ratio]:
-    """What gradient rounds cost: beside the whole way without them, and beside a table's class tables."""
-    n, rows = (6000, 20_000) if scale.quick else (None, 460_000)
-    way = {"data": scale.data, "n": n, "epsilon": "1", "cache": False}
+    """What gradient rounds of images cost, beside the whole way without them."""
+    way = {"data": scale.data, "n": 6000 if scale.quick else None, "epsilon": "1", "cache": False}
     found = _measured(
-        {
-            "with": ("pipeline-release", way),
-            "without": ("pipeline-release", way | {"second": 0}),
-            "rounds": ("wide-table", {"n": rows, "additive": False}),
-            "tables": ("wide-table", {"n": rows, "additive": True}),
-            "quarter": ("wide-table", {"n": rows // 4, "additive": False}),
-        },
+        {"with": ("pipeline-release", way), "without": ("pipeline-release", way | {"second": 0})},
         scale.repeats,
     )
     seconds = {name: [figures["seconds"] for figures in each] for name, each in found.items()}
-    peak = {name: [figures["peak"] for figures in each] for name, each in found.items()}
     added = [a - b for a, b in zip(seconds["with"], seconds["without"], strict=True)]
-    detail = {"rows": rows}
     return [
-        ratio("gradient rounds of MNIST, over the whole way without them, time", added, seconds["without"],
-              sense="at most", asked=0.5),
-        ratio("table of 54 columns: gradient rounds over class tables, time", seconds["rounds"],
-              seconds["tables"], sense="at most", asked=1.0, detail=detail),
-        ratio("table of 54 columns, 4 times as many rows, peak memory", peak["rounds"], peak["quarter"],
-              sense="at most", asked=1.25, detail=detail),
-    ]  # fmt: skip
+        ratio(
+            "gradient rounds of MNIST, over the whole way without them, time",
+            added,
+            seconds["without"],
+            sense="at most",
+            asked=0.5,
+        )
+    ]
 
 
 def _grown(
@@ -474,5 +467,6 @@ COMPARISONS = {
     "reading": reading,
     "engines": engines,
     "rounds": rounds,
+    "wide": wide,
     "image": one_image,
 }

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import torch
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
@@ -54,8 +55,10 @@ def write_numbers(folder: Path, rows: int, kinds: tuple[str, ...]) -> dict[str, 
 def release_numbers(given: Given) -> Figures:
     """Release a table of numbers: read once and kept, or read anew and cell by cell in each pass.
 
-    `mechanism` is `class tables` (three passes), `rounds` (over thirty), or what the rule chooses.
-    `processor` has the processor seconds of this process and of workers, for a machine that is not idle.
+    `mechanism` is `class tables` (four passes), `rounds` (over thirty), or what the rule chooses.
+    `processor` has the processor seconds of this process and of the cluster's, for a machine that is not
+    idle. With `threads` nothing in this process uses more of them, Arrow included; Ray does the same to its
+    workers.
     """
     from adlm import privatise
     from adlm.curator import passes
@@ -66,6 +69,8 @@ def release_numbers(given: Given) -> Figures:
     threads = given.get("threads")
     if threads:
         setattr(passes, "threads_here", lambda: int(threads))  # noqa: B010
+        pa.set_cpu_count(int(threads))
+        torch.set_num_threads(int(threads))
     table = TableDomain.from_toml(DOMAIN)
     if given.get("engine") == "ray":
         return _by_ray(given, table)
@@ -116,14 +121,19 @@ def _by_ray(given: Given, table: Any) -> Figures:
 
 
 def of_cluster(what: str) -> list[float]:
-    """Return the processor seconds, or the largest resident sizes in bytes, of this process's Ray workers."""
+    """Return what the processes of this process's Ray cluster took.
+
+    `processor` is the processor seconds of all of them; `peak` the largest resident sizes of workers, in
+    bytes.
+    """
     found, mine = [], f"_{os.getpid()}/"
     tick = os.sysconf("SC_CLK_TCK")
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             after = (folder / "stat").read_text().rpartition(")")[2].split()
-            parent = Path("/proc", after[1], "cmdline").read_bytes().decode(errors="replace")
-            if "raylet" not in parent or mine not in parent.replace("\0", "/"):
+            own, parent = _command(folder), _command(Path("/proc", after[1]))
+            worker = "raylet" in parent and mine in parent
+            if not (worker or (what == "processor" and mine in own)):
                 continue
             if what == "processor":
                 found.append((int(after[11]) + int(after[12])) / tick)
@@ -135,6 +145,10 @@ def of_cluster(what: str) -> list[float]:
         except (OSError, StopIteration, IndexError):
             continue
     return found
+
+
+def _command(process: Path) -> str:
+    return (process / "cmdline").read_bytes().decode(errors="replace").replace("\0", "/")
 
 
 def reading(scale: Scale) -> list[Ratio]:
@@ -194,16 +208,18 @@ def engines(scale: Scale) -> list[Ratio]:
 
 
 def _side_by_side(folder: Path, mechanism: str, rows: int, repeats: int) -> list[Ratio]:
+    progress.say(f"bench: engines, {mechanism}: writing {rows:,} and {rows // 4:,} rows")
     file = str(write_numbers(folder, rows, ("parquet",))["parquet"])
     few = str(write_numbers(folder, rows // 4, ("parquet",))["parquet"])
     whole: Given = {"file": file, "rows": rows, "mechanism": mechanism}
     quarter: Given = {"file": few, "rows": rows // 4, "mechanism": mechanism}
     given: dict[str, Given] = {
         "local": whole | {"threads": 1},
-        "ray, 1 worker": whole | {"engine": "ray", "workers": 1},
+        "ray, 1 worker": whole | {"threads": 1, "engine": "ray", "workers": 1},
         "local, a quarter": quarter | {"threads": 1},
-        "ray, a quarter": quarter | {"engine": "ray", "workers": 1},
-        "ray, 2 workers": whole | {"engine": "ray", "workers": 2},
+        "ray, a quarter": quarter | {"threads": 1, "engine": "ray", "workers": 1},
+        "local, 2 threads": whole | {"threads": 2},
+        "ray, 2 workers": whole | {"threads": 1, "engine": "ray", "workers": 2},
     }
     try:
         found = _figures(given, repeats)
@@ -246,8 +262,9 @@ def _side_by_side(folder: Path, mechanism: str, rows: int, repeats: int) -> list
     return [
         against("ray with 1 worker over local with 1 thread: time", one, "local", "seconds", 1.4, said),
         against("the same with the start of the cluster", one, "local", "seconds with start", note=equal),
-        against("the same in processor seconds of driver and worker", one, "local", "processor"),
+        against("the same in processor seconds of driver and cluster", one, "local", "processor"),
         against("ray with 2 workers over 1: time", two, one, "seconds"),
+        against("ray with 2 workers over local with 2 threads: time", two, "local, 2 threads", "seconds"),
         against("local, 4 times the rows: processor seconds", "local", "local, a quarter", "processor"),
         against("ray: the driver's memory, 4 times the rows", one, few_rows, "peak", 1.2),
     ]
@@ -272,6 +289,7 @@ def _figures(given: dict[str, Given], repeats: int) -> dict[str, list[Figures]]:
     found: dict[str, list[Figures]] = {name: [] for name in given}
 
     def run(name: str) -> float:
+        progress.say(f"bench: {name}: begun")
         figures = measure("numbers", given[name])
         found[name].append(figures)
         used = f", {figures['processor']:.1f} processor seconds" if "processor" in figures else ""

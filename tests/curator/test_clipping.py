@@ -328,3 +328,33 @@ def test_no_joint_cost_under_laplace_noise() -> None:
         Clip("l1", (1.0,), 1.0).rows_sensitivity("replace-one")
     with pytest.raises(UserError, match="only under Gaussian noise"):
         Clip("l1", (1.0,), 1.0).joint_loss_squared(Fraction(1), Fraction(1), "replace-one")
+
+
+def _written_out(clip: Clip, values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The same formula with every check made on every row."""
+    ratio = np.clip(values / clip.steps, -(2.0**60), 2.0**60)
+    size = np.abs(ratio).sum(1) if clip.norm == "l1" else np.sqrt((ratio * ratio).sum(1))
+    shrink = np.minimum(1.0, clip.feature_norm_bound / np.maximum(size, 1e-300))
+    rows = np.trunc(ratio * shrink[:, None])
+    for row, one in enumerate(ratio):
+        while sum(abs(int(v)) if clip.norm == "l1" else int(v) ** 2 for v in rows[row]) > (
+            clip.feature_norm_bound if clip.norm == "l1" else clip.feature_norm_bound**2
+        ):
+            shrink[row] *= 1 - 2.0**-30
+            rows[row] = np.trunc(one * shrink[row])
+    return np.asarray(rows)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2"])
+@pytest.mark.parametrize("width", [3, 160])
+def test_rows_are_those_of_the_formula_written_out(norm: Norm, width: int) -> None:
+    chance = np.random.default_rng(0)
+    clip = Clip(norm, tuple(chance.uniform(0.5, 2, width)), 1.0, 0.3)
+    inside = chance.normal(0, 0.01 / width, (300, width))
+    on_the_edge = chance.normal(size=(300, width))
+    weighed = np.abs(on_the_edge) / clip.scales if norm == "l1" else (on_the_edge / clip.scales) ** 2
+    length = weighed.sum(1) if norm == "l1" else np.sqrt(weighed.sum(1))
+    on_the_edge /= length[:, None]
+    far = chance.normal(size=(300, width)) * 10.0 ** chance.uniform(-3, 300, (300, 1))
+    for values in (inside, on_the_edge, far, np.concatenate([inside, far, on_the_edge])):
+        assert np.array_equal(clip.integers(values), _written_out(clip, values))

@@ -17,7 +17,7 @@ def bench(
         str | None,
         typer.Option(
             help="Only these: noise, features, training, networks, pipeline, growth, tables, reading, "
-            "engines, rounds, image."
+            "engines, rounds, wide, image."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less work; the spread is larger.")] = False,

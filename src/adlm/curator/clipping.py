@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.errors import UserError
-from adlm.runtime.memory import rows_in_cache
+from adlm.runtime.memory import blocks_in_cache
 from adlm.runtime.roots import root_up
 
 Norm = Literal["l1", "l2"]
 RESOLUTION = 1 << 20  # the norm of a whole record in grid steps: products of two fit a double exactly
+FARTHEST = 2.0**60  # grid steps
 EXACT_ROWS = (
     1 << 12
 )  # rows * RESOLUTION^2 <= 2^52, so a matrix product of doubles is exact integer arithmetic
@@ -88,31 +89,40 @@ class Clip:
         values = np.asarray(z)
         if values.ndim != 2 or values.shape[1] != len(self.scales):
             raise UserError(f"features must be (n, {len(self.scales)}), got {values.shape}")
-        out, steps, count = np.empty(values.shape), self.steps, rows_in_cache(values.shape[1])
-        for start in range(0, len(values), count):  # a row depends on its own record alone
-            self._clipped(values[start : start + count], steps, out[start : start + count])
+        out, steps = np.empty(values.shape), self.steps
+        for rows in blocks_in_cache(len(values), values.shape[1]):  # a row depends on its own record alone
+            self._clipped(values[rows], steps, out[rows])
         return out
 
     def _clipped(self, values: npt.NDArray[Any], steps: Reals, rows: Reals) -> None:
         """Shrink and round a few rows."""
-        if not np.isfinite(values).all():
-            raise UserError("features hold a value that is not a finite number; check the feature map")
-        with np.errstate(over="ignore"):  # a quotient beyond 2^60 steps is as far outside as any
+        with np.errstate(over="ignore", invalid="ignore"):
             ratio = values / steps
-        np.clip(ratio, -(2.0**60), 2.0**60, out=ratio)
-        if self.norm == "l1":
-            np.abs(ratio, out=rows)
-        else:
-            np.multiply(ratio, ratio, out=rows)
-        size = rows.sum(1) if self.norm == "l1" else np.sqrt(rows.sum(1))
+            size = self._size(ratio, rows)
+        if not (size <= FARTHEST).all():  # also where a value is not finite
+            if not np.isfinite(values).all():
+                raise UserError("features hold a value that is not a finite number; check the feature map")
+            np.clip(ratio, -FARTHEST, FARTHEST, out=ratio)  # beyond is as far outside as any
+            size = self._size(ratio, rows)
         shrink = np.minimum(1.0, self.feature_norm_bound / np.maximum(size, 1e-300))
-        np.multiply(ratio, shrink[:, None], out=rows)
-        np.trunc(rows, out=rows)
-        over = np.flatnonzero(self._exceeds(rows))
+        if shrink.min(initial=1.0) < 1:
+            np.multiply(ratio, shrink[:, None], out=rows)
+            np.trunc(rows, out=rows)
+        else:
+            np.trunc(ratio, out=rows)
+        # a row whose float norm is well inside is inside: rounding towards zero never raises a norm
+        near = np.flatnonzero(size > self.feature_norm_bound * (1 - 2.0**-20))
+        over = near[self._exceeds(rows if len(near) == len(rows) else rows[near])] if near.size else near
         while over.size:  # the float norm was a rounding error too small
             shrink[over] *= 1 - 2.0**-30
             rows[over] = np.trunc(ratio[over] * shrink[over, None])
             over = over[self._exceeds(rows[over])]
+
+    def _size(self, ratio: Reals, scratch: Reals) -> Reals:
+        """Return the norms of rows, about; the scratch is written over."""
+        if self.norm == "l1":
+            return np.asarray(np.abs(ratio, out=scratch).sum(1))
+        return np.asarray(np.sqrt(np.multiply(ratio, ratio, out=scratch).sum(1)))
 
     def _exceeds(self, rows: Reals) -> npt.NDArray[np.bool_]:
         """Whether rows are outside the ball. Sums of whole numbers below 2^53 are exact in doubles."""

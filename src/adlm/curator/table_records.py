@@ -15,7 +15,6 @@ from adlm.public.domain.encoding import expand
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import Features
 from adlm.public.features.table_indicators import TableIndicators
-from adlm.runtime.memory import rows_in_cache
 from adlm.runtime.part_store import Part
 
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
@@ -42,11 +41,7 @@ class TableFeatures:
 
     def __call__(self, part: Part) -> Part:
         """Return (n, width) features, and (n,) classes."""
-        x, count = torch.from_numpy(part[0]), rows_in_cache(self.features.width)
-        made = np.empty((len(x), self.features.width), dtype=np.float32)
-        for start in range(0, len(x), count):
-            made[start : start + count] = self.features(x[start : start + count]).numpy()
-        return made, part[1]
+        return self.features(torch.from_numpy(part[0])).numpy(), part[1]
 
 
 @dataclass(frozen=True, eq=False)

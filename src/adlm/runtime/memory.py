@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -18,6 +19,14 @@ def keep_freed() -> None:
     libraries do not mind.
     """
     np.empty(31 << 20, dtype=np.uint8)
+
+
+def blocks_in_cache(rows: int, width: int) -> Iterator[slice]:
+    """Cut so many rows of so many doubles into blocks of about one size that stay in a core's own cache."""
+    count = max(1, -(-rows // rows_in_cache(width)))
+    size = max(1, -(-rows // count))
+    for start in range(0, rows, size):
+        yield slice(start, min(start + size, rows))
 
 
 def rows_in_cache(width: int) -> int:

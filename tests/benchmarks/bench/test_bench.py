@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from typer.testing import CliRunner
 
 from adlm.cli.app import app
 from adlm.errors import UserError
-from benchmarks.bench import comparisons, run
+from benchmarks.bench import comparisons, engines, run, wide_table
 
 
 def test_ratios_divide_figures_of_the_same_round() -> None:
@@ -52,10 +54,8 @@ def test_a_subject_is_measured_in_its_own_process() -> None:
     assert large["peak"] - small["peak"] > 100_000 * 100 * 4 / 2  # its own vectors, at least
 
 
-def test_rounds_are_measured_beside_the_way_without_them_and_beside_class_tables(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    figures = {"with": 3.0, "without": 2.0, "rounds": 4.0, "tables": 5.0, "quarter": 1.0}
+def test_rounds_are_measured_beside_the_way_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    figures = {"with": 3.0, "without": 2.0}
     asked: dict[str, dict[str, object]] = {}
 
     def fake(subjects: dict[str, tuple[str, dict[str, object]]], repeats: int) -> dict[str, list[object]]:
@@ -64,10 +64,41 @@ def test_rounds_are_measured_beside_the_way_without_them_and_beside_class_tables
 
     monkeypatch.setattr(comparisons, "_measured", fake)
     found = comparisons.rounds(Scale(True, 2))
-    assert [r.value for r in found] == [0.5, 0.8, 1.0]
-    assert [r.met for r in found] == [True, True, True]
+    assert [r.value for r in found] == [0.5]
+    assert [r.met for r in found] == [True]
     assert asked["without"]["second"] == 0
-    assert asked["tables"]["additive"] is True
+
+
+def test_rounds_of_a_wide_table_are_measured_beside_class_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(name: str, given: dict[str, object]) -> dict[str, float]:
+        assert name == "wide-table"
+        seconds = 5.0 if given["additive"] else 4.0
+        return {"seconds": seconds, "processor": 2 * seconds, "peak": float(str(given["n"]))}
+
+    monkeypatch.setattr(wide_table, "measure", fake)
+    found = wide_table.wide(Scale(True, 2))
+    assert [r.value for r in found] == [0.8, 0.8, 4.0]
+    assert [r.met for r in found] == [True, None, False]
+
+
+def test_the_processes_of_a_cluster_are_told_from_others_by_its_session() -> None:
+    busy = "import sys, time\nfor _ in range(3 * 10**6): pass\nprint(flush=True); time.sleep(60)"
+    mine = f"session_1_{os.getpid()}/sockets"
+    started = [
+        subprocess.Popen([sys.executable, "-c", busy, word], stdout=subprocess.PIPE)
+        for word in (mine, "session_1_0/sockets")
+    ]
+    try:
+        for process in started:
+            assert process.stdout is not None
+            process.stdout.readline()
+        assert len(engines.of_cluster("processor")) == 1
+        assert engines.of_cluster("processor")[0] > 0
+        assert engines.of_cluster("peak") == []  # it is no worker
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
 
 
 @pytest.mark.parametrize("additive", [True, False])

@@ -104,10 +104,12 @@ class Cells:
 
     def __call__(self, z: npt.ArrayLike) -> Reals:
         """Undo the features' unit: cells that are on are 1."""
-        values = np.asarray(z, dtype=np.float64)
+        values = np.asarray(z)
         if values.ndim != 2 or values.shape[1] != self.width:
             raise UserError(f"a table's features are (n, {self.width}), got {values.shape}")
-        return np.asarray(np.clip(values / self.unit, 0.0, 1.0))
+        cells = values.astype(np.float64)
+        cells /= self.unit
+        return np.asarray(np.clip(cells, 0.0, 1.0, out=cells))
 
 
 @dataclass(frozen=True)

@@ -45,8 +45,7 @@ ROWS = 1 << 12  # records worked on at once: 2^12 products below 2^30 add up exa
 LARGEST_SMALL = (1 << 15) - 1  # that 16 bits hold
 FINE = 1 << 24  # grid of p - y before it is bounded: M squares add up exactly
 PROBABILITY_UNIT = 1 << 30  # grid of exp(score - largest score): M of them add up exactly
-NARROW = 3  # classes up to which a product class by class is faster
-VECTOR = 8  # doubles
+VECTOR, CLASSES = 8, 4  # doubles; products of whole vectors, and of so many classes, are faster
 
 
 def feature_integers(z: npt.ArrayLike) -> Small:
@@ -113,12 +112,14 @@ class GradientClip:
 
     def scores(self, z: Reals | Small, head: Head) -> Reals:
         """Return (n, M) scores of features on the grid: exact, for every sum stays below 2^53 steps."""
-        scores = np.empty((len(head.integers), len(z)))  # class by class: what follows runs along records
-        into, weights = torch.from_numpy(scores), torch.zeros((len(scores), _padded(z)), dtype=torch.float64)
-        weights[:, : z.shape[1]] = torch.from_numpy(head.integers[:, 1:])
-        across = weights.T.contiguous()
+        classes = len(head.integers)
+        # class by class: what follows runs along records
+        whole = np.empty((_whole(classes, CLASSES), len(z)))
+        into, weights = torch.from_numpy(whole), torch.zeros((len(whole), _padded(z)), dtype=torch.float64)
+        weights[:classes, : z.shape[1]] = torch.from_numpy(head.integers[:, 1:])
         for rows, values in _doubles(z):
-            into[:, rows] = weights @ values.T if len(scores) <= NARROW else (values @ across).T
+            torch.mm(weights, values.T, out=into[:, rows])
+        scores = whole[:classes]
         scores += (self.unit * head.integers[:, 0])[:, None]
         scores *= 1 / (FEATURE_UNIT * WEIGHT_UNIT)  # a power of two
         return scores.T
@@ -176,28 +177,36 @@ class GradientClip:
         z, codes, head : (n, k) features in grid steps, (n,) classes, and the head of this round.
         allowed : what `allowed` gives for z, if it is known already.
         """
-        residuals = np.ascontiguousarray(self.residuals(z, codes, head, allowed).T)
+        found = self.residuals(z, codes, head, allowed).T
+        classes = len(found)
+        residuals = np.zeros((_whole(classes, CLASSES), len(z)))
+        residuals[:classes] = found
         across = torch.from_numpy(residuals)
         sums = torch.zeros((len(residuals), _padded(z)), dtype=torch.float64)
         for rows, values in _doubles(z):
             sums.addmm_(across[:, rows], values)  # every sum is exact: products below 2^29, 2^12 records
-        total = np.empty((len(residuals), 1 + z.shape[1]), dtype=np.int64)
-        total[:, 0] = self.unit * residuals.sum(1).astype(np.int64)
-        total[:, 1:] = sums.numpy()[:, : z.shape[1]]
+        total = np.empty((classes, 1 + z.shape[1]), dtype=np.int64)
+        total[:, 0] = self.unit * found.sum(1).astype(np.int64)
+        total[:, 1:] = sums.numpy()[:classes, : z.shape[1]]
         return total
 
 
 def _padded(z: Reals | Small) -> int:
     """Return the width of whole numbers as doubles: of whole vectors, on which products are faster."""
-    return -(-int(z.shape[1]) // VECTOR) * VECTOR
+    return _whole(int(z.shape[1]), VECTOR)
+
+
+def _whole(count: int, of: int) -> int:
+    """Return the next multiple."""
+    return -(-count // of) * of
 
 
 def _doubles(z: Reals | Small) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Give whole numbers as doubles, a few rows at a time: as many as a processor's own cache holds.
+    """Give whole numbers as doubles, a few rows at a time: about as many as a processor's own cache holds.
 
     Rows end in zeros up to `_padded`. Those that are given next take the place of those before.
     """
-    whole, count = torch.from_numpy(z), rows_in_cache(z.shape[1])
+    whole, count = torch.from_numpy(z), 2 * rows_in_cache(z.shape[1])  # fewer would spend more on calls
     space = torch.zeros((min(count, len(z)), _padded(z)), dtype=torch.float64)
     for start in range(0, len(z), count):
         rows = slice(start, min(start + count, len(z)))

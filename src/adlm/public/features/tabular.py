@@ -123,7 +123,7 @@ class TabularFeatures(Features):
             turned = torch.round(x[:, self._first].double() * _GRID) @ self._frequencies_on_grid.to(x.device)
             cosines = cosine(turned * (1 / _GRID**2) + self._phases.double()).float()
             indicators.append(torch.stack([(1 + cosines) / 2, (1 - cosines) / 2], 2).flatten(1))
-        return torch.cat(indicators, 1) * self.unit
+        return indicators[0] * self.unit if len(indicators) == 1 else torch.cat(indicators, 1).mul_(self.unit)
 
     def possible(self, z: Tensor) -> Tensor:
         """Cells are not negative, and those of a block sum to one."""
@@ -172,7 +172,7 @@ def column_cells(column: Column, x: Tensor, detail: int) -> Tensor:
         knots = _knots(column, detail)
         place = position * (knots - 1)
         indicators = place - torch.arange(knots, dtype=x.dtype, device=x.device)
-        indicators = (1 - indicators.abs_()).clamp_min_(0)
+        indicators.abs_().neg_().add_(1).clamp_min_(0)  # in place: this is what a pass waits for
     if column.missing is None:
         return indicators
     missing = x[..., 1:2]

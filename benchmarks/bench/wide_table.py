@@ -1,0 +1,62 @@
+"""A table of 54 columns and 7 classes: gradient rounds and class tables, measured side by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from adlm.runtime import progress
+from benchmarks.bench.ratio import Ratio, interleave, ratio
+from benchmarks.bench.subjects import measure
+
+if TYPE_CHECKING:
+    from benchmarks.bench.comparisons import Scale
+
+
+def wide(scale: Scale) -> list[Ratio]:
+    """What gradient rounds of a table cost, beside its class tables."""
+    rows = 20_000 if scale.quick else 460_000
+    given = {
+        "rounds": {"n": rows, "additive": False},
+        "tables": {"n": rows, "additive": True},
+        "quarter": {"n": rows // 4, "additive": False},
+    }
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in given}
+
+    def run(name: str) -> float:
+        figures = measure("wide-table", given[name])
+        found[name].append(figures)
+        told = f"{figures['seconds']:.1f} s, {figures['processor']:.1f} processor seconds"
+        progress.say(f"bench: table of 54 columns, {name}: {told}, {figures['peak'] / 1e6:.0f} MB")
+        return float(figures["seconds"])
+
+    interleave({name: lambda name=name: run(name) for name in given}, scale.repeats)  # type: ignore[misc]
+    seconds = {name: [figures["seconds"] for figures in each] for name, each in found.items()}
+    used = {name: [figures["processor"] for figures in each] for name, each in found.items()}
+    peak = {name: [figures["peak"] for figures in each] for name, each in found.items()}
+    detail = {"rows": rows, "seconds": seconds, "processor": used}
+    note = f"{rows:,} rows; processor seconds: " + ", ".join(f"{n} {min(u):.1f}" for n, u in used.items())
+    return [
+        ratio(
+            "table of 54 columns: gradient rounds over class tables, time",
+            seconds["rounds"],
+            seconds["tables"],
+            sense="at most",
+            asked=1.0,
+            note=note,
+            detail=detail,
+        ),
+        ratio(
+            "the same in processor seconds",
+            used["rounds"],
+            used["tables"],
+            detail=detail,
+        ),
+        ratio(
+            "table of 54 columns, 4 times as many rows, peak memory",
+            peak["rounds"],
+            peak["quarter"],
+            sense="at most",
+            asked=1.25,
+            detail=detail,
+        ),
+    ]

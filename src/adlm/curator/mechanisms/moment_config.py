@@ -14,6 +14,7 @@ from adlm.errors import UserError
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import Mechanism
 
+CHECK_SHARE = Fraction(1, 50)
 CALIBRATIONS = 2  # times that a table's class offsets are moved by sums of predicted probabilities
 
 
@@ -84,6 +85,7 @@ class MomentConfig:
         dense ones.
     rounds : gradient rounds after the class sums; they take what `share_sums` leaves.
     indicators : the counts of a table that come before everything else, and their share of the budget.
+    check_share : of what indicators leave of the budget, to count the records that the last head gets right.
     """
 
     epsilon: Fraction
@@ -98,6 +100,7 @@ class MomentConfig:
     pure: Literal["laplace", "radial"] = "laplace"
     rounds: GradientRounds | None = None
     indicators: Indicators | None = None
+    check_share: Fraction = CHECK_SHARE
 
     def __post_init__(self) -> None:
         if self.rounds is not None and (self.mechanism == "laplace" or self.second is not None):

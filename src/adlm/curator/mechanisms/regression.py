@@ -43,7 +43,8 @@ from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import described
-from adlm.public.features.scaled_table import ScaledTable, frequencies
+from adlm.public.features.frequencies import frequencies
+from adlm.public.features.scaled_table import ScaledTable
 from adlm.public.features.table_indicators import TableIndicators, is_ordered
 from adlm.public.features.triangle import symmetric
 from adlm.public.planning.regression import (

@@ -23,7 +23,7 @@ from adlm.readers.csv_rows import DELIMITERS, Lines, split
 from adlm.readers.tables import BLOCK, PARQUET, check_header, naming_records, raw_batches
 from adlm.readers.text_files import UNREADABLE, explain, opened
 
-MOST_VALUES = 50  # distinct texts that a peeked column may have to be drafted as categorical
+MOST_VALUES = 256  # distinct texts that a peeked column may have to be drafted as categorical
 _HINTS = {
     "numeric": '# lower = \n# upper = \n# scale = "log", cuts = [...] and missing = "category" if they fit\n',
     "categorical": '# values = [...]\n# missing = "category" and other = "other" if they fit\n',

@@ -53,7 +53,7 @@ def init(
     """
     from adlm.errors import UserError
     from adlm.readers.input_draft import Choices, draft_inputs
-    from adlm.readers.table_draft import MOST_VALUES, draft, header_of
+    from adlm.readers.table_draft import draft, header_of
     from adlm.readers.table_draft import peek as peek_at
     from adlm.runtime.artefact import write_file
 
@@ -84,10 +84,7 @@ def init(
     what = "its bounds were learnt from data" if peek else "fill in what is public"
     if ignored:
         shown = ", ".join(ignored[:5]) + (f" and {len(ignored) - 5} more" if len(ignored) > 5 else "")
-        what += (
-            f"; ignored, as they are empty or have more than {MOST_VALUES} values that are not all finite "
-            f"numbers or dates: {shown}"
-        )
+        what += f"; ignored, as they are empty or have many values that are not all numbers or dates: {shown}"
     Output(as_json, quiet).result(
         {"out": str(place), "columns": columns, "bounds_learnt_from_data": peek, "ignored": ignored},
         f"{place}: {len(columns)} columns{named}; {what}",

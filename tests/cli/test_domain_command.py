@@ -129,3 +129,16 @@ def test_a_plan_of_a_table_draws_its_picture(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "p.svg").read_text()
     told = asked(*words, "--picture", tmp_path / "p.txt")
     assert "a picture is an .svg file" in str(told.exception)
+
+
+def test_a_peeked_domain_names_the_columns_that_it_leaves_out(tmp_path: Path) -> None:
+    rows = [f"{i % 7},name{i},{'inf' if i == 3 else i / 8},x{i % 200},{i % 2}" for i in range(3000)]
+    (tmp_path / "r.csv").write_text("a,who,b,many,y\n" + "\n".join(rows) + "\n")
+    start = ("domain", "init", tmp_path / "r.csv", "--peek", "--out")
+    told = asked(*start, tmp_path / "r.toml")
+    assert told.exit_code == 0
+    assert told.output.strip().endswith("dates: who, b")
+    figures = json.loads(asked(*start, tmp_path / "s.toml", "--json").output)
+    assert figures["ignored"] == ["who", "b"]
+    kinds = {column.name: column.kind for column in TableDomain.load(tmp_path / "r.toml").columns}
+    assert kinds["many"] == "categorical"  # 200 values in 3,000 records

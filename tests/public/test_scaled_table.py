@@ -15,8 +15,9 @@ from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import build
 from adlm.public.features.cosine import cosine
-from adlm.public.features.scaled_table import ScaledTable, frequencies
-from adlm.public.features.table_indicators import TableIndicators, indicators
+from adlm.public.features.frequencies import frequencies
+from adlm.public.features.scaled_table import ScaledTable
+from adlm.public.features.table_indicators import KNOTS, TableIndicators, indicators
 
 
 def made_table(**extra: Any) -> TableDomain:
@@ -121,6 +122,34 @@ def test_noisy_counts_become_shares() -> None:
         assert (shares >= 0).all()
         for block in blocks:
             assert shares[block.span].sum() == pytest.approx(1)
+
+
+def test_counts_under_noise_are_pulled_towards_usual_laws_and_clear_ones_stand() -> None:
+    """Under noise of a fifth of n the middle of a column is found better; without noise nothing moves.
+
+    Means over 50 draws of eight columns: no false alarm in practice.
+    """
+    columns = [Column(f"c{i}", "numeric", 0, 1, missing="category") for i in range(8)]
+    table = TableDomain((*columns, Column("y", "label", classes=("n", "y"))))
+    rng = np.random.default_rng(3)
+    cells = np.stack([rng.normal(0.3, 0.05, 500).clip(0, 1), rng.random(500) < 0.1] * 8, 1)
+    counted = TableIndicators(table)
+    exact = counted(torch.from_numpy(cells.astype(np.float32))).sum(0).numpy()
+    two_peaks = np.tile(np.array([200.0, *[0] * 10, 250.0, 50.0]), 8)
+    for counts in (exact, two_peaks):
+        assert frequencies(counts, counted.blocks, 1e-3) == pytest.approx(counts / 500, abs=1e-4)
+
+    def middles(counts: np.ndarray) -> np.ndarray:
+        shares = counts.reshape(-1, 8, 13)[:, :, :12]
+        return np.asarray(shares @ np.array(KNOTS) / shares.sum(2).clip(1e-9))
+
+    def error(counts: np.ndarray, noise: float, spread: float) -> float:
+        noisy = counts + noise * rng.normal(size=(50, len(counts)))
+        shares = np.array([frequencies(row, counted.blocks, spread) for row in noisy])
+        return float(((middles(shares) - middles(counts)) ** 2).mean())
+
+    assert error(exact, 100.0, 100.0) < 0.85 * error(exact, 100.0, 0.0)
+    assert error(two_peaks, 50.0, 50.0) < 0.85 * error(two_peaks, 50.0, 0.0)
 
 
 def test_the_cosine_is_that_of_the_library() -> None:

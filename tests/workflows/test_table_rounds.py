@@ -17,12 +17,14 @@ from adlm.analyst.fit import fit
 from adlm.analyst.metrics import measure
 from adlm.analyst.table_draws import draw_features, draw_records
 from adlm.audit.artefact import audit_release
+from adlm.curator.mechanisms import table_rounds
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, calibrate
-from adlm.curator.mechanisms.table_rounds import values_share
+from adlm.curator.mechanisms.table_rounds import check_share, plan_table, values_share
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import compose
+from adlm.privacy.budget import Budget
 from adlm.privacy.release import Release
 from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
@@ -225,3 +227,33 @@ def test_draws_of_an_additive_release_are_possible_cells() -> None:
     assert (z >= 0).all()
     for start, stop in features.blocks:
         assert torch.allclose(z[:, start:stop].sum(1), torch.tensor(features.unit), atol=1e-5)
+
+
+@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
+def test_the_count_of_right_records_has_more_of_the_budget_where_noise_would_hide_it(neighbours: str) -> None:
+    signals = (1.0, 40.0, 100.0, 300.0, 1e5)
+    shares = [check_share(signal, neighbours) for signal in signals]
+    assert shares == sorted(shares, reverse=True)
+    assert (shares[0], shares[-1]) == (Fraction(1, 10), Fraction(1, 50))
+    noise = {}
+    for n in (400, 100_000):
+        table, budget = made_table(neighbours), (Fraction(1), Fraction(1, 10**5))
+        plan = plan_table(table, n, *budget)
+        assert any(words.startswith(f"{100 * float(plan.check_share):g} %") for words in plan.reasons)
+        scales = table_rounds.calibrate(plan, table, Budget(*budget)).scales
+        noise[n] = scales.correct / n
+    assert noise[400] < 0.05  # a fiftieth of the budget would leave more than twice as much
+    assert noise[100_000] < 0.001
+
+
+def test_a_small_table_that_is_learnt_well_is_not_warned_of() -> None:
+    """Seeded: 400 records at epsilon 1, of two classes that one column tells apart."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 400)
+    x = np.clip(rng.normal(0.4 + 0.2 * y[:, None], 0.05, (400, 6)), 0, 1).astype(np.float32)
+    columns = (Column(f"c{i}", "numeric", 0, 1) for i in range(6))
+    table = TableDomain((*columns, Column("y", "label", classes=("no", "yes"))), neighbours="add-remove")
+    release = privatise(lambda: [(x, y)], domain=table, epsilon=1, delta="1e-5", size=400, seed=4)
+    model = fit(release)
+    assert float((model.predict(x) == y).mean()) > 0.9
+    assert "warning" not in model.training

@@ -32,7 +32,7 @@ from adlm.privacy.budget import Budget
 from adlm.privacy.release import SEEDED, Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.decorrelation import GRID, decorrelation
-from adlm.public.features.scaled_table import frequencies
+from adlm.public.features.frequencies import frequencies
 from adlm.public.features.table_indicators import TableIndicators
 from adlm.public.planning.regression import RegressionPlan
 from adlm.public.planning.tables import TablePlan
@@ -226,9 +226,10 @@ def _stated_frequencies(release: Release, counted: Indicators) -> list[str]:
     """Compare the frequencies that scale a table's features with the released counts of indicators."""
     spec = release.certificate.features["spec"]
     blocks = TableIndicators(TableDomain.from_dict(spec["table"])).blocks
-    found = frequencies(release.tensors["indicators"].numpy() * counted.clip().steps, blocks)
+    steps, sd = counted.clip().steps, float(release.certificate.settings["sd_indicators"])
+    found = frequencies(release.tensors["indicators"].numpy() * steps, blocks, sd * float(steps[0]))
     faults = []
-    if not np.allclose(found, spec["frequencies"], rtol=0, atol=1e-9):
+    if not np.allclose(found, spec["frequencies"], rtol=0, atol=2e-6):
         faults.append("the frequencies that scale the columns are not those of the released counts")
     if counted.values:
         sd = float(release.certificate.settings["sd_values"])

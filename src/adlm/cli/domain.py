@@ -48,7 +48,8 @@ def init(
     subfolders are the classes; of a Parquet file of images or vectors, the schema says which column they are.
 
     With --peek they are taken from the data, which is not private: every certificate made with the domain is
-    stamped `bounds learnt from data`. With --json: {"out", "columns", "bounds_learnt_from_data"}.
+    stamped `bounds learnt from data`. With --json: {"out", "columns", "bounds_learnt_from_data", "ignored"};
+    `ignored` names the columns that were left out, such as texts of very many values.
     """
     from adlm.errors import UserError
     from adlm.readers.input_draft import Choices, draft_inputs
@@ -70,17 +71,22 @@ def init(
         return
     if said.of_images:
         raise UserError(f"--family, --size and --colour are for images; {file} is a table")
+    ignored: list[str] = []
     if peek:
         seen = peek_at(file, label=label, person=person, header=header, delimiter=delimiter)
         text = seen.to_toml()
+        ignored = [column.name for column in seen.columns if column.kind == "ignored"]
     else:
         text = draft(file, label=label, person=person, header=header, delimiter=delimiter)
     write_file(place, text.encode(), what="domain file")
     columns = list(header_of(file, header=header, delimiter=delimiter))
     named = ", numbered" if header is False else ", named as the file names them"
     what = "its bounds were learnt from data" if peek else "fill in what is public"
+    if ignored:
+        shown = ", ".join(ignored[:5]) + (f" and {len(ignored) - 5} more" if len(ignored) > 5 else "")
+        what += f"; ignored, as they are empty or have many values that are not all numbers or dates: {shown}"
     Output(as_json, quiet).result(
-        {"out": str(place), "columns": columns, "bounds_learnt_from_data": peek},
+        {"out": str(place), "columns": columns, "bounds_learnt_from_data": peek, "ignored": ignored},
         f"{place}: {len(columns)} columns{named}; {what}",
     )
 

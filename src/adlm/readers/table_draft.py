@@ -24,7 +24,8 @@ from adlm.readers.table_csv import BLOCK, check_header
 from adlm.readers.tables import PARQUET, naming_records, raw_batches
 from adlm.readers.text_files import UNREADABLE, explain, opened
 
-MOST_VALUES = 50  # distinct texts that a peeked column may have to be drafted as categorical
+MOST_VALUES = (50, 256)  # distinct texts of a peeked categorical column: in any file, in a long one
+RECORDS_EACH = 10  # records for each text, from which a file is long
 _HINTS = {
     "numeric": '# lower = \n# upper = \n# scale = "log", cuts = [...] and missing = "category" if they fit\n',
     "categorical": '# values = [...]\n# missing = "category" and other = "other" if they fit\n',
@@ -204,8 +205,10 @@ class _Seen:
     first: str = "9999-12-31"
     last: str = "0001-01-01"
     gaps: bool = False
+    cells: int = 0
 
     def add(self, cells: Any, missing: tuple[str, ...]) -> None:
+        self.cells += len(cells)
         for value in cells.unique().to_pylist():
             text = cell_text(value)
             if text is None or text in missing:
@@ -213,7 +216,7 @@ class _Seen:
                 continue
             if not self.many:
                 self.texts.add(text)
-                self.many = len(self.texts) > MOST_VALUES
+                self.many = len(self.texts) > MOST_VALUES[1]
             self._as_number(text)
             self._as_date(text)
 
@@ -241,7 +244,8 @@ class _Seen:
             return Column(name, "date", self.first, self.last, missing=gaps)
         if {text.lower() for text in self.texts} in ({"false", "true"}, {"no", "yes"}):
             return Column(name, "boolean", missing=gaps)
-        if self.many or not self.texts:
+        few, most = MOST_VALUES[0], self.cells / RECORDS_EACH
+        if self.many or not self.texts or len(self.texts) > max(few, most):
             return Column(name, "ignored")
         return Column(name, "categorical", values=tuple(sorted(self.texts)), missing=gaps)
 

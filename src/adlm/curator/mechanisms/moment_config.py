@@ -16,6 +16,7 @@ from adlm.privacy.accounting import Mechanism
 from adlm.privacy.budget import Budget
 from adlm.public.planning.moments import MomentPlan
 
+CHECK_SHARE = Fraction(1, 50)
 CALIBRATIONS = 2  # times that a table's class offsets are moved by sums of predicted probabilities
 
 
@@ -86,6 +87,7 @@ class MomentConfig:
         dense ones.
     rounds : gradient rounds after the class sums; they take what `share_sums` leaves.
     indicators : the counts of a table that come before everything else, and their share of the budget.
+    check_share : of what indicators leave of the budget, to count the records that the last head gets right.
     """
 
     epsilon: Fraction
@@ -100,6 +102,7 @@ class MomentConfig:
     pure: Literal["laplace", "radial"] = "laplace"
     rounds: GradientRounds | None = None
     indicators: Indicators | None = None
+    check_share: Fraction = CHECK_SHARE
 
     @classmethod
     def of(cls, plan: MomentPlan, budget: Budget, contributions: int = 1) -> MomentConfig:

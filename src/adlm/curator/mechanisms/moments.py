@@ -243,7 +243,7 @@ def _calibrate_head(
     """Move a head's class offsets by noisy sums of what it predicts; the sums are (calibrations, M)."""
     assert config.rounds is not None
     (table, scales), step = released, 1 / config.clip().count
-    sd = _spread(config.mechanism, 1 + config.k) * scales.sums
+    sd = noise_spread(config.mechanism, 1 + config.k) * scales.sums
     counts = plausible_counts(table[:, 0], sd).astype(np.float64) * step
     spread = calibration_spread(sd * step, float(scales.predicted))
     found = np.empty((config.calibrations, len(table)), dtype=np.int64)
@@ -263,14 +263,14 @@ def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
     n : number of records; None where it is private.
     classes : number of classes.
     """
-    second, spread = config.second, _spread(config.mechanism, 1 + config.k)
+    second, spread = config.second, noise_spread(config.mechanism, 1 + config.k)
     off = diagonal = across = 0.0
     if second is not None:
-        off = diagonal = _spread(config.mechanism, second.q * (second.q + 1) // 2)
+        off = diagonal = noise_spread(config.mechanism, second.q * (second.q + 1) // 2)
         if config.mechanism == "radial":
             off, diagonal = off / stage.OFF_DIAGONAL, diagonal / stage.DIAGONAL
         width = (config.k - second.q) * min(classes - 1, second.q)
-        across = _spread(config.mechanism, width) if second.cross else 0.0
+        across = noise_spread(config.mechanism, width) if second.cross else 0.0
     return {
         "n": n,
         "mechanism": config.mechanism,
@@ -286,17 +286,17 @@ def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
         "sd_second_diagonal": diagonal * scales.second_diagonal,
         "sd_cross": across * scales.cross,
         "rounds": None if config.rounds is None else config.rounds.to_dict(),
-        "sd_gradients": scales.gradients * _spread(config.mechanism, classes * (1 + config.k)),
-        "sd_correct": scales.correct * _spread(config.mechanism, 1),
+        "sd_gradients": scales.gradients * noise_spread(config.mechanism, classes * (1 + config.k)),
+        "sd_correct": scales.correct * noise_spread(config.mechanism, 1),
         "indicators": config.indicators and config.indicators.to_dict(),
         "sd_indicators": scales.indicators
-        * (_spread(config.mechanism, config.indicators.width) if config.indicators else 0.0),
+        * (noise_spread(config.mechanism, config.indicators.width) if config.indicators else 0.0),
         "sd_values": scales.values,
         "sd_predicted": scales.predicted,
     }
 
 
-def _spread(mechanism: Mechanism, width: int) -> float:
+def noise_spread(mechanism: Mechanism, width: int) -> float:
     """Return the standard deviation of a coordinate of noise of scale 1 on rows of some width."""
     return {"laplace": math.sqrt(2.0), "radial": math.sqrt(1.0 + width), "gaussian": 1.0}[mechanism]
 

@@ -48,7 +48,8 @@ from adlm.privacy.triangle import symmetric
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import described
-from adlm.public.features.scaled_table import ScaledTable, frequencies
+from adlm.public.features.frequencies import frequencies
+from adlm.public.features.scaled_table import ScaledTable
 from adlm.public.features.table_indicators import TableIndicators
 from adlm.public.planning.regression import (
     RegressionPlan,

@@ -11,7 +11,7 @@ from adlm.estimation.gradient_head import GradientRounds
 from adlm.runtime.roots import root_up
 
 PROOF = "docs/proof-gradients.md"
-CHECK_SHARE = Fraction(1, 50)  # of the budget, to count the records that the head gets right
+PREDICTED_SHARE = Fraction(1, 50)  # of the budget, for sums of predicted probabilities
 
 
 def calibrate_rounds(config: MomentConfig, rounds: GradientRounds, spending: Spending) -> Scales:
@@ -37,15 +37,15 @@ def calibrate_rounds(config: MomentConfig, rounds: GradientRounds, spending: Spe
     gradients = spending.scale(
         f"gradients of {rounds.rounds} rounds",
         root_up(rounds.rounds * one**2) if gaussian else rounds.rounds * one,
-        left * (1 - config.share_sums - (2 * CHECK_SHARE if config.calibrations else CHECK_SHARE)),
+        left * (1 - config.share_sums - config.check_share - (PREDICTED_SHARE if config.calibrations else 0)),
         f"{PROOF} Theorem 2",
     )
     if config.calibrations:
         moved = root_up(config.calibrations * predicted_sensitivity(neighbours) ** 2)
         what = "sums of predicted probabilities"
-        predicted = spending.scale(what, moved, left * CHECK_SHARE, f"{PROOF} Theorem 3")
+        predicted = spending.scale(what, moved, left * PREDICTED_SHARE, f"{PROOF} Theorem 3")
     correct = spending.scale(
-        "records that the head gets right", Fraction(1), left * CHECK_SHARE, f"{PROOF} Theorem 4"
+        "records that the head gets right", Fraction(1), left * config.check_share, f"{PROOF} Theorem 4"
     )
     return Scales(
         sums, gradients=gradients, indicators=counts, correct=correct, values=values, predicted=predicted

@@ -17,7 +17,7 @@ from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import moments
 from adlm.curator.mechanisms import second_moments as stage
 from adlm.curator.mechanisms.calibration import Calibration, Upstream, off_diagonal
-from adlm.curator.mechanisms.moment_config import Indicators, MomentConfig, Scales
+from adlm.curator.mechanisms.moment_config import CHECK_SHARE, Indicators, MomentConfig, Scales
 from adlm.curator.noise import Source
 from adlm.curator.passes import Records
 from adlm.curator.table_records import IndicatorCounts, TableFeatures, encoded_records
@@ -29,7 +29,8 @@ from adlm.privacy.budget import Budget
 from adlm.privacy.release import Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.decorrelation import MOST_COLUMNS, decorrelation, noise_norm, unit_rows
-from adlm.public.features.scaled_table import ScaledTable, frequencies
+from adlm.public.features.frequencies import frequencies
+from adlm.public.features.scaled_table import ScaledTable
 from adlm.public.features.table_indicators import TableIndicators, is_ordered
 from adlm.public.planning.rounds import (
     PURE_ROUNDS,
@@ -53,6 +54,7 @@ CATEGORICAL_FROM = 50_000.0  # the same with delta, for two classes and mostly c
 INDICATORS_SHARE, VALUES_SHARE, SUMS_SHARE = Fraction(1, 20), Fraction(1, 20), Fraction(1, 20)
 PURE_SHARE = Fraction(1, 10)  # of indicators, and of class sums, under pure epsilon
 MOST_NOISE = 0.5  # on second moments of rows of length 1, above which they say too little
+MOST_CHECK, CHECK_NOISE = Fraction(1, 10), 0.03  # share of the count of right records, and its noise over n
 COUNT, PURE_COUNT = 0.7, 0.2  # share of a record's length that counts it; 0.7 costs replace-one nothing
 
 
@@ -65,6 +67,7 @@ class TableRoundsPlan:
     indicators_share: Fraction = INDICATORS_SHARE
     sums_share: Fraction = SUMS_SHARE
     values_share: Fraction = Fraction(0)
+    check_share: Fraction = CHECK_SHARE
     reasons: tuple[str, ...] = ()
 
     @property
@@ -80,6 +83,7 @@ class TableRoundsPlan:
             "indicators_share": str(self.indicators_share),
             "sums_share": str(self.sums_share),
             "values_share": str(self.values_share),
+            "check_share": str(self.check_share),
             "reasons": list(self.reasons),
         }
 
@@ -105,7 +109,7 @@ def plan_table(
     rounds = fewer_rounds(plan_rounds(n, signal, path=path, longest_step=TABLE_STEP, clip_norm=clip_norm))
     if not delta:
         rounds = replace(rounds, rounds=PURE_ROUNDS, step=rounds.step * rounds.rounds / PURE_ROUNDS)
-    values = values_share(table, n, epsilon, delta)
+    values, check = values_share(table, n, epsilon, delta), check_share(signal, table.neighbours)
     reasons = (
         f"{rounds.rounds} gradient rounds with steps of {rounds.step:g}: the signal n mu / sensitivity is "
         f"{signal:.0f}",
@@ -115,10 +119,11 @@ def plan_table(
         "and scale the columns"
         + (f"; {_per_cent(values)} goes to second moments, to take correlations out" if values else "")
         + f"; {_per_cent(SUMS_SHARE if delta else PURE_SHARE)} of the rest goes to class sums",
+        f"{_per_cent(check if delta else CHECK_SHARE)} of the rest counts the records that are got right",
     )
     if not delta:
         return TableRoundsPlan(rounds, count, PURE_SHARE, PURE_SHARE, reasons=reasons)
-    return TableRoundsPlan(rounds, count, values_share=values, reasons=reasons)
+    return TableRoundsPlan(rounds, count, values_share=values, check_share=check, reasons=reasons)
 
 
 def _per_cent(share: Fraction) -> str:
@@ -132,6 +137,18 @@ def fourier_count(table: TableDomain, n: int, delta: Fraction) -> int:
         return 0
     fewest = FOURIER[0] if n <= VERY_MANY else FOURIER_MANY
     return min(max(FOURIER_EACH * ordered, fewest), FOURIER[1]) if delta else PURE_FOURIER
+
+
+def check_share(signal: float, neighbours: str) -> Fraction:
+    """Return the share that counts the records that a model gets right: more where noise would hide them.
+
+    Parameters
+    ----------
+    signal : n mu over the sensitivity of a gradient, in clip norms.
+    neighbours : the relation; a replaced record moves the count by 1, a gradient by 2 clip norms.
+    """
+    clear = signal * (1.0 if neighbours == "add-remove" else 2.0) * CHECK_NOISE
+    return max(CHECK_SHARE, min(MOST_CHECK, Fraction(f"{1 / max(clear, 1e-3) ** 2:.3f}")))
 
 
 def values_share(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> Fraction:
@@ -204,6 +221,7 @@ def configured(plan: TableRoundsPlan, table: TableDomain, budget: Budget) -> Mom
         1.0,
         constant=COUNT if budget.delta else PURE_COUNT,
         share_sums=plan.sums_share,
+        check_share=plan.check_share,
         contributions=table.contributions,
         pure="radial",
         rounds=plan.rounds,
@@ -258,7 +276,8 @@ def release(
     ledger.charge(*calibration.charges)
     noisy = source.add(counts[0].integers(), config.mechanism, calibration.scales.indicators)
     total = clamped(noisy)
-    shares = frequencies(total * clip.steps, counted.blocks)
+    scale = calibration.scales.indicators * moments.noise_spread(config.mechanism, counted.width)
+    shares = frequencies(total * clip.steps, counted.blocks, scale * float(clip.steps[0]))
     features = ScaledTable(table, shares, fourier=plan.fourier)
     tensors = {"indicators": torch.from_numpy(total)}
     if config.indicators.values:

@@ -10,7 +10,7 @@ features do not depend on its batch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from adlm.public.domain.table import TableDomain
 from adlm.public.features.base import Features
 from adlm.public.features.cosine import cosine
 from adlm.public.features.decorrelation import GRID as _MIXING
-from adlm.public.features.table_indicators import Block, TableIndicators, is_ordered, knots, places
+from adlm.public.features.table_indicators import TableIndicators, is_ordered, knots, places
 
 # Settled on parts of the training records of the tables in docs/guide-tables.md.
 FREQUENCY = 2.0  # standard deviation of the angle of a random Fourier feature, over standardised values
@@ -250,20 +250,3 @@ def _span(places: list[int]) -> slice | list[int]:
     """Return places in a row as a slice, which copies nothing."""
     start = places[0] if places else 0
     return slice(start, start + len(places)) if places == list(range(start, start + len(places))) else places
-
-
-def frequencies(counts: npt.NDArray[np.float64], blocks: Sequence[Block]) -> npt.NDArray[np.float64]:
-    """Turn noisy counts of indicators into shares: non-negative, those of a block summing to one.
-
-    Each block is projected on the simplex (the nearest point in Euclidean distance). The number of records
-    is taken from the blocks' sums, each of which tells it.
-    """
-    n = float(np.mean([counts[block.span].sum() for block in blocks]))
-    out = np.empty_like(counts)
-    for block in blocks:
-        size = block.stop - block.start
-        shares = counts[block.span] / n if n > 0 else np.full(size, 1 / size)
-        falling = np.sort(shares)[::-1]
-        excess = (np.cumsum(falling) - 1) / np.arange(1, size + 1)
-        out[block.span] = np.maximum(shares - excess[falling > excess][-1], 0.0)
-    return out

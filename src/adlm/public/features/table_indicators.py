@@ -20,11 +20,20 @@ _PLACE = 2.0**20  # grid of a cell's position between its bounds
 
 @dataclass(frozen=True)
 class Block:
-    """The indicators of one column or cross: names of its entries, and where they stand."""
+    """The indicators of one column or cross.
+
+    Attributes
+    ----------
+    name : of the column or cross.
+    entries : a name for each.
+    start : where the first stands.
+    knots : positions of the piecewise-linear bins of a numeric or date column without cuts.
+    """
 
     name: str
     entries: tuple[str, ...]
     start: int
+    knots: tuple[float, ...] = ()
 
     @property
     def stop(self) -> int:
@@ -125,9 +134,11 @@ class TableIndicators:
         for left, right in table.crosses:
             pairs = tuple(f"{a}, {b}" for a in names[left] for b in names[right])
             found.append((f"{left} x {right}", pairs))
+        binned = (c for c in table.features if c.kind in ("numeric", "date") and not c.cuts)
+        bins = {column.name: knots(column) for column in binned}
         blocks, start = [], 0
         for name, entries in found:
-            blocks.append(Block(name, entries, start))
+            blocks.append(Block(name, entries, start, bins.get(name, ())))
             start += len(entries)
         self.blocks, self.width = tuple(blocks), start
         self._runs = [tuple(run) for _, run in groupby(table.features, key=alike)]

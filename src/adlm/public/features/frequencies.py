@@ -1,0 +1,84 @@
+"""Shares of a table's records from noisy counts of its indicators.
+
+Counts of a small table are mostly noise. What is known of a numeric column beforehand is that its values
+often lie around a middle, fall off from a bound, or are one bound or the other. So noisy counts of its bins
+are pulled towards such laws, by as much of the difference as is noise: without noise, they stand.
+Laws and constants were settled on made tables and held-out training records (docs/guide-tables.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from adlm.public.features.table_indicators import Block
+
+Reals = npt.NDArray[np.float64]
+
+MIDDLES = (*(i / 20 for i in range(21)), 0.01, 0.02, 0.03)  # of normal laws, between the bounds
+SPREADS = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.4)
+DECAYS = (0.01, 0.03, 0.1, 0.3)  # means of exponential laws
+DUMMIES = tuple(i / 20 for i in range(21))  # share of the upper bound where there are only two values
+CLEAR = 2.0  # standard deviations by which the square of a difference must exceed that of noise
+_GRID = 2.0**20  # of a share that was pulled
+_POINTS = 2001  # at which a law is taken
+
+
+def frequencies(counts: Reals, blocks: Sequence[Block], spread: float = 0.0) -> Reals:
+    """Turn noisy counts of indicators into shares: non-negative, those of a block summing to one.
+
+    Bins of a numeric column are pulled towards usual laws, by as much as is noise. Each block is then
+    projected on the simplex (the nearest point in Euclidean distance). The number of records is taken from
+    the blocks' sums, each of which tells it.
+
+    Parameters
+    ----------
+    counts : (entries,) noisy counts.
+    blocks : what they count.
+    spread : standard deviation of their noise, in records; 0 pulls nothing.
+    """
+    n = float(np.mean([counts[block.span].sum() for block in blocks]))
+    out = np.empty_like(counts)
+    for block in blocks:
+        size = block.stop - block.start
+        shares = counts[block.span] / n if n > 0 else np.full(size, 1 / size)
+        if block.knots and spread > 0 and n > 0:
+            shares = _pulled(shares, block.knots, spread / n)
+        falling = np.sort(shares)[::-1]
+        excess = (np.cumsum(falling) - 1) / np.arange(1, size + 1)
+        out[block.span] = np.maximum(shares - excess[falling > excess][-1], 0.0)
+    return out
+
+
+def _pulled(shares: Reals, knots: tuple[float, ...], spread: float) -> Reals:
+    """Pull shares towards the mean of the laws that noise leaves possible, as James and Stein shrink.
+
+    What is left of the difference is what exceeds noise, which alone has a square around `bins`.
+    An entry past the bins is the share of missing cells, which stands; the laws are those of the others.
+    """
+    bins = len(knots)
+    present = 1 - min(max(float(shares[bins:].sum()), 0.0), 1.0)
+    laws = usual_laws(knots) * present
+    distance = ((laws - shares[:bins]) ** 2).sum(1)
+    odds = np.exp((distance.min() - distance) / (2 * spread**2))
+    expected = (odds[:, None] * laws).sum(0) / odds.sum()
+    rest = shares[:bins] - expected
+    noise = (bins + CLEAR * math.sqrt(2 * bins)) * spread**2
+    kept = max(0.0, 1 - noise / max(float((rest * rest).sum()), 1e-300))
+    return np.concatenate([np.rint((expected + kept * rest) * _GRID) / _GRID, shares[bins:]])
+
+
+@cache
+def usual_laws(knots: tuple[float, ...]) -> Reals:
+    """Shares that normal and exponential laws and dummies give piecewise-linear bins, (laws, bins)."""
+    x = np.linspace(0, 1, _POINTS)
+    hats = np.stack([np.interp(x, knots, row) for row in np.eye(len(knots))], 1)
+    density = [np.exp(-0.5 * ((x - middle) / spread) ** 2) for middle in MIDDLES for spread in SPREADS]
+    density += [np.exp(-x / decay) for decay in DECAYS]
+    bounds = np.eye(len(knots))[[0, -1]]
+    dummies = [(1 - share) * bounds[0] + share * bounds[1] for share in DUMMIES]
+    return np.array([*(law @ hats / law.sum() for law in density), *dummies])

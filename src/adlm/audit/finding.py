@@ -9,7 +9,7 @@ from typing import Any
 from adlm.privacy.accounting import Epsilon, number, show
 
 COMMAND_ALPHA = 1e-3  # chance that a sound product is called violated by one whole command
-MOST_TESTS = 100  # statistical tests that one command makes at most
+MOST_TESTS = 125  # statistical tests that one command makes at most
 ALPHA = COMMAND_ALPHA / MOST_TESTS
 
 HOLDS, ABOVE_CLAIM, VIOLATED, CAUGHT, MISSED = "holds", "above claim", "VIOLATED", "violated", "NOT CAUGHT"

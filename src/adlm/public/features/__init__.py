@@ -63,6 +63,10 @@ def build(spec: Mapping[str, Any]) -> Features:
             from adlm.public.features.natural import NaturalImages
 
             return NaturalImages.from_spec(spec)
+        case "pair-products":
+            from adlm.public.features.pair_products import PairProducts
+
+            return PairProducts.from_spec(spec, build(spec["of"]))
         case "multiscale":
             from adlm.public.features.multiscale import MultiscaleImages
 
@@ -88,7 +92,9 @@ def build(spec: Mapping[str, Any]) -> Features:
 def for_domain(domain: Domain) -> Features:
     """Return the public features that suit the declared family and shape of the records."""
     if domain.family == "natural" and domain.shape == (3, 32, 32):
-        return build({"name": "natural", "width": 1000, "weights": "natural-32"})
+        from adlm.public.features.pair_products import PairProducts
+
+        return PairProducts(build({"name": "natural", "width": 1000, "weights": "natural-32"}))
     if domain.family == "natural" and (len(domain.shape) == 2 or domain.shape[0] in (1, 3)):
         from adlm.public.features.multiscale import MultiscaleImages
 
@@ -161,7 +167,7 @@ def checked(entry: Mapping[str, Any], given: Features | None = None) -> Features
     if given is None:
         features = build(spec)
     elif spec.get("name") in NARROWER and given.width != spec["width"]:
-        features = NARROWER[spec["name"]](given, int(spec["width"]))
+        features = NARROWER[spec["name"]](given.part(int(spec["width"])), int(spec["width"]))
     else:
         features = given
     if features.fingerprint() != entry["fingerprint"]:

@@ -113,8 +113,10 @@ def test_a_quadratic_rule_is_learnt_that_a_linear_head_cannot_learn() -> None:
     centred = Identity((6,))
     right = {}
     for name, features in (("plain", centred), ("products", PairProducts(centred, 6, 0.5))):
-        given = {"epsilon": 8, "delta": "1e-5", "seed": 1, "size": 10_000, "features": features}
-        made = privatise(x[:10_000], y[:10_000], domain=domain, **given)
+        records = x[:10_000], y[:10_000]
+        made = privatise(
+            *records, domain=domain, epsilon=8, delta="1e-5", seed=1, size=10_000, features=features
+        )
         model = fit(made, features=features)
         right[name] = float((model.predict(x[10_000:]) == y[10_000:]).mean())
     assert right["plain"] < 0.6

@@ -9,7 +9,16 @@ import torch
 from adlm import Domain, privatise
 from adlm.analyst.fit import fit
 from adlm.errors import UserError
-from adlm.public.features import Narrowed, build, checked, for_domain, narrowed
+from adlm.public.features import (
+    Backbone,
+    Narrowed,
+    brought_along,
+    build,
+    checked,
+    for_domain,
+    narrowed,
+    provenance_of,
+)
 from adlm.public.features.identity import Identity
 from adlm.public.features.natural import NaturalImages
 from adlm.public.features.pair_products import FROM, PairProducts
@@ -121,6 +130,15 @@ def test_a_quadratic_rule_is_learnt_that_a_linear_head_cannot_learn() -> None:
         right[name] = float((model.predict(x[10_000:]) == y[10_000:]).mean())
     assert right["plain"] < 0.6
     assert right["products"] > 0.75
+
+
+def test_a_map_inside_products_is_still_the_person_s_own() -> None:
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 5))
+    assert not brought_along(drawn_products())
+    for provenance in ("public", "private"):
+        made = PairProducts(Backbone(module, (4,), provenance=provenance), 3)
+        assert brought_along(made)
+        assert provenance_of(made, (4,)) == provenance
 
 
 @pytest.mark.parametrize(("leading", "share"), [(0, 0.4), (31, 0.4), (3, 0.0), (3, 1.0)])

@@ -12,6 +12,7 @@ from adlm.public.features.base import Features, PriorStatistics, declared, unit_
 from adlm.public.features.encoders import load_backbone
 from adlm.public.features.narrowed import Narrowed, RandomDirections, narrowed
 from adlm.public.features.onnx_backbone import OnnxBackbone
+from adlm.public.features.pair_products import PairProducts
 from adlm.public.features.probe import coupling
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Features",
     "Narrowed",
     "OnnxBackbone",
+    "PairProducts",
     "PriorStatistics",
     "RandomDirections",
     "TABLES",
@@ -64,8 +66,6 @@ def build(spec: Mapping[str, Any]) -> Features:
 
             return NaturalImages.from_spec(spec)
         case "pair-products":
-            from adlm.public.features.pair_products import PairProducts
-
             return PairProducts.from_spec(spec, build(spec["of"]))
         case "multiscale":
             from adlm.public.features.multiscale import MultiscaleImages
@@ -92,8 +92,6 @@ def build(spec: Mapping[str, Any]) -> Features:
 def for_domain(domain: Domain) -> Features:
     """Return the public features that suit the declared family and shape of the records."""
     if domain.family == "natural" and domain.shape == (3, 32, 32):
-        from adlm.public.features.pair_products import PairProducts
-
         return PairProducts(build({"name": "natural", "width": 1000, "weights": "natural-32"}))
     if domain.family == "natural" and (len(domain.shape) == 2 or domain.shape[0] in (1, 3)):
         from adlm.public.features.multiscale import MultiscaleImages
@@ -150,8 +148,8 @@ def brought_along(features: Features) -> bool:
 
 
 def _own(features: Features) -> Features | None:
-    """Return the map that a person brought along, perhaps narrowed; None for one of adlm's own."""
-    if isinstance(features, Narrowed):
+    """Return the map that a person brought along, perhaps inside another; None for one of adlm's own."""
+    if isinstance(features, Narrowed | PairProducts):
         return _own(features.inner)
     brought = isinstance(features, Backbone | OnnxBackbone)
     ours = type(features).__module__.partition(".")[0] == "adlm" and not brought

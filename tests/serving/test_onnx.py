@@ -218,6 +218,15 @@ def test_arrays_in_their_own_units_are_served_with_the_same_predictions(tmp_path
         ({"name": "prior-projection", "family": "drawn", "shape": [64]}, (64,)),
         ({"name": "prior-projection", "family": "garments", "shape": [1, 20, 24]}, (1, 20, 24)),
         ({"name": "natural", "width": 50, "weights": "natural-32"}, (3, 32, 32)),
+        (
+            {
+                "name": "pair-products",
+                "leading": 20,
+                "share": 0.4,
+                "of": {"name": "natural", "width": 50, "weights": "natural-32"},
+            },
+            (3, 32, 32),
+        ),
     ],
 )
 def test_image_features_have_a_twin_without_fourier_transforms(

@@ -24,6 +24,7 @@ from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.features import Features, Narrowed, RandomDirections, for_domain
 from adlm.public.features.identity import Identity
 from adlm.public.features.natural import NaturalImages
+from adlm.public.features.pair_products import PairProducts
 from adlm.public.features.prior import PriorProjection
 
 SIZES = (7, 33)  # of batches; neither divides a block
@@ -151,6 +152,7 @@ IMAGE_MAPS: dict[str, tuple[Callable[[], Features], tuple[int, ...], int]] = {
     "narrowed images": (lambda: Narrowed(PriorProjection("drawn"), 40), (28, 28), 40),
     "random directions": (lambda: RandomDirections(Identity((28, 28)), 100), (28, 28), 300),
     "photographs": (lambda: NaturalImages(100), (3, 32, 32), 35),
+    "products of photographs": (lambda: PairProducts(NaturalImages(100), 20), (3, 32, 32), 35),
 }
 
 

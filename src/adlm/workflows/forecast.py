@@ -98,6 +98,7 @@ def forecast(
     if plan.rounds is not None:
         tried = plan_moments(n, classes, float(budget), float(slack), neighbours, features, rounds=False)
     followed = MomentConfig.of(tried, Budget(budget, slack))
+    features = features.part(tried.k)
     bank = _narrowed(_bank(features, seed), tried.k)
     half = bank.shape[1] // 2
     centres, pooled = bank[:, :half].mean(1), _pooled(bank)

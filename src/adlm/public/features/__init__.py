@@ -12,6 +12,7 @@ from adlm.public.features.base import Features, PriorStatistics, declared, unit_
 from adlm.public.features.encoders import load_backbone
 from adlm.public.features.narrowed import Narrowed, RandomDirections, narrowed
 from adlm.public.features.onnx_backbone import OnnxBackbone
+from adlm.public.features.pair_products import PairProducts
 from adlm.public.features.probe import coupling
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Features",
     "Narrowed",
     "OnnxBackbone",
+    "PairProducts",
     "PriorStatistics",
     "RandomDirections",
     "TABLES",
@@ -63,6 +65,8 @@ def build(spec: Mapping[str, Any]) -> Features:
             from adlm.public.features.natural import NaturalImages
 
             return NaturalImages.from_spec(spec)
+        case "pair-products":
+            return PairProducts.from_spec(spec, build(spec["of"]))
         case "multiscale":
             from adlm.public.features.multiscale import MultiscaleImages
 
@@ -88,7 +92,7 @@ def build(spec: Mapping[str, Any]) -> Features:
 def for_domain(domain: Domain) -> Features:
     """Return the public features that suit the declared family and shape of the records."""
     if domain.family == "natural" and domain.shape == (3, 32, 32):
-        return build({"name": "natural", "width": 1000, "weights": "natural-32"})
+        return PairProducts(build({"name": "natural", "width": 1000, "weights": "natural-32"}))
     if domain.family == "natural" and (len(domain.shape) == 2 or domain.shape[0] in (1, 3)):
         from adlm.public.features.multiscale import MultiscaleImages
 
@@ -144,8 +148,8 @@ def brought_along(features: Features) -> bool:
 
 
 def _own(features: Features) -> Features | None:
-    """Return the map that a person brought along, perhaps narrowed; None for one of adlm's own."""
-    if isinstance(features, Narrowed):
+    """Return the map that a person brought along, perhaps inside another; None for one of adlm's own."""
+    if isinstance(features, Narrowed | PairProducts):
         return _own(features.inner)
     brought = isinstance(features, Backbone | OnnxBackbone)
     ours = type(features).__module__.partition(".")[0] == "adlm" and not brought
@@ -161,7 +165,7 @@ def checked(entry: Mapping[str, Any], given: Features | None = None) -> Features
     if given is None:
         features = build(spec)
     elif spec.get("name") in NARROWER and given.width != spec["width"]:
-        features = NARROWER[spec["name"]](given, int(spec["width"]))
+        features = NARROWER[spec["name"]](given.part(int(spec["width"])), int(spec["width"]))
     else:
         features = given
     if features.fingerprint() != entry["fingerprint"]:

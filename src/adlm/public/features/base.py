@@ -70,6 +70,15 @@ class Features(nn.Module, ABC):
         del signal
         return self.width
 
+    def moments_width(self) -> int:
+        """Return how many leading coordinates class sums and second moments may take; all by default."""
+        return self.width
+
+    def part(self, width: int) -> Features:
+        """Return the smallest map within this one that has its first `width` coordinates: often itself."""
+        del width
+        return self
+
     @abstractmethod
     def spec(self) -> dict[str, Any]:
         """Describe the map in JSON values; the key ``name`` says which kind it is."""

@@ -38,6 +38,10 @@ class Narrowed(Features):
         """Return how many coordinates of the inner map suit gradient rounds, at most all that are kept."""
         return min(self.width, self.inner.rounds_width(signal))
 
+    def moments_width(self) -> int:
+        """Return how many coordinates class sums and second moments may take, at most all that are kept."""
+        return min(self.width, self.inner.moments_width())
+
     def of(self, z: Tensor) -> Tensor:
         """Narrow (n, inner width) features that were taken already."""
         return exact_unit_norm(z[:, : self.width])
@@ -83,6 +87,7 @@ class RandomDirections(Narrowed):
 
 def narrowed(features: Features, width: int) -> Features:
     """Keep that many coordinates: the first ones if a public prior put them in order, else random ones."""
+    features = features.part(width)
     if width == features.width:
         return features
     return (RandomDirections if features.prior is None else Narrowed)(features, width)

@@ -137,10 +137,18 @@ def pooling(height: int, width: int, grid: int | tuple[int, int]) -> Tensor:
     return functional.adaptive_avg_pool2d(places, grid).flatten(1)
 
 
-@cache
-def windows(size: int, side: int) -> Tensor:
-    """Matrix (size - side + 1, size) that averages over windows of `side` pixels."""
-    return torch.eye(size).unfold(0, side, 1).mean(2)
+def window_means(maps: Tensor, side: int) -> Tensor:
+    """Average maps (n, c, h, w) over windows of `side` places: (n, c, h', w').
+
+    By additions of whole maps, one after the other: no product whose order of addition could follow a place.
+    """
+    for axis in (3, 2):
+        count = maps.shape[axis] - side + 1
+        total = maps.narrow(axis, 0, count)
+        for start in range(1, side):
+            total = total + maps.narrow(axis, start, count)
+        maps = total / side
+    return maps
 
 
 class Patches(nn.Module):
@@ -169,10 +177,8 @@ class Patches(nn.Module):
 
     def contrast(self, x: Tensor) -> Tensor:
         """Standard deviation of each patch, plus a floor: (n, 1, h', w')."""
-        side, (height, width) = self.filters.shape[-1], x.shape[2:]
         moments = torch.stack([x.mean(1), x.square().mean(1)], 1)
-        down, across = windows(height, side).to(x), windows(width, side).to(x)
-        mean, power = torch.split(torch.matmul(down, moments @ across.T), 1, 1)
+        mean, power = torch.split(window_means(moments, self.filters.shape[-1]), 1, 1)
         return (power - mean.square()).clamp_min(0.0).sqrt() + CONTRAST_FLOOR
 
     def responses(self, x: Tensor) -> Tensor:

@@ -126,14 +126,15 @@ def plan_moments(
         raise UserError(f"a budget needs epsilon > 0 and 0 <= delta < 1, got {epsilon} and {delta}")
     # A record that is added or removed moves one class, one that is replaced may move two.
     factor = 2.0 if neighbours == "add-remove" else 1.0
+    plain = features.part(features.moments_width())
     if delta:
         mu = factor * float(gaussian_mu(Fraction(str(epsilon)), Fraction(str(delta))))
         signal = n * mu / 2 * math.sqrt(1 - ROUNDS_SUMS)
         if rounds and signal >= features.rounds_from:
             return _rounds(n, signal, features)
-        plan = _gaussian(n, classes, mu, features)
+        plan = _gaussian(n, classes, mu, plain)
     else:
-        plan = _pure(n, classes, factor * epsilon, features)
+        plan = _pure(n, classes, factor * epsilon, plain)
     if features.prior is None and plan.k < features.width:
         why = "the coordinates are random directions: nothing public says which of the features matter"
         plan = replace(plan, reasons=(*plan.reasons, why))

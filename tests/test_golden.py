@@ -36,7 +36,7 @@ GOLDEN = {
     "digits, delta": "0f8723cf441da9a638e7d45d47bc9a0851c8ae1eff9bd48e1c17563ecc608572",
     "records": "57743cbb0dd2abae2525d3c6be44b68123ca4208dc1716f42fb2d9feb130b3ef",
     "table": "f33097bdbd74713d7be0e9e28fa73d0e1a1cfb0264ccac99096e791d99c58584",
-    "table, rounds": "d800b0d3cf4f2920c990d27bd98de560d11275378e4115f56d298d47d8c52222",
+    "table, rounds": "a0621c47e6890bfd5672df3bf53fb86fd88ee5165e0c1b12f79058ef25a552d0",
 }
 
 

@@ -149,7 +149,8 @@ def test_counts_under_noise_are_pulled_towards_usual_laws_and_clear_ones_stand()
         return float(((middles(shares) - middles(counts)) ** 2).mean())
 
     assert error(exact, 100.0, 100.0) < 0.85 * error(exact, 100.0, 0.0)
-    assert error(two_peaks, 50.0, 50.0) < 0.85 * error(two_peaks, 50.0, 0.0)
+    below = two_peaks + 20.0 * rng.normal(size=len(two_peaks))  # noise below the share of an average bin
+    assert np.array_equal(frequencies(below, counted.blocks, 20.0), frequencies(below, counted.blocks))
 
 
 def test_the_cosine_is_that_of_the_library() -> None:

@@ -31,7 +31,8 @@ _POINTS = 2001  # at which a law is taken
 def frequencies(counts: Reals, blocks: Sequence[Block], spread: float = 0.0) -> Reals:
     """Turn noisy counts of indicators into shares: non-negative, those of a block summing to one.
 
-    Bins of a numeric column are pulled towards usual laws, by as much as is noise. Each block is then
+    Bins of a numeric column are pulled towards usual laws, by as much as is noise, where noise is above the
+    share of an average bin. With less noise the laws would cost more than they give. Each block is then
     projected on the simplex (the nearest point in Euclidean distance). The number of records is taken from
     the blocks' sums, each of which tells it.
 
@@ -46,7 +47,7 @@ def frequencies(counts: Reals, blocks: Sequence[Block], spread: float = 0.0) -> 
     for block in blocks:
         size = block.stop - block.start
         shares = counts[block.span] / n if n > 0 else np.full(size, 1 / size)
-        if block.knots and spread > 0 and n > 0:
+        if block.knots and spread * len(block.knots) > n > 0:  # noise above the share of an average bin
             shares = _pulled(shares, block.knots, spread / n)
         falling = np.sort(shares)[::-1]
         excess = (np.cumsum(falling) - 1) / np.arange(1, size + 1)

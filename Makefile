@@ -33,7 +33,7 @@ lint: $(DEV) ## ruff, mypy and the wall
 	$(BIN)/lint-imports
 
 test: lint ## Everything CI runs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -q
 
 bench: $(DEV) ## Ratios of speed and memory, side by side in one run
 	$(BIN)/adlm bench --out out/bench

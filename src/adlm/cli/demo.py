@@ -65,7 +65,7 @@ def demo(
     )
 
     output.say("3. The mechanisms are attacked")
-    audit = run(Depth(runs=10_000, evaluations=5, whole=200, support=100_000, canaries=100, reading=25))
+    audit = run(Depth(runs=5_000, evaluations=3, whole=80, support=50_000, canaries=60, reading=10))
     write_file(out / "audit.json", canonical(audit.to_dict()), what="audit")
     output.say(f"   {len(audit.findings)} attacks, {len(audit.violations)} violations")
 
@@ -92,4 +92,4 @@ def _models(release: Release) -> Iterator[tuple[str, Model]]:
 
     yield "closed-form", fit(release)
     for epochs, name in ((1, "network-1-epoch"), (100, "network-100-epochs")):
-        yield name, fit(release, "mlp", TrainingConfig(epochs=epochs, batch_size=250), draws=10_000)
+        yield name, fit(release, "mlp", TrainingConfig(epochs=epochs, batch_size=250), draws=6_000)

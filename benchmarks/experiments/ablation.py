@@ -35,6 +35,7 @@ CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("adlm-shared", _LONG | AS_PUBLISHED),
     ("adlm-shared", _LONG | {"batch": _FIRST}),
     ("adlm-shared", _LONG | {"batch": _FIRST} | AS_PUBLISHED),
+    ("adlm-shared", _LONG | {"batch": _FIRST, "network": "authors-mnist"} | AS_PUBLISHED),
     ("ilm-shared", BASE),
     ("adlm-shared", BASE | {"rate": 3e-4}),
     ("adlm-shared", BASE | {"train_batch": 300}),

@@ -181,6 +181,8 @@ class DeepBelief(Unsupervised):
         self.first, self.second = _ConvolutionalMachine(maps, 8), _ConvolutionalMachine(8, 16)
         with torch.no_grad():
             width = self._top(torch.zeros(1, *shape)).flatten(1).shape[1]
+        # Units are seldom on, so that all records look alike to the head unless each is standardised.
+        self.standardise = nn.LayerNorm(width, elementwise_affine=False)
         self.head = bounded_head(width, 25, classes)
 
     def _maps(self, x: Tensor) -> Tensor:
@@ -192,7 +194,7 @@ class DeepBelief(Unsupervised):
 
     def forward(self, x: Tensor) -> Tensor:
         """Give (n, classes) scores."""
-        answer: Tensor = self.head(self._top(x).flatten(1))
+        answer: Tensor = self.head(self.standardise(self._top(x).flatten(1)))
         return answer
 
     def reconstruct(self, x: Tensor) -> Tensor:

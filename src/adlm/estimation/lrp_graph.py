@@ -34,7 +34,8 @@ _POOLS = (
 )
 _THROUGH = (
     *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardtanh),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.LocalResponseNorm, nn.Identity),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.Identity),
+    *(nn.LocalResponseNorm, nn.LayerNorm),  # the identity rule of Achtibat et al. 2024
 )
 
 _LAYERS: tuple[tuple[tuple[type[nn.Module], ...], Passage], ...] = (

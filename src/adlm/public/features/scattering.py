@@ -72,8 +72,11 @@ def morlet(shape: tuple[int, int], scale: int, angle: float, slant: float) -> ND
 
 
 def _on_grid(values: NDArray[Any]) -> NDArray[Any]:
-    """Round filters so coarsely that the last bits of a library, which differ between machines, are gone."""
-    return np.asarray(np.round(values * GRID) / GRID)
+    """Round filters so coarsely that the last bits of a library, which differ between machines, are gone.
+
+    So is the sign of a zero, which is the last bits' too: -0.0 + 0.0 is 0.0.
+    """
+    return np.asarray(np.round(values * GRID) / GRID + 0.0)
 
 
 def fold(spectrum: Tensor, step: int) -> Tensor:

@@ -55,6 +55,7 @@ class Features(nn.Module, ABC):
     trained_on: str = ""  # of features of your own: what they are declared to have been trained on
     rounds_from: float = 350.0  # signal from which gradient rounds do better than moments; fixed likewise
     path: float = 0.1  # of gradient rounds, over the signal; fixed on held-out training images
+    clip_norm: float = 0.25  # of gradient rounds; shorter where most records are soon right; fixed likewise
     batch: int = 512  # records that are best mapped together, for their time and their memory
 
     @abstractmethod

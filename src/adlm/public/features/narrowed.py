@@ -27,7 +27,7 @@ class Narrowed(Features):
             raise UserError(f"features of width {inner.width} can be narrowed to 1 to that many, got {width}")
         self.inner, self.width = inner, width
         self.class_separation, self.batch, self.path = inner.class_separation, inner.batch, inner.path
-        self.rounds_from = inner.rounds_from
+        self.rounds_from, self.clip_norm = inner.rounds_from, inner.clip_norm
         self.prior = None if inner.prior is None else narrow(inner.prior, width)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ from adlm.public.features.threads import map_blocks_threaded
 SIZE = 32
 ROWS = 8  # images worked on together
 # Coordinates for gradient rounds, for a unit of signal and at least; fixed on held-out training images.
-ROUNDS_COORDINATES, ROUNDS_FEWEST = 0.22, 150
+ROUNDS_COORDINATES, ROUNDS_FEWEST = 0.13, 200
 LONGEST = 2.0**12  # scaled entry of a block: far above any that an image can have
 SHIPPED = "natural-32"
 TEMPERATURE = (

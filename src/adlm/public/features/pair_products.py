@@ -52,7 +52,7 @@ class PairProducts(Features):
         self.inner, self.multiplied, self.share = inner, leading, share
         self.width = inner.width + leading * (leading + 1) // 2
         self.class_separation, self.batch, self.path = inner.class_separation, inner.batch, inner.path
-        self.rounds_from = inner.rounds_from
+        self.rounds_from, self.clip_norm = inner.rounds_from, inner.clip_norm
         first, second = torch.triu_indices(leading, leading)
         weight = torch.full((len(first),), math.sqrt(2 * share))
         weight[first == second] = math.sqrt(share)

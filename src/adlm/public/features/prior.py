@@ -28,6 +28,7 @@ CLASS_SEPARATION = {
 }  # fixed on the last 10,000 training images of (Fashion-)MNIST
 ROUNDS_FROM = {"drawn": 200.0, "garments": 350.0}  # likewise
 ROUNDS_PATH = {"drawn": 0.1, "garments": 0.13}  # likewise
+ROUNDS_CLIP = 0.12  # likewise
 # Coordinates for gradient rounds: at least, and for a unit of the root of the signal; likewise. The weaker
 # the signal, the more it helps that what is left out takes no part in the norm.
 ROUNDS_WIDTH = {"drawn": (60, 2.4), "garments": (400, 15.0)}
@@ -89,7 +90,7 @@ class PriorProjection(Features):
             raise UserError(f"family must be one of {', '.join(FAMILIES)} (got {family!r})")
         self.family, self.shape = family, tuple(int(s) for s in shape)
         self.image, self.class_separation = _image_shape(self.shape), CLASS_SEPARATION[family]
-        self.rounds_from, self.path = ROUNDS_FROM[family], ROUNDS_PATH[family]
+        self.rounds_from, self.path, self.clip_norm = ROUNDS_FROM[family], ROUNDS_PATH[family], ROUNDS_CLIP
         self.transform = NormedScattering((SIZE, SIZE), deskewed=family in LEANING)
         stored = load_file(WEIGHTS / f"{family}.safetensors")
         most = stored["projection"].shape[1]

@@ -18,7 +18,7 @@ CLIP_NORM = 0.25
 WIDER_CLIPS = ((8_000.0, 0.5), (16_000.0, 1.0))
 TABLE_PATH, PURE_TABLE_PATH = 0.15, 0.2  # step x clip norm x rounds, over the signal; images have their own
 ROUNDS = (100, 200)  # usual and most
-IMAGE_ROUNDS = 400  # most, of images and vectors: for the same path, short steps do better than long ones
+IMAGE_ROUNDS = (200, 400)  # of images and vectors: for the same path, short steps do better than long ones
 LEAST_ROUNDS, MANY_RECORDS = 50, 100_000  # of a table with more records than these, round for round fewer
 REACH = 3.0  # momentum keeps at most e^-REACH of the first of all rounds
 PURE_ROUNDS = 30  # under pure epsilon, where every round costs its share of epsilon
@@ -56,24 +56,32 @@ def plan_rounds(
     clip_norm : L2 bound on one record's gradient.
     """
     longest = longest_step * CLIP_NORM / clip_norm
-    return _with_steps(n, path * signal / clip_norm, (longest, longest), ROUNDS[1], clip_norm)
+    return _with_steps(n, path * signal / clip_norm, (longest, longest), ROUNDS, clip_norm)
 
 
-def plan_image_rounds(n: int, signal: float, path: float) -> GradientRounds:
+def plan_image_rounds(n: int, signal: float, path: float, clip_norm: float = CLIP_NORM) -> GradientRounds:
     """Choose gradient rounds for the features of n images, taken around their mean.
 
-    More rounds come before longer steps, up to IMAGE_ROUNDS.
+    More rounds come before longer steps, up to the most of IMAGE_ROUNDS.
+
+    Parameters
+    ----------
+    n : public number of records.
+    signal : what `signal_of` returns.
+    path : step x clip norm x rounds, over the signal.
+    clip_norm : L2 bound on one record's gradient.
     """
-    steps = (SHORT_IMAGE_STEP, IMAGE_STEP)
-    return replace(_with_steps(n, path * signal / CLIP_NORM, steps, IMAGE_ROUNDS, CLIP_NORM), centred=True)
+    steps = (SHORT_IMAGE_STEP * CLIP_NORM / clip_norm, IMAGE_STEP * CLIP_NORM / clip_norm)
+    return replace(_with_steps(n, path * signal / clip_norm, steps, IMAGE_ROUNDS, clip_norm), centred=True)
 
 
 def _with_steps(
-    n: int, length: float, steps: tuple[float, float], most: int, clip_norm: float
+    n: int, length: float, steps: tuple[float, float], rounds_range: tuple[int, int], clip_norm: float
 ) -> GradientRounds:
     """Divide a length into rounds: steps up to the first length, more rounds, longer steps, more momentum."""
     usual, longest = steps
-    rounds, momentum = max(ROUNDS[0], min(most, round(length / usual))), MOMENTUM[0]
+    fewest, most = rounds_range
+    rounds, momentum = max(fewest, min(most, round(length / usual))), MOMENTUM[0]
     step = length / rounds
     if step > longest:
         momentum = min(MOMENTUM[1], 1 - (1 - momentum) * longest / step)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from adlm.analyst.model import Model
     from adlm.analyst.training import TrainingConfig
     from adlm.curator.ledger import Ledger
-    from adlm.errors import UserError
+    from adlm.errors import NoisyModelWarning, UserError
     from adlm.privacy.budget import Budget
     from adlm.privacy.release import Certificate, Release
     from adlm.public.domain import Domain
@@ -33,6 +33,7 @@ _PLACES = {
     "Model": "adlm.analyst.model",
     "TrainingConfig": "adlm.analyst.training",
     "Release": "adlm.privacy.release",
+    "NoisyModelWarning": "adlm.errors",
     "UserError": "adlm.errors",
     "fit": "adlm.analyst.fit",
     "privatise": "adlm.workflows.privatise",
@@ -46,6 +47,7 @@ __all__ = [
     "Domain",
     "Ledger",
     "Model",
+    "NoisyModelWarning",
     "TrainingConfig",
     "Release",
     "UserError",

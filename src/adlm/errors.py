@@ -1,4 +1,4 @@
-"""The exceptions that are meant for a person: a mistake they can put right, and a stop they asked for."""
+"""Exceptions and warnings that are meant for a person."""
 
 from __future__ import annotations
 
@@ -13,3 +13,11 @@ class UserError(ValueError):
 
 class StoppedError(Exception):
     """A command that its user stopped, told in one sentence: what was spent and what was not made."""
+
+
+class NoisyModelWarning(UserWarning):
+    """A model that may be no better than giving every record the largest class: the noise is too large.
+
+    `fit` and the scikit-learn estimators warn of it; the command line prints the same sentence. It stays in
+    `model.training["warning"]`, in reports and in model cards.
+    """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -18,7 +19,7 @@ from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
 from adlm.analyst.on_records import learn_records_first, train_on_records
 from adlm.analyst.training import History, TrainingConfig, default_plan, train
 from adlm.analyst.unsupervised import EPOCHS, Unsupervised
-from adlm.errors import UserError
+from adlm.errors import NoisyModelWarning, UserError
 from adlm.privacy.release import Release
 from adlm.public.features import Features, declared
 
@@ -54,11 +55,17 @@ def fit(
     draws : how many labelled vectors to draw from released moments for a network.
     device : `auto`, `cpu`, `cuda` or `mps`.
     checkpoint : file that keeps the training of a network after each epoch, and whether to go on from it.
+
+    Warns
+    -----
+    NoisyModelWarning : when the release itself cannot show that the model is better than the largest class.
     """
     kept = checkpoint or Checkpoint(None)
     origin = _origin(network, provenance)
     made = _made(release, network, plan, features, draws, device, kept.path, kept.resume)
     summary = dict(made.training) if origin is None else dict(made.training) | {"provenance": origin}
+    if summary.get("warning"):
+        warnings.warn(str(summary["warning"]), NoisyModelWarning, stacklevel=2)
     return replace(made, training=summary, release_signature=release.signature)
 
 

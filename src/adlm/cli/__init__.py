@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import sys
+import warnings
 from typing import Any, NoReturn
 
 STOPPED = 130  # exit code after Ctrl-C
@@ -38,8 +39,9 @@ def main() -> None:
     """Run `adlm`; a person's mistake ends in one sentence on standard error and exit code 2."""
     import typer
 
-    from adlm.errors import StoppedError, UserError
+    from adlm.errors import NoisyModelWarning, StoppedError, UserError
 
+    warnings.simplefilter("ignore", NoisyModelWarning)  # commands print it beside their figures
     try:
         from adlm.cli.app import app
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tomli_w
 
@@ -45,7 +45,7 @@ _SETTINGS = (
 
 
 @dataclass(frozen=True)
-class TableDomain:
+class TableDomain(declaration.DomainFile):
     """What is declared of a table. Nothing in it is learnt from the records, unless it says so.
 
     Parameters
@@ -203,9 +203,9 @@ class TableDomain:
         return out | {"columns": [column.to_dict() for column in self.columns]}
 
     @classmethod
-    def from_dict(cls, raw: Any) -> TableDomain:
+    def from_dict(cls, raw: Any) -> Self:
         """Read what `to_dict` or a domain file says."""
-        columns = _named_columns(raw.get("columns")) if isinstance(raw, Mapping) else None
+        columns = declaration.named_columns(raw.get("columns")) if isinstance(raw, Mapping) else None
         if columns is None:
             raise UserError("a table's domain file has one section [columns.NAME] for each column")
         for key in raw:
@@ -239,29 +239,10 @@ class TableDomain:
             sections[column.pop("name")] = column
         return tomli_w.dumps(raw | {"columns": sections})
 
-    @classmethod
-    def from_toml(cls, text: str) -> TableDomain:
-        """The domain that a file's text declares."""
-        return cls.from_dict(declaration.toml(text))
-
-    @classmethod
-    def load(cls, path: str | Path) -> TableDomain:
-        """Read a domain file; mistakes in it are told with the file's name."""
-        return declaration.load(path, cls.from_toml)
-
 
 def _mark(text: str) -> bool:
     """Whether a text is one character that can stand between or around cells."""
     return len(text) == 1 and text.isascii() and (text.isprintable() or text == "\t") and not text.isalnum()
-
-
-def _named_columns(raw: Any) -> list[tuple[str, Any]] | None:
-    """Columns by name, from the sections of a file or from the list that `to_dict` gives."""
-    if isinstance(raw, Mapping):
-        return [(str(name), settings) for name, settings in raw.items()]
-    if isinstance(raw, list | tuple) and all(isinstance(c, Mapping) and "name" in c for c in raw):
-        return [(str(c["name"]), {key: v for key, v in c.items() if key != "name"}) for c in raw]
-    return None
 
 
 def is_table_domain(path: str | Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
@@ -28,10 +28,12 @@ from adlm.workflows.options import Fourier
 from adlm.workflows.privatise import privatise
 from adlm.workflows.sklearn.inputs import (
     PrivacyWarning,
+    check_lengths,
     check_no_weights,
     column_labels,
     declared,
     encode_array,
+    one_column,
     steps_before,
 )
 
@@ -117,8 +119,55 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         made._family = family
         return made
 
+    def fit(self, X: Any, y: Any, **refused: Any) -> Self:
+        """Make a release of the records and train on it; with `release`, train on that alone.
+
+        Parameters
+        ----------
+        X : private records: a DataFrame with the columns that the domain declares, or an (n, d) array.
+        y : (n,) class labels or target values; may be None when the estimator has a `release`.
+        refused : sample weights are refused with the reason; there are no other options.
+
+        Returns
+        -------
+        The estimator, with `release_`, `model_` and `certificate_`.
+
+        Raises
+        ------
+        UserError : records do not match the domain, sample weights were given, a budget was given without a
+            ledger, or the release would exceed the ledger's budget.
+
+        Examples
+        --------
+        >>> AdLMClassifier(epsilon=1, domain="visits.toml").fit(frame, frame["ill"])  # doctest: +SKIP
+        """
+        given = self._start_fit(refused)
+        if given is not None:
+            return self._fit_release(given, y)
+        learnt = self._pipeline_steps()
+        known, x, answers = self._public(X, one_column(y))
+        ledger = self._ledger()  # after the records were read: a mistake in them decides no budget
+        if learnt and isinstance(known, TableDomain):
+            known = replace(known, bounds_learnt_from_data=True)
+        self.release_ = self._privatised(known, x, answers, ledger)
+        self.model_ = self._trained(self.release_)
+        return self
+
     def _fit_release(self, release: Release, y: Any) -> Self:
         raise NotImplementedError
+
+    def _public(
+        self, X: Any, y: Any
+    ) -> tuple[TableDomain | Domain, npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Find out what is public, and encode the records by it."""
+        raise NotImplementedError
+
+    def _know_frame(self, table: TableDomain, X: Any, y: Any) -> None:
+        """Keep the declared table and the names of a frame's columns."""
+        names = column_names(X)
+        self._table, self._shape, self.n_features_in_ = table, None, len(names)
+        self.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
+        check_lengths(X, y)
 
     def _start_fit(self, refused: MutableMapping[str, Any]) -> Release | None:
         """Count a fit and warn of it; return the release that was given, if one was."""

@@ -32,7 +32,6 @@ MAKE = {  # how an environment for another library is made
     "diffprivlib": "pip install diffprivlib==0.6.6 scikit-learn==1.6.1",
     "interpret": "pip install interpret==0.7.8",
 }
-BATCH = 8192
 
 
 def diffprivlib_name(penalty: str) -> str:
@@ -59,7 +58,7 @@ def ours(
     neighbours : the relation; under add-remove the number of records is taken for a public guess.
     """
     table = replace(split.table, neighbours=neighbours)
-    batches = [(split.x[i : i + BATCH], split.y[i : i + BATCH]) for i in range(0, len(split.y), BATCH)]
+    batches = split.batches()
     found = []
     for _ in range(releases):
         release = privatise(

@@ -20,10 +20,12 @@ from adlm.public.features.tabular import TabularFeatures
 from adlm.readers.tables import read_batches
 from benchmarks import ROOT
 
+BATCH = 8192
+
 
 @dataclass(frozen=True, eq=False)
-class Split:
-    """Encoded records of both sides of a split, (n, width), with class codes."""
+class EncodedSplit:
+    """Encoded records of both sides of a split, (n, width), with class codes or positions of the target."""
 
     name: str
     table: TableDomain
@@ -31,6 +33,15 @@ class Split:
     y: NDArray[np.int64]
     test: NDArray[np.float32]
     truth: NDArray[np.int64]
+
+    def batches(self) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+        """The training records, a batch at a time."""
+        return [(self.x[i : i + BATCH], self.y[i : i + BATCH]) for i in range(0, len(self.y), BATCH)]
+
+
+@dataclass(frozen=True, eq=False)
+class Split(EncodedSplit):
+    """Encoded records of both sides of a split, with class codes."""
 
     def validation(self) -> Split:
         """Three quarters of the training records to train on, and the last quarter to choose settings by.
@@ -109,18 +120,19 @@ def load(name: str, data: Path) -> Split:
         if not (place / f"{name}.toml").is_file():
             raise UserError(f"{name} is not in {place}; set ADLM_DATA to a folder that holds tables/")
         table = TableDomain.load(place / f"{name}.toml")
-        sides = [_read(place / f"{name}-{side}.csv", table) for side in ("train", "test")]
+        sides = [read_side(place / f"{name}-{side}.csv", table) for side in ("train", "test")]
         return Split(name, table, *sides[0], *sides[1])
     table = TableDomain.load(domain_file(name))
     with sides_of(name, data) as (train, test):
-        x, y = _read(train, table)
-        held, truth = _read(test, table, comments=True)  # Adult's test records stand below a comment
+        x, y = read_side(train, table)
+        held, truth = read_side(test, table, comments=True)  # Adult's test records stand below a comment
     return Split(name, table, x, y, held, truth)
 
 
-def _read(
+def read_side(
     path: Path, table: TableDomain, *, comments: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Read one side of a split: encoded records, and class codes or positions of the target."""
     batches = list(read_batches(path, table, comments=comments))
     return np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches])
 

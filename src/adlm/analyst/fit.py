@@ -15,8 +15,8 @@ from adlm.analyst.closed_form import closed_form_model
 from adlm.analyst.draws import labelled_draws
 from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
-from adlm.analyst.on_records import learn_records_first, train_on_records
-from adlm.analyst.training import History, TrainingConfig, default_plan, train
+from adlm.analyst.on_records import train_on_examples, train_on_records
+from adlm.analyst.training import History, TrainingConfig, default_plan
 from adlm.analyst.unsupervised import EPOCHS, Unsupervised
 from adlm.errors import UserError
 from adlm.privacy.release import Release
@@ -154,15 +154,8 @@ def _on_draws(
     examples, facts = labelled_draws(release, features, draws, plan)
     outputs = len(release.certificate.domain.classes) if target is None else 1
     head, architecture = _network(network, (features.width,), outputs, plan.seed)
-    learn_records_first(head, examples.x, plan.seed, checkpoints, resume)
-    history = train(
-        head,
-        examples,
-        plan,
-        device=device,
-        checkpoints=checkpoints,
-        resume=resume,
-        identity=str(release.certificate.to_dict()["digest"]),
+    history = train_on_examples(
+        release, head, examples, plan, device=device, checkpoints=checkpoints, resume=resume
     )
     if target is not None:
         head = networks.in_units(head, float(facts["target_mean"]), float(facts["target_sd"]))

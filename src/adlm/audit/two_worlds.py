@@ -213,8 +213,7 @@ def whole_releases(
 
     Parameters
     ----------
-    subject, neighbours, runs, source : as for `whole_scores`.
-    alpha : level of the test.
+    subject, neighbours, runs, source, alpha : as for `two_worlds`.
     """
     worlds = whole_scores(subject, neighbours, runs, source)
     rung = "two worlds, whole release"

@@ -69,7 +69,7 @@ def ours(
 
 
 def without_privacy(split: Split, method: str) -> list[Measures]:
-    """Logistic regression on the cells, or gradient boosting on the encoded columns."""
+    """Logistic regression on the indicators, or gradient boosting on the encoded columns."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
 
@@ -82,7 +82,7 @@ def without_privacy(split: Split, method: str) -> list[Measures]:
 
 
 def dpsgd_logistic(split: Split, epsilon: str, runs: int, neighbours: str = "add-remove") -> list[Measures]:
-    """DP-SGD on Opacus, on the same cells; a replaced record is taken for twice the clip norm.
+    """DP-SGD on Opacus, on the same indicators; a replaced record is taken for twice the clip norm.
 
     Parameters
     ----------
@@ -112,9 +112,9 @@ def dpsgd_logistic(split: Split, epsilon: str, runs: int, neighbours: str = "add
 
 
 def diffprivlib_logistic(split: Split, epsilon: str, penalty: str, runs: int, python: str) -> list[Measures]:
-    """diffprivlib's logistic regression on the same cells, by an interpreter that has it.
+    """diffprivlib's logistic regression on the same indicators, by an interpreter that has it.
 
-    The cells are handed over in a temporary folder that only its owner can read; the weights come back.
+    The indicators are handed over in a temporary folder that only its owner can read; the weights come back.
 
     Parameters
     ----------

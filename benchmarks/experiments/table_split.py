@@ -60,14 +60,14 @@ class Split(EncodedSplit):
         )
 
     def features(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Cells of both sides, no row longer than 1."""
+        """Indicators of both sides, scaled so that no row is longer than 1."""
         features = TabularFeatures(self.table)
         with torch.inference_mode():
             train, test = (features(torch.from_numpy(x)) for x in (self.x, self.test))
         return train.numpy(), test.numpy()
 
     def indicators(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Cells of both sides, a cell that is on being 1."""
+        """Indicators of both sides, unscaled: 1 where one is on."""
         unit = TabularFeatures(self.table).unit
         train, test = self.features()
         return train / np.float32(unit), test / np.float32(unit)
@@ -81,15 +81,15 @@ class Split(EncodedSplit):
         for side in (self.x, self.test):
             parts, start = [], 0
             for column in self.table.features:
-                cells = side[:, start : start + column.width].astype(np.float64)
+                values = side[:, start : start + column.width].astype(np.float64)
                 start += column.width
                 if column.kind == "categorical":
-                    parts.append(cells.argmax(1).astype(np.float64))
+                    parts.append(values.argmax(1).astype(np.float64))
                 else:
                     missing = (
-                        cells[:, 1] > 0 if column.missing is not None else np.zeros(len(cells), dtype=bool)
+                        values[:, 1] > 0 if column.missing is not None else np.zeros(len(values), dtype=bool)
                     )
-                    parts.append(np.where(missing, np.nan, cells[:, 0]))
+                    parts.append(np.where(missing, np.nan, values[:, 0]))
             sides.append(np.stack(parts, 1))
         kinds = ["nominal" if c.kind == "categorical" else "continuous" for c in self.table.features]
         return sides[0], sides[1], kinds

@@ -72,8 +72,8 @@ def class_weights(release: Release, given: Weights) -> dict[str, float]:
     return {name: float(by_name.get(name, 1.0)) for name in names}
 
 
-def weighed(model: Model, release: Release, given: Weights | None) -> Model:
-    """Return a model whose mistakes are weighed by class; it costs nothing. None leaves it as it is."""
+def with_class_weights(model: Model, release: Release, given: Weights | None) -> Model:
+    """Return a model whose mistakes are weighted by class; it costs nothing. None leaves it as it is."""
     if given is None:
         return model
     weights = class_weights(release, given)

@@ -54,6 +54,26 @@ def fit(
     draws : how many labelled vectors to draw from released moments for a network.
     device : `auto`, `cpu`, `cuda` or `mps`.
     checkpoint : file that keeps the training of a network after each epoch, and whether to go on from it.
+
+    Returns
+    -------
+    The model. `model.training` says what was done, and warns where noise left nothing to learn.
+
+    Raises
+    ------
+    UserError : the network does not fit the features or the classes, the features are not the release's, a
+        setting is for another kind of release, or training gave no finite loss.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from adlm import Domain, fit, privatise
+    >>> x, y = np.eye(2).repeat(50, 0), np.arange(100) // 50
+    >>> release = privatise(x, y, Domain((2,), 0, 1, ("no", "yes")), epsilon=8, seed=1)
+    >>> fit(release).predict([[1, 0], [0, 1]])
+    array([0, 1])
+    >>> fit(release, "mlp", draws=500).certificate == release.certificate
+    True
     """
     kept = checkpoint or Checkpoint(None)
     origin = _origin(network, provenance)

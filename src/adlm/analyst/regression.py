@@ -1,4 +1,4 @@
-"""The model of a release for a numeric target, and whether its noise has drowned it."""
+"""The model of a release for a numeric target, and whether noise left anything of it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Fit:
     sd: float
 
     @property
-    def drowned(self) -> bool:
+    def worse_than_mean(self) -> bool:
         """Whether the model is no better than the mean."""
         return self.of_model >= self.of_mean
 
@@ -117,7 +117,7 @@ def train(release: Release) -> Model:
     with torch.no_grad():
         linear.weight.copy_(torch.from_numpy(head.weight) * (span * scale.spread))
         linear.bias.copy_(torch.from_numpy(head.bias) * (span * scale.spread) + bounds[0] + span * scale.mean)
-        if fitted.drowned:
+        if fitted.worse_than_mean:
             summary["warning"] = DROWNED
             linear.weight.zero_()
             linear.bias.fill_(bounds[0] + span * scale.mean)
@@ -134,7 +134,7 @@ def draw(release: Release, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     assert isinstance(features, ScaledTable)
     generator = np.random.default_rng(seed)
     parts = [
-        _cells(column, features.frequencies[block.span], n, generator)
+        _encoded_column(column, features.frequencies[block.span], n, generator)
         for column, block in zip(features.table.features, features.indicators.blocks, strict=False)
     ]
     with torch.inference_mode():
@@ -147,8 +147,8 @@ def draw(release: Release, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return z, noisy.clamp(low, high)
 
 
-def _cells(column: Column, shares: Reals, n: int, generator: np.random.Generator) -> Reals:
-    """Draw encoded cells of one column by the released shares of its indicators."""
+def _encoded_column(column: Column, shares: Reals, n: int, generator: np.random.Generator) -> Reals:
+    """Draw encoded values of one column by the released shares of its indicators."""
     entry = generator.choice(len(shares), n, p=shares / shares.sum())
     out = np.zeros((n, column.width))
     if column.kind == "categorical":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from adlm.analyst import tables
-from adlm.analyst.class_weights import weighed
+from adlm.analyst.class_weights import with_class_weights
 from adlm.analyst.fit import fit
 from adlm.analyst.model import Model
 from adlm.errors import UserError
@@ -61,7 +61,7 @@ def train_on_release(release: Release, settings: Mapping[str, Any]) -> Model:
     given = {name: value for name, value in settings.items() if name != WEIGHTS}
     made: Model = _trainer(release)(release, **given)
     if settings.get("network") is None:  # those of a network are in its plan
-        made = weighed(made, release, settings.get(WEIGHTS))
+        made = with_class_weights(made, release, settings.get(WEIGHTS))
     return replace(made, release_signature=release.signature)
 
 

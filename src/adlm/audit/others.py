@@ -94,7 +94,7 @@ class Mechanism:
 
 
 def audit_other(mechanism: Mechanism, runs: int = 100_000, alpha: float = ALPHA) -> Finding:
-    """Tell two neighbouring data sets apart by a mechanism's output alone.
+    """Distinguish two neighbouring data sets by a mechanism's output alone.
 
     Parameters
     ----------

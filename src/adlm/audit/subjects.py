@@ -251,10 +251,10 @@ def of_product(
     crowd = Records(rng.random((CROWD * private, 4)), np.arange(CROWD * private) % 2)
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        everybody = crowd.plus(data)
+        combined = crowd.plus(data)
         made = privatise(
-            4 * everybody.values - 1,
-            everybody.codes,
+            4 * combined.values - 1,
+            combined.codes,
             domain=domain,
             epsilon=4 if delta or private else 1,
             delta=delta,

@@ -170,7 +170,7 @@ def _traced(served: nn.Module, trial: Tensor, model: Model, taken: str, names: S
     try:
         chatter.setLevel(logging.ERROR)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")  # tracing tells of every constant that it folds
+            warnings.simplefilter("ignore")  # tracing warns of every constant that it folds
             torch.onnx.export(
                 served,
                 (trial,),

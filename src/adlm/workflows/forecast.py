@@ -33,7 +33,7 @@ TIMES = 8  # groups of alike classes that a release is simulated on
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class Forecast:
     """What to expect of a release.
 
     Attributes
@@ -74,7 +74,7 @@ def forecast(
     *,
     times: int = TIMES,
     seed: int = 0,
-) -> Rehearsal:
+) -> Forecast:
     """Simulate a release of n records of some classes; public quantities alone.
 
     Parameters
@@ -122,7 +122,7 @@ def forecast(
             spread = float(within.diagonal()[: len(moments.sd_second)].mean())
             seconds.append(spread * n / (float(moments.sd_second[0, -1]) * math.sqrt(len(moments.sd_second))))
     result = torch.tensor(scores)
-    return Rehearsal(
+    return Forecast(
         float(budget),
         float(slack),
         plan,

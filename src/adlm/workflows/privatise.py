@@ -81,6 +81,17 @@ def privatise(
     engine : where passes over files and arrays run: `local`, `ray`, or an `Engine`. The release is the same.
     ray_address : of the engine `ray`: a cluster, such as `auto`; one of this machine alone when not given.
 
+    Returns
+    -------
+    The release: `tensors` with exact noise, and the `certificate` that states what it cost. `release.save`
+    writes it, `adlm.fit` trains on it.
+
+    Raises
+    ------
+    UserError : records or labels do not match the domain, an option is for another kind of records, the
+        number of records is private and no `size` was given, or the ledger's budget would be exceeded. An
+        error before the charge costs nothing; the ledger says what was charged.
+
     Formal guarantees
     -----------------
     Relation: the domain's. Guarantee: the certificate's, at most the budget. Proved in docs/proof-moments.md,
@@ -195,7 +206,7 @@ def _privatise_arrays(
     if len(records) == 0:
         raise UserError("there are no records to release; give at least one")
     ledger, source = opened(options)
-    settings = {"relevance": relevance} | _kept(declared)
+    settings = {"relevance": relevance} | _input_declaration(declared)
     features, plan = _planned(domain, len(records), budget, options, contributions)
     public = provenance_of(features, domain.shape) == "public"
     stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
@@ -260,7 +271,7 @@ def _engine(options: ReleaseOptions) -> contextlib.AbstractContextManager[Engine
     )
 
 
-def _kept(declared: InputDomain | None) -> dict[str, Any]:
+def _input_declaration(declared: InputDomain | None) -> dict[str, Any]:
     """What a certificate says of a declared file, so that models can read such files: nothing if the domain
     says it all."""
     return {} if declared is None or declared.is_usual else {"input": declared.to_dict()}

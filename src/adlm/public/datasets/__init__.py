@@ -65,7 +65,7 @@ def size(name: str, split: str) -> int:
 
 
 def load(name: str, split: str, *, say: Say = progress.say) -> Records:
-    """Records of a data set's `train` or `test` split; `say` is told of each step of a download."""
+    """Records of a data set's `train` or `test` split; `say` is called with each step of a download."""
     data = named(name)
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r} of {name}; choose from {', '.join(SPLITS)}")

@@ -59,6 +59,19 @@ class Domain(declaration.DomainFile):
         `stretch`.
     target
         Bounds of the number that is predicted, where it is no class.
+
+    Raises
+    ------
+    UserError
+        A setting is missing or out of range, such as an upper bound that does not exceed the lower one.
+
+    Examples
+    --------
+    >>> from adlm import Domain
+    >>> domain = Domain((2,), lower=(18, 0), upper=(90, 250), classes=("healthy", "ill"))
+    >>> domain.scale([[54, 125], [17, 400]])
+    array([[0.5, 0.5],
+           [0. , 1. ]], dtype=float32)
     """
 
     shape: tuple[int, ...]

@@ -118,7 +118,7 @@ class TableDomain(declaration.DomainFile):
                 )
 
     def _check_dialect(self) -> None:
-        """Refuse what cannot be told apart in a CSV file, and bad rows that would mean nothing."""
+        """Refuse what is ambiguous in a CSV file, and bad rows that would mean nothing."""
         if self.delimiter is not None and not _mark(self.delimiter):
             raise UserError(f"delimiter must be one plain character (got {self.delimiter!r})")
         if self.quote and not _mark(self.quote):
@@ -129,7 +129,7 @@ class TableDomain(declaration.DomainFile):
             raise UserError(f'bad_rows must be "error" or "missing" (got {self.bad_rows!r})')
         if self.bad_rows == "missing":
             if self.person is not None:
-                raise UserError('bad_rows = "missing" does not go with persons: a bad row names nobody')
+                raise UserError('bad_rows = "missing" does not go with persons: a bad row has no person')
             for column in (*self.features, self.answer):
                 if column.missing is None:
                     raise UserError(

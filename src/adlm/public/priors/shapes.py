@@ -275,9 +275,9 @@ def _fit(layers: Tensor, fill: Tensor, shift: Tensor) -> Tensor:
     return functional.grid_sample(layers, where, align_corners=True)
 
 
-def _smooth_field(generator: torch.Generator, n: int, cells: int) -> Tensor:
-    """Random fields of about `cells` blotches a side, unit variance: (n, CANVAS, CANVAS)."""
-    field = normal(generator, n, 1, cells, cells)
+def _smooth_field(generator: torch.Generator, n: int, blotches: int) -> Tensor:
+    """Random fields of about so many blotches a side, unit variance: (n, CANVAS, CANVAS)."""
+    field = normal(generator, n, 1, blotches, blotches)
     return functional.interpolate(field, size=(CANVAS, CANVAS), mode="bicubic", align_corners=True)[:, 0]
 
 

@@ -1,4 +1,4 @@
-"""Stroke classes: random characters that nobody ever wrote.
+"""Stroke classes: random characters that no person wrote.
 
 A class is a random drawing of one to four strokes (cubic curves, segments, closed loops and arcs), about
 half of them attached to an earlier stroke. Its records are the same drawing by an unsteady hand: control

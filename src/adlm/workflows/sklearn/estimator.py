@@ -23,7 +23,7 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from adlm.analyst.class_weights import weighed
+from adlm.analyst.class_weights import with_class_weights
 from adlm.analyst.model import Model
 from adlm.analyst.search import Search as Search
 from adlm.analyst.search import search_on_release as search_on_release
@@ -93,6 +93,8 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     made for. There is no `partial_fit`: each part would be a release of its own, and be charged.
     """
 
+    _what = "classifier"
+
     def __init__(
         self,
         epsilon: float | str | Fraction = 1.0,
@@ -120,7 +122,7 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
                 raise UserError(f"class_weight is a dict of labels or 'balanced' (got {weights!r})")
             names = dict(zip(self.classes_.tolist(), release.certificate.domain.classes, strict=True))
             weights = {str(names.get(label, label)): weight for label, weight in weights.items()}
-        return weighed(super()._trained(release), release, weights)
+        return with_class_weights(super()._trained(release), release, weights)
 
     def _fit_release(self, release: Release, y: Any) -> Self:
         """Train on a release; labels, if there are any, say in which type classes are predicted."""
@@ -133,16 +135,26 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
             self.classes_, _ = labels_of(one_column(y), table)
         else:
             self.classes_, _ = coded(y, domain.encode_labels(y), domain.classes)
-        self._know(release, self._trained(release))
+        self._adopt(release, self._trained(release))
         return self
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
-        """Return (n, M) class probabilities."""
+        """Return (n, M) class probabilities, in the order of `classes_`.
+
+        Parameters
+        ----------
+        X : records, as `fit` takes them; a label column is not needed.
+        """
         check_is_fitted(self, "model_")
         return self.model_.probabilities(self._records(X))
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """Return (n,) class labels."""
+        """Return (n,) class labels.
+
+        Parameters
+        ----------
+        X : records, as `fit` takes them; a label column is not needed.
+        """
         check_is_fitted(self, "model_")
         return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
 
@@ -152,19 +164,12 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         logits = self.model_.logits(self._records(X)).double().numpy()
         return np.asarray(logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits)
 
-    def save(self, folder: Path | str) -> None:
-        """Write settings, release and model to a folder; no pickle."""
-        check_is_fitted(self, "model_")
-        further = {"classes": self.classes_.tolist(), "class_weight": self.class_weight}
-        self._write(folder, "classifier", further)
+    def _state(self) -> dict[str, Any]:
+        return {"classes": self.classes_.tolist(), "class_weight": self.class_weight}
 
-    @classmethod
-    def load(cls, folder: Path | str) -> AdLMClassifier:
-        """Read a saved classifier, checking release and model; its domain comes from the certificate."""
-        made, summary = cls._read(folder, "classifier")
-        made.classes_ = np.array(summary["classes"])
-        made.class_weight = summary.get("class_weight")
-        return made
+    def _restore(self, summary: Mapping[str, Any]) -> None:
+        self.classes_ = np.array(summary["classes"])
+        self.class_weight = summary.get("class_weight")
 
     def _public(
         self, X: Any, y: Any
@@ -174,7 +179,7 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         if given is not None and given.target is not None:
             raise UserError("the domain declares a numeric target, not classes; take AdLMRegressor")
         if isinstance(given, TableDomain) and hasattr(X, "columns"):
-            self._know_frame(given, X, y)
+            self._set_frame(given, X, y)
             self.classes_, codes = labels_of(y, given)
             keep = kept_records(given, X, codes)
             return given, encode_frame(given, X)[keep], codes[keep]

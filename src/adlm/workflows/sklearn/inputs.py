@@ -18,7 +18,7 @@ from adlm.public.domain import Domain
 from adlm.public.domain.column import Column
 from adlm.public.domain.encoding import encode_frame, encode_labels
 from adlm.public.domain.table import TableDomain
-from adlm.public.domain.values import cells_of
+from adlm.public.domain.values import column_values
 
 
 class PrivacyWarning(UserWarning):
@@ -95,7 +95,7 @@ def coded(
     given = np.asarray(y)
     kind = given.dtype
     if kind.kind == "O":
-        kinds = {_kind(cell) for cell in cells_of(y).distinct} - {"nothing"}
+        kinds = {_kind(value) for value in column_values(y).distinct} - {"nothing"}
         if len(kinds) > 1:
             raise UserError(
                 "labels are all texts, all whole numbers or all true and false (got "
@@ -113,12 +113,12 @@ def coded(
     return np.array(list(whole), dtype=kind), codes
 
 
-def _kind(cell: Any) -> str:
-    if cell is None:
+def _kind(value: Any) -> str:
+    if value is None:
         return "nothing"
-    if isinstance(cell, bool):
+    if isinstance(value, bool):
         return "truth"
-    return "numbers" if isinstance(cell, int | float) else "texts"
+    return "numbers" if isinstance(value, int | float) else "texts"
 
 
 def array_table(x: npt.NDArray[Any], y: npt.NDArray[Any], domain: Domain | None) -> TableDomain:

@@ -71,26 +71,24 @@ class AdLMRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     that `AdLMClassifier` gives.
     """
 
+    _what = "regressor"
+
     def predict(self, X: Any) -> npt.NDArray[np.float64]:
-        """Return (n,) predictions, within the declared bounds of the target."""
+        """Return (n,) predictions, within the declared bounds of the target.
+
+        Parameters
+        ----------
+        X : records, as `fit` takes them; a target column is not needed.
+        """
         check_is_fitted(self, "model_")
         return self.model_.values(self._records(X))
-
-    def save(self, folder: Path | str) -> None:
-        """Write settings, release and model to a folder; no pickle."""
-        self._write(folder, "regressor", {})
-
-    @classmethod
-    def load(cls, folder: Path | str) -> AdLMRegressor:
-        """Read a saved regressor, checking release and model; its domain comes from the certificate."""
-        return cls._read(folder, "regressor")[0]
 
     def _fit_release(self, release: Release, y: Any) -> Self:
         """Train on a release; the targets of records are not read."""
         del y
         if declared(release)[1].target is None:
             raise UserError("this release has classes, not a numeric target; train AdLMClassifier on it")
-        self._know(release, self._trained(release))
+        self._adopt(release, self._trained(release))
         return self
 
     def _public(self, X: Any, y: Any) -> tuple[TableDomain, npt.NDArray[np.float32], npt.NDArray[np.int64]]:
@@ -103,7 +101,7 @@ class AdLMRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
                     "needs a column of kind target, with lower and upper; or take AdLMClassifier"
                 )
             if hasattr(X, "columns"):
-                self._know_frame(given, X, y)
+                self._set_frame(given, X, y)
                 keep = kept_records(given, X)
                 positions = encode_target(given.target, y, given.missing)
                 return given, encode_frame(given, X)[keep], positions[keep]

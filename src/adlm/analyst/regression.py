@@ -125,8 +125,20 @@ def train(release: Release) -> Model:
 
 
 def draw(release: Release, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Draw (n, k) feature vectors and (n,) targets from a release: train on them as you like.
+    """Draw labelled feature vectors from a release with a numeric target, to train anything on.
 
+    Parameters
+    ----------
+    release : of a table with a numeric target.
+    n : how many.
+    seed : of the draw.
+
+    Returns
+    -------
+    z, targets : (n, k) feature vectors and (n,) targets in their own units.
+
+    Notes
+    -----
     Columns are drawn independently by their released shares; the target is the model's, with normal errors of
     the estimated size, within its bounds. The draws read the release alone.
     """

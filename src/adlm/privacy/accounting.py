@@ -221,7 +221,16 @@ class Charge:
 
 @dataclass(frozen=True)
 class Totals:
-    """The cost of several charges together, claimed and proved."""
+    """The cost of several charges together, claimed and proved.
+
+    Attributes
+    ----------
+    epsilon_claimed, epsilon_proved : what the method's authors claim, and what is proved; infinite where
+        nothing is.
+    delta : for which the epsilons hold.
+    neighbours : the relation of all charges.
+    unproved : why nothing is proved, where that is so.
+    """
 
     epsilon_claimed: Epsilon
     epsilon_proved: Epsilon

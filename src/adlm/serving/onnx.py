@@ -90,8 +90,18 @@ def export_onnx(
 
     Parameters
     ----------
-    key : sign the file, and with it that it was made from the model's release.
+    model : to be served; its certificate goes into the file's metadata.
+    out : the file to write; an earlier one is replaced.
     encoded : for a table, take the encoded record as `records` instead of the raw columns.
+    key : signs the file, and with it that it was made from the model's release.
+
+    Raises
+    ------
+    UserError : the model cannot be traced, onnxruntime gives other predictions, or a library is missing.
+
+    Examples
+    --------
+    >>> export_onnx(model, "model.onnx")  # doctest: +SKIP
     """
     trial = _trial(model.certificate.domain)
     encoder = encoder_of(model.features)

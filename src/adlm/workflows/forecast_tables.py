@@ -72,6 +72,14 @@ def forecast_table(
     epsilon, delta : the budget.
     seed : of the records and the noise.
     fourier : random Fourier features: a number, or `auto`.
+
+    Returns
+    -------
+    The plan, and the accuracy (or R2) to compare budgets by.
+
+    Examples
+    --------
+    >>> forecast_table(TableDomain.load("visits.toml"), 20_000, epsilon=1).accuracy  # doctest: +SKIP
     """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     plan = plan_release(table, n, budget, slack, fourier)

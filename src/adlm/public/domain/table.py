@@ -53,18 +53,30 @@ class TableDomain(declaration.DomainFile):
     columns : the columns; in a file without a header row, in the order of the file.
     neighbours : `replace-one` or `add-remove`, of persons if there is a person column, else of records.
     header : whether the file has a header row.
-    delimiter, quote : what stands between the cells of a CSV file, and around a cell that holds it. Found
+    delimiter, quote : between the values of a CSV file, and around a value that holds the delimiter. Found
         out from the header row if they are not declared; a comma and a double quote without one. An empty
         quote says that quotes are plain text.
-    newlines_in_values : whether a quoted cell of a CSV file may go over several lines. Only for files that
+    newlines_in_values : whether a quoted value of a CSV file may go over several lines. Only for files that
         were written by a program that doubles quotes: there, a quote that is left open takes rows in.
-    bad_rows : what a row with the wrong number of cells or a misplaced quote is: an `error`, or a record of
+    bad_rows : what a row with the wrong number of values or a misplaced quote is: an `error`, or a record of
         which all is `missing`. Then every column must declare what missing means, the label too.
     comment : lines above the header row that start with this are passed over.
     decimal : what stands before decimals in a CSV file: a point or a comma.
-    missing : texts that mean that a cell is missing.
+    missing : texts that mean that a value is missing.
     crosses : pairs of columns whose combinations are features of their own.
     bounds_learnt_from_data : set by `adlm domain init --peek`; every certificate made with it says so.
+
+    Raises
+    ------
+    UserError : columns contradict each other, or a setting is not allowed.
+
+    Examples
+    --------
+    >>> from adlm.public.domain.column import Column
+    >>> from adlm.public.domain.table import TableDomain
+    >>> age, ill = Column("age", "numeric", 0, 110), Column("ill", "label", classes=("no", "yes"))
+    >>> TableDomain((age, ill)).domain.classes
+    ('no', 'yes')
     """
 
     columns: tuple[Column, ...]
@@ -241,7 +253,7 @@ class TableDomain(declaration.DomainFile):
 
 
 def _mark(text: str) -> bool:
-    """Whether a text is one character that can stand between or around cells."""
+    """Whether a text is one character that can stand between or around values."""
     return len(text) == 1 and text.isascii() and (text.isprintable() or text == "\t") and not text.isalnum()
 
 

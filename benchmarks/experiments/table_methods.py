@@ -140,7 +140,7 @@ def diffprivlib_logistic(split: Split, epsilon: str, penalty: str, runs: int, py
 def dp_ebm(split: Split, epsilon: str, runs: int, python: str) -> list[Measures]:
     """interpret's explainable boosting machine with privacy, on the columns, by an interpreter that has it.
 
-    It is told the kind of each column and that positions lie in [0, 1]; all else is its default.
+    It is given the kind of each column and that positions lie in [0, 1]; all else is its default.
     """
     x, test, kinds = split.columns()
     with tempfile.TemporaryDirectory() as folder:

@@ -156,6 +156,6 @@ def sides_of(name: str, data: Path) -> Iterator[tuple[Path, Path]]:
         order = np.random.default_rng(1).permutation(len(patients))
         held = {patients[i] for i in order[: len(patients) // 5]}
         for path, test in zip(sides, (False, True), strict=True):
-            mine = [line for line in lines if (line.split(",")[at] in held) == test]
-            path.write_text(header + "".join(mine), encoding="utf-8")
+            side = [line for line in lines if (line.split(",")[at] in held) == test]
+            path.write_text(header + "".join(side), encoding="utf-8")
         yield sides

@@ -198,9 +198,9 @@ def markdown(rows: list[Row]) -> str:
         "Fourier features are on by default.\n"
     ]
     for name in dict.fromkeys(row.data for row in rows):
-        mine = [row for row in rows if row.data == name]
+        own = [row for row in rows if row.data == name]
         parts.append(
-            f"\n## {name}\n\n{rows_table(mine, {m: m for m in MEASURES}, _shown)}{_verdicts(name, mine)}"
+            f"\n## {name}\n\n{rows_table(own, {m: m for m in MEASURES}, _shown)}{_verdicts(name, own)}"
         )
     return "".join(parts)
 

@@ -105,7 +105,7 @@ def release_records(
 
     def make() -> Release:
         explained = (
-            _explained(relevance_network, relevance_provenance, trust or [], shape)
+            _relevance_source(relevance_network, relevance_provenance, trust or [], shape)
             if method == "adlm"
             else None
         )
@@ -123,7 +123,7 @@ def release_records(
     job.run(make, "records", output)
 
 
-def _explained(
+def _relevance_source(
     folder: Path | None, provenance: str | None, trusted: list[Path], shape: tuple[int, ...]
 ) -> RelevanceSource:
     """Read the relevance network, or make a public one."""

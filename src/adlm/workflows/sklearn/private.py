@@ -133,7 +133,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
         Parameters
         ----------
-        X : private records: a DataFrame with the columns that the domain declares, or an (n, d) array.
+        X : private records: a DataFrame with the columns that the domain declares, an (n, d) array, or images
+            of the domain's shape.
         y : (n,) class labels or target values; may be None when the estimator has a `release`.
         refused : sample weights are refused with the reason; there are no other options.
 

@@ -41,7 +41,7 @@ def fit(
 
     Parameters
     ----------
-    release : what may be known of the records.
+    release : noisy numbers and their certificate; the records are not needed.
     network : None for the linear classifier of a moment release in closed form, or for the network that a
         record release was made for; else a network by name, or any module that takes the features (moment
         release) or scaled records (record release).

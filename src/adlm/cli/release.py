@@ -1,4 +1,4 @@
-"""`adlm release`: read private records once, and write what may be known of them."""
+"""`adlm release`: read private records once, and write a release."""
 
 from __future__ import annotations
 

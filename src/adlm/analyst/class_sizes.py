@@ -47,7 +47,7 @@ def small_classes(release: Release) -> tuple[SmallClass, ...]:
     """Return the classes that may be smaller than the noise on their count.
 
     A class is named when its released count is at most twice the standard deviation of its noise, and
-    three of them below n / M: the rule of a moment release spends little on counts, so that a count which is
+    three of them below n / M. The rule of a moment release spends little on counts, so a count that is
     merely noisy says nothing against its class. Where that deviation exceeds n / M, all classes are named. A
     release record by record holds no counts, and none is found in it.
     """

@@ -3,9 +3,9 @@
 A classifier that is trained with weights w_c on a loss of log probabilities has logits that are larger by
 log w_c than one trained without. So weights need no new release: they move the biases of the model that a
 release gives, and so the labels of the draws that a network is trained on. `balanced` takes them from what
-was released and charged already, never from records: where class means are known, the biases make all scores
-alike half-way between them, because scores of gradient rounds are held back by their clip and log shares
-would not make up for it.
+was released and charged already, never from records. Where class means are known, the biases make all scores
+equal half-way between them: the clip of gradient rounds shrinks scores, and log shares would not make up for
+it.
 """
 
 from __future__ import annotations

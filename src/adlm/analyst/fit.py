@@ -42,9 +42,9 @@ def fit(
     Parameters
     ----------
     release : noisy numbers and their certificate; the records are not needed.
-    network : None for the linear classifier of a moment release in closed form, or for the network that a
-        record release was made for; else a network by name, or any module that takes the features (moment
-        release) or scaled records (record release).
+    network : a network by name, or any module. It takes the features of a moment release, or the scaled
+        records of a record release. None gives the linear classifier of a moment release in closed form, or
+        the network that a record release was made for.
     plan : how to train a network; `default_plan` of as many examples when not given, which is what
         `adlm train` takes.
     provenance : of a module: `public` when no private record had a part in its weights as it is given, else

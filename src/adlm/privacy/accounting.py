@@ -268,7 +268,7 @@ def compose(charges: Iterable[Charge], delta: Fraction | None = None) -> Totals:
     Formal guarantees
     -----------------
     Pure charges add exactly (basic composition). Gaussian charges compose to one Gaussian mechanism,
-    mu^2 = sum mu_i^2 (Dong, Roth, Su 2022), which has an analytic epsilon at every delta: the delta of a
+    mu^2 = sum mu_i^2 (Dong, Roth, Su 2022), which has an analytic epsilon at every delta. The delta of a
     charge says where its epsilon was read off, not what the mechanism is, so charges of different deltas
     compose. The two groups add by basic composition. All hold for adaptively chosen mechanisms. Charges for
     different neighbouring relations do not compose here and are refused.

@@ -84,9 +84,9 @@ def verify(path: Path | str, trusted: Sequence[Ed25519PublicKey] = ()) -> Verifi
     Parameters
     ----------
     path : a release folder, a model folder or an ONNX file.
-    trusted : public keys. A release must be signed by one of them; a model and an ONNX file must be, and
-        their release too: a certificate beside a model says nothing of the model until somebody who is
-        trusted says that they belong together.
+    trusted : public keys. A release must be signed by one of them. A model and an ONNX file must be signed
+        too: a certificate beside a model says nothing of the model until somebody who is trusted says that
+        they belong together.
 
     Returns
     -------

@@ -51,11 +51,11 @@ def privatise(
 
     Parameters
     ----------
-    x : (n, *shape) records in the units of a `Domain`; or, for a table, a CSV or Parquet file, a folder or a
-        glob of them, here or at an address (s3://, gs://), a data frame, or a reader: a function without
-        parameters that gives batches of encoded records (n, width) in [0, 1] with their (n,) class codes, the
-        same ones each time it is called. For images and vectors, a file or a folder
-        (`adlm.readers.input_files`).
+    x : the records. With a `Domain`, an (n, *shape) array in its units. With a `TableDomain`, a data frame,
+        or a CSV or Parquet file, a folder or a glob of them, here or at an address (s3://, gs://). It may
+        also be a reader: a function without parameters that gives batches of encoded records, (n, width) in
+        [0, 1], with their (n,) class codes, the same ones at each call. With an `InputDomain`, a file or a
+        folder of images or vectors (`adlm.readers.input_files`).
     y : n labels; None for a file or a reader, and for a data frame that has the label's column.
     domain : what is public of the records: a `Domain`, a `TableDomain`, an `InputDomain`, or the domain file
         of a table, of images or of vectors.

@@ -1,9 +1,9 @@
-"""The cells of a column, one by one: what a cell says never depends on the cells beside it.
+"""The values of a column, one by one: how a value is read never depends on the others.
 
-A table's library gives each column one type, and one odd cell can change it: a missing value turns whole
+A table's library gives each column one type, and one odd value can change it: a missing value turns whole
 numbers into floats, a text turns numbers into objects. So nothing is inferred here. A column is taken in the
-type that it has, and every cell is read by rules that give the same in all types that could hold it; where
-no such rule exists (is 1.0 in a categorical column "1" or "1.0"?) the cell is refused.
+type that it has, and every value is read by rules that give the same in all types that could hold it. Where
+no such rule exists (is 1.0 in a categorical column "1" or "1.0"?) the value is refused.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Shape classes: silhouettes of things that do not exist.
 
-A class is a random silhouette of one of four builds: mirrored (a width profile with limbs, a cleft and a
-notch), side view (a height profile on a flat base, with an opening or a raised arch), box with a loop, or a
-union of parts; with a few inner lines. Its records vary in contour, size, limbs, brightness and gamma;
-texture, stripes, gradients and blotches are nuisance: they are drawn anew for each record and tell nothing of
-its class.
+A class is a random silhouette with a few inner lines, of one of four builds: mirrored (a width profile with
+limbs, a cleft and a notch), side view (a height profile on a flat base, with an opening or a raised arch),
+box with a loop, or a union of parts. Its records vary in contour, size, limbs, brightness and gamma. Texture,
+stripes, gradients and blotches are nuisance: they are drawn for each record, independently of its class.
 """
 
 from __future__ import annotations

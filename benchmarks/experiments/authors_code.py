@@ -1,6 +1,6 @@
 """What the authors' published code does beside sharing its noise, each as a setting of its own.
 
-Facts of github.com/haiphanNJIT/PrivateDeepLearning that the paper does not state; the cells of
+Facts of github.com/haiphanNJIT/PrivateDeepLearning that the paper does not state; the trials of
 `paper-ablation` switch them on one at a time. None is part of Algorithm 1, and nothing is proved with them:
 pixels in [-1, 1] have twice the range that Lemma 3 counts, and the relevance network is trained on the
 records.

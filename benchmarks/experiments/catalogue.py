@@ -25,7 +25,7 @@ DELTA = "1e-5"
 
 @dataclass(frozen=True)
 class Group:
-    """Cells that share a method: every epsilon with every seed."""
+    """Trials that share a method: every epsilon with every seed."""
 
     method: str
     epsilons: tuple[str, ...]
@@ -40,7 +40,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Experiment:
-    """A question, the cells that answer it, and the pairs of methods that are tested against each other.
+    """A question, the trials that answer it, and the pairs of methods that are tested against each other.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Experiment:
         seeds: int | None = None,
         methods: Sequence[str] | None = None,
     ) -> list[Trial]:
-        """The cells of a preset, with epsilons, seeds and methods changed as asked.
+        """The trials of a preset, with epsilons, seeds and methods changed as asked.
 
         Parameters
         ----------
@@ -86,15 +86,15 @@ class Experiment:
                 raise UserError(f"{self.name} has no method {method!r}; it has {', '.join(known)}")
         if seeds is not None and seeds < 1:
             raise UserError(f"there must be at least one seed, got {seeds}")
-        cells = [
+        trials = [
             Trial(group.method, self.data, epsilon, group.delta, seed, group.settings_at(epsilon))
             for group in groups
             if methods is None or group.method in methods
             for epsilon in (group.epsilons if group.epsilons == ("0",) else epsilons or group.epsilons)
             for seed in range(seeds or group.seeds)
         ]
-        # two groups of a method have the same cells where their epsilons are changed to the same ones
-        return list({cell.key: cell for cell in cells}.values())
+        # two groups of a method have the same trials where their epsilons are changed to the same ones
+        return list({trial.key: trial for trial in trials}.values())
 
 
 def _dpsgd(settings: dpsgd.Settings, **changes: Any) -> dict[str, Any]:

@@ -135,9 +135,14 @@ def _over_epsilon(summary: Mapping[str, Any]) -> Any:
             axes.set_ylim(100 * min(shown) - 2, min(100.5, 100 * max(shown) + 2))
     _log_axis(axes, [row["epsilon"] for row in rows if row["epsilon"]])
     axes.set_xlabel("epsilon (claimed for the record releases)" if paper else "proved epsilon")
+    return _labelled(figure, axes, summary["title"], columns=1 if paper else 2)
+
+
+def _labelled(figure: Any, axes: Any, title: str, *, columns: int) -> Any:
+    """A figure of accuracies with its title, and the legend below it."""
     axes.set_ylabel("test accuracy, %")
-    axes.set_title(summary["title"], fontsize=9)
-    figure.legend(fontsize=7, loc="outside lower center", ncols=1 if paper else 2, frameon=False)
+    axes.set_title(title, fontsize=9)
+    figure.legend(fontsize=7, loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 
@@ -177,10 +182,9 @@ def _over_steps(summary: Mapping[str, Any], epsilon: float) -> Any | None:
         else:
             axes.axhline(100 * row["accuracy"], ls="--", lw=1, color=colour, label=_at(row))
     axes.set_xlabel("training steps")
-    axes.set_ylabel("test accuracy, %")
-    axes.set_title(f"{summary['title'].split(':')[0]}, epsilon {epsilon:g} as claimed", fontsize=9)
-    figure.legend(fontsize=7, loc="outside lower center", ncols=1, frameon=False)
-    return figure
+    return _labelled(
+        figure, axes, f"{summary['title'].split(':')[0]}, epsilon {epsilon:g} as claimed", columns=1
+    )
 
 
 def _ablation(summary: Mapping[str, Any]) -> Any:
@@ -194,10 +198,7 @@ def _ablation(summary: Mapping[str, Any]) -> Any:
         axes.axhline(100 * entry["accuracy"], ls=":", lw=1, color="#666666", label=label)
     _log_axis(axes, STEPS)
     axes.set_xlabel("training steps, each with a noise image of its own")
-    axes.set_ylabel("test accuracy, %")
-    axes.set_title(summary["title"], fontsize=9)
-    figure.legend(fontsize=7, loc="outside lower center", ncols=1, frameon=False)
-    return figure
+    return _labelled(figure, axes, summary["title"], columns=1)
 
 
 def _at(row: Mapping[str, Any]) -> str:
@@ -222,11 +223,8 @@ def _epochs(summary: Mapping[str, Any]) -> Any:
     right.set_yticks(list(label.values()), list(label))
     right.set_yticks([], minor=True)
     axes.set_xlabel("epochs")
-    axes.set_ylabel("test accuracy, %")
     right.set_ylabel("proved epsilon (dotted)")
-    axes.set_title(summary["title"], fontsize=9)
-    figure.legend(fontsize=7, loc="outside lower center", ncols=2, frameon=False)
-    return figure
+    return _labelled(figure, axes, summary["title"], columns=2)
 
 
 def _search(summary: Mapping[str, Any]) -> Any:
@@ -274,7 +272,4 @@ def _allocation(summary: Mapping[str, Any]) -> Any:
             label = f"{rows[0]['label']}, epsilon {epsilon:g}" if rows else ""
             axes.errorbar([r["k"] for r in rows], y, error, ls=style, marker="o", ms=3, label=label)
     axes.set_xlabel("k, coordinates whose class sums are released")
-    axes.set_ylabel("test accuracy, %")
-    axes.set_title(summary["title"], fontsize=9)
-    figure.legend(fontsize=7, loc="outside lower center", ncols=2, frameon=False)
-    return figure
+    return _labelled(figure, axes, summary["title"], columns=2)

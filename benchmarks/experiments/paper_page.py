@@ -12,7 +12,7 @@ from benchmarks.experiments.tabulate import epsilon, grid
 
 NETWORKS = {"mnist": ("authors-mnist", 1800, SPLIT), "cifar10": ("authors-cifar10", 7200, CIFAR_SPLIT)}
 CLAIMED = ("0.25", "0.5", "2", "8")
-TOLD = {
+READING_NAMES = {
     "counted": "counted: 2 x neurons x d, Lemma 3 as it stands",
     "neurons x patch": "2 x neurons x patch",
     "maps x d": "2 x feature maps x d",
@@ -37,7 +37,12 @@ def noise(data: str) -> str:
         scales = [delta_h0 / batch / float(Budgets.split(e, split).epsilon2) for e in CLAIMED]
         proved = batch * sizes.features / delta_h0
         body.append(
-            [TOLD[reading], f"{delta_h0:,}", *(f"{scale:,.3g}" for scale in scales), f"{proved:,.3g}"]
+            [
+                READING_NAMES[reading],
+                f"{delta_h0:,}",
+                *(f"{scale:,.3g}" for scale in scales),
+                f"{proved:,.3g}",
+            ]
         )
     headings = ["Delta_h0 read as", "value", *(f"claimed {e}" for e in CLAIMED), "proved eps_x / eps2"]
     text = (

@@ -1,6 +1,6 @@
 """The paper's networks trained by each reading of its noise, with the control that has none.
 
-A cell is a reading at a claimed epsilon. It is kept after every epoch and goes on from there when it is run
+A trial is a reading at a claimed epsilon. It is kept after every epoch and goes on from there when it is run
 again. The budgets are split as in the authors' code for each data set. ILM comes twice: with AdLM's eps2 and
 eps3, so that AdLM pays for relevances on top, and with its total shared out over features and labels.
 
@@ -88,20 +88,23 @@ def delta_h0_readings(sizes: LayerSizes) -> dict[str, int]:
     )
 
 
-def perform(cell: Trial) -> Outcome:
-    """Train a network by the reading of a cell and measure it on the public test split.
+def perform(trial: Trial) -> Outcome:
+    """Train a network by the reading of a trial and measure it on the public test split.
 
     Test records are measured all together, with their own batch statistics: training saw the statistics of
     noisy batches, and clean records fit none of these.
     """
-    s = dict(cell.settings)
+    s = dict(trial.settings)
     declared, part = (
-        benchmark_data.domain(cell.data, "replace-one"),
-        benchmark_data.split(cell.data, "train").first(s["n"]),
+        benchmark_data.domain(trial.data, "replace-one"),
+        benchmark_data.split(trial.data, "train").first(s["n"]),
     )
     pixels = s.get("pixels", PIXELS)
-    x, labels = _within(benchmark_data.scaled(cell.data, "train")[: s["n"]], pixels), torch.from_numpy(part.y)
-    torch.manual_seed(cell.seed)
+    x, labels = (
+        _within(benchmark_data.scaled(trial.data, "train")[: s["n"]], pixels),
+        torch.from_numpy(part.y),
+    )
+    torch.manual_seed(trial.seed)
     network = build(s["network"], declared.shape, len(declared.classes))
     assert isinstance(network, nn.Sequential)
     _clip_inputs(network, s.get("input_clip", INPUT_CLIP))
@@ -111,46 +114,48 @@ def perform(cell: Trial) -> Outcome:
         optimiser=s.get("optimiser", "Adam"),
         learning_rate=s["rate"],
         schedule=s.get("schedule", "constant"),
-        seed=cell.seed,
+        seed=trial.seed,
     )
     per_epoch = math.ceil(len(x) / plan.batch_size)
     reads = math.ceil(s["steps"] / per_epoch)
     if s["reading"] == "no-noise":
         perturbation, relevance = _perturbation(declared, s, Budgets.split("1", SPLIT, "ilm"), None), None
     else:
-        budgets = budgets_of(cell.method, cell.epsilon, s.get("split", SPLIT))
+        budgets = budgets_of(trial.method, trial.epsilon, s.get("split", SPLIT))
         relevances = _sharp_relevance if s.get("relevance") == "sharp" else _relevance
         relevance = (
-            relevances(cell.data, s["n"], str(budgets.epsilon1), cell.seed) if budgets.epsilon1 else None
+            relevances(trial.data, s["n"], str(budgets.epsilon1), trial.seed) if budgets.epsilon1 else None
         )
         perturbation = _perturbation(declared, s, budgets, relevance)
-    examples, matrix = readings.read(s["reading"], x, labels, perturbation, Source.seeded_with(cell.entropy))
+    examples, matrix = readings.read(s["reading"], x, labels, perturbation, Source.seeded_with(trial.entropy))
     network = _with_label_noise(network, matrix, s.get("label_noise", 1))
     together = s.get("statistics", "test") == "test"
-    test = _within(benchmark_data.scaled(cell.data, "test"), pixels)
-    answers = benchmark_data.split(cell.data, "test").y
-    kept = _kept(cell)
-    history: list[list[float]] = json.loads(kept.with_suffix(".json").read_text()) if kept.exists() else []
+    test = _within(benchmark_data.scaled(trial.data, "test"), pixels)
+    answers = benchmark_data.split(trial.data, "test").y
+    checkpoint = _checkpoint_path(trial)
+    history: list[list[float]] = (
+        json.loads(checkpoint.with_suffix(".json").read_text()) if checkpoint.exists() else []
+    )
 
     def after_epoch(epoch: int, trained: nn.Module) -> None:
         step = min(epoch * per_epoch, s["steps"])
         if epoch in (1, 2, 4, 7) or epoch % 5 == 0 or step == s["steps"]:
             history.append([step, accuracy(trained, test, answers, together=together)])
-        write_file(kept.with_suffix(".json"), json.dumps(history).encode(), what="history")
+        write_file(checkpoint.with_suffix(".json"), json.dumps(history).encode(), what="history")
 
     ended = train(
         network,
         examples,
         plan,
         device="cpu",
-        checkpoints=kept,
+        checkpoints=checkpoint,
         resume=True,
-        identity=cell.key,
+        identity=trial.key,
         after_epoch=after_epoch,
     )
     if not history or history[-1][0] < s["steps"]:  # training ended before its last step
         history.append([s["steps"], accuracy(network, test, answers, together=together)])
-    for file in (kept, kept.with_suffix(".json")):
+    for file in (checkpoint, checkpoint.with_suffix(".json")):
         file.unlink(missing_ok=True)
     outcome = {"accuracy": history[-1][1], "history": history, "stopped": ended.stopped, "steps": s["steps"]}
     if s["reading"] == "no-noise":
@@ -238,44 +243,44 @@ def _sharp_relevance(data: str, n: int | None, epsilon1: str, seed: int) -> Priv
     return replace(found, values=np.maximum(found.values, readings.FLOOR))
 
 
-def _kept(cell: Trial) -> Path:
-    """Where a cell is kept while it runs; the data sets are public, so this may be in the cache."""
+def _checkpoint_path(trial: Trial) -> Path:
+    """Where a trial is kept while it runs; the data sets are public, so this may be in the cache."""
     folder = Path(os.environ.get("ADLM_CACHE") or user_cache_dir("adlm")) / "experiments"
     folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{cell.key}.checkpoint"
+    return folder / f"{trial.key}.checkpoint"
 
 
-def estimate(cells: Iterable[Trial]) -> float:
-    """Seconds that cells which train a network will take in one process, from the speed of a few steps.
+def estimate(trials: Iterable[Trial]) -> float:
+    """Seconds that trials which train a network will take in one process, from the speed of a few steps.
 
-    DP-SGD needs a gradient of each record, and takes `EACH_GRADIENT` times as long for it. Cells that train
+    DP-SGD needs a gradient of each record, and takes `EACH_GRADIENT` times as long for it. Trials that train
     nothing take seconds and are not counted.
     """
     speed: dict[str, float] = {}
     total = 0.0
-    for cell in cells:
-        seen = _records_seen(cell)
+    for trial in trials:
+        seen = _records_seen(trial)
         if seen:
-            name = str(cell.settings["network"])
+            name = str(trial.settings["network"])
             if name not in speed:
-                speed[name] = _records_a_second(name, cell.data, int(cell.settings.get("train_batch", 300)))
+                speed[name] = _records_a_second(name, trial.data, int(trial.settings.get("train_batch", 300)))
             total += seen / speed[name]
     return total
 
 
-def trains(cell: Trial) -> bool:
-    """Whether a cell trains one of the paper's networks, by a reading of its noise or by DP-SGD."""
-    return "network" in cell.settings and ("reading" in cell.settings or cell.method == "psgd-abadi")
+def trains(trial: Trial) -> bool:
+    """Whether a trial trains one of the paper's networks, by a reading of its noise or by DP-SGD."""
+    return "network" in trial.settings and ("reading" in trial.settings or trial.method == "psgd-abadi")
 
 
-def _records_seen(cell: Trial) -> float:
+def _records_seen(trial: Trial) -> float:
     """Records that pass the network in training, in passes without a gradient of each."""
-    s = cell.settings
-    if not trains(cell):
+    s = trial.settings
+    if not trains(trial):
         return 0
     if "reading" in s:
         return float(int(s["steps"]) * int(s["train_batch"]))
-    n = s["n"] or len(benchmark_data.split(cell.data, "train").y)
+    n = s["n"] or len(benchmark_data.split(trial.data, "train").y)
     return EACH_GRADIENT * float(s["epochs"]) * int(n)
 
 

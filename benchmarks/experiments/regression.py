@@ -8,7 +8,6 @@ of another draw of `make_friedman1`); test records are read here, to be measured
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ from adlm.analyst.fit import fit
 from adlm.analyst.metrics import NumericMeasures, measure_values
 from adlm.errors import UserError
 from adlm.public.domain.encoding import TARGET_UNIT
-from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
 from adlm.workflows.privatise import privatise
 from benchmarks.experiments.regression_split import NAMES, TargetSplit, load
@@ -31,6 +29,7 @@ from benchmarks.experiments.rows import (
     NOISES,
     Case,
     Result,
+    cases_of,
     chosen,
     mean_and_sd,
     read_rows,
@@ -44,7 +43,6 @@ FILE = "regression.jsonl"
 OURS = "adlm, replace-one"
 RIDGE, BOOSTING = "ridge regression, no privacy", "gradient boosting, no privacy"
 DIFFPRIVLIB = "diffprivlib linear regression"
-BATCH = 8192
 MEASURES = {"r2": "R2", "rmse": "RMSE", "mae": "MAE"}
 
 
@@ -85,16 +83,9 @@ def run(
     diffprivlib : a Python that has diffprivlib; without it that library is left out.
     resume : keep what the folder holds of the same cases, and go on.
     """
-    place = data or Path(os.environ.get("ADLM_DATA", "data"))
-
-    def work() -> Iterator[tuple[Case, Callable[[], Row]]]:
-        for name in names:
-            split = load(name, place)
-            progress.say(f"{name}: {len(split.y)} records to train on, {len(split.held)} to test")
-            for case, measured in _cases(split, epsilons, releases, diffprivlib):
-                yield case, partial(_row, case, measured)
-
-    rows = run_rows(out / FILE, work(), Row, _sentence, resume=resume)
+    cases = partial(_cases, epsilons=epsilons, releases=releases, diffprivlib=diffprivlib)
+    work = cases_of(names, load, data, cases, _row)
+    rows = run_rows(out / FILE, work, Row, _sentence, resume=resume)
     write_file(out / "regression.md", markdown(rows).encode(), what="table of results")
     return rows
 
@@ -128,8 +119,8 @@ def ours(split: TargetSplit, epsilon: str, delta: str, releases: int) -> tuple[l
     epsilon, delta : the budget.
     releases : how many.
     """
-    batches = [(split.x[i : i + BATCH], split.y[i : i + BATCH]) for i in range(0, len(split.y), BATCH)]
-    found, drowned, truth = [], 0, split.values(split.held)
+    batches = split.batches()
+    found, drowned, truth = [], 0, split.values(split.truth)
     for _ in range(releases):
         model = fit(privatise(lambda: batches, domain=split.table, epsilon=epsilon, delta=delta))
         drowned += "warning" in model.training
@@ -144,7 +135,7 @@ def without_privacy(split: TargetSplit, method: str) -> tuple[list[NumericMeasur
 
     model: Any = Ridge(alpha=1.0) if method == RIDGE else HistGradientBoostingRegressor(random_state=0)
     model.fit(split.x, split.values(split.y))
-    return [measure_values(model.predict(split.test), split.values(split.held))], 0
+    return [measure_values(model.predict(split.test), split.values(split.truth))], 0
 
 
 def diffprivlib_linear(
@@ -180,7 +171,7 @@ def diffprivlib_linear(
     for model in json.loads(done.stdout.strip().splitlines()[-1]):
         position = split.test @ np.array(model["weight"]) + model["bias"]
         values = low + (high - low) * np.clip(position, 0.0, 1.0)
-        found.append(measure_values(values, split.values(split.held)))
+        found.append(measure_values(values, split.values(split.truth)))
     return found, 0
 
 

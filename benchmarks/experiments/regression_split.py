@@ -22,8 +22,8 @@ from adlm.errors import UserError
 from adlm.public.domain.column import Column
 from adlm.public.domain.encoding import TARGET_UNIT, encode_frame, encode_target
 from adlm.public.domain.table import TableDomain
-from adlm.readers.tables import read_batches
 from benchmarks.experiments import table_split
+from benchmarks.experiments.table_split import read_side
 
 NAMES = ("diabetes130", "adult-age", "satimage-pixel", "friedman1", "load_diabetes")
 # Round figures about what such measurements can be; the published description bounds none of them.
@@ -32,15 +32,8 @@ DIABETES_UPPER = (80, 2, 45, 140, 310, 250, 100, 10, 6.5, 130)
 
 
 @dataclass(frozen=True, eq=False)
-class TargetSplit:
-    """Encoded records of both sides of a split, (n, width) in [0, 1], and positions of the target, (n,)."""
-
-    name: str
-    table: TableDomain
-    x: NDArray[np.float32]
-    y: NDArray[np.int64]
-    test: NDArray[np.float32]
-    held: NDArray[np.int64]
+class TargetSplit(table_split.EncodedSplit):
+    """Encoded records of both sides of a split, in [0, 1], with positions of the target."""
 
     def values(self, positions: NDArray[np.int64]) -> NDArray[np.float64]:
         """Targets in their own units."""
@@ -74,20 +67,13 @@ def load(name: str, data: Path) -> TargetSplit:
             raise UserError(f"satimage is not in {place}; set ADLM_DATA to a folder that holds tables/")
         plain = TableDomain.load(place / "satimage.toml")
         table = with_target(plain, plain.features[16].name)
-        sides = [_read(place / f"satimage-{side}.csv", table) for side in ("train", "test")]
+        sides = [read_side(place / f"satimage-{side}.csv", table) for side in ("train", "test")]
         return TargetSplit(name, table, *sides[0], *sides[1])
     of = "adult" if name == "adult-age" else name
     plain = TableDomain.load(table_split.domain_file("adult" if of == "adult" else "time-in-hospital"))
     table = with_target(plain, "age") if of == "adult" else plain
     with table_split.sides_of(of, data) as (train, test):
-        return TargetSplit(name, table, *_read(train, table), *_read(test, table, comments=True))
-
-
-def _read(
-    path: Path, table: TableDomain, *, comments: bool = False
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    batches = list(read_batches(path, table, comments=comments))
-    return np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches])
+        return TargetSplit(name, table, *read_side(train, table), *read_side(test, table, comments=True))
 
 
 def _friedman() -> TargetSplit:

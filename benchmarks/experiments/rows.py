@@ -7,8 +7,10 @@ run that was stopped goes on where it was.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +19,7 @@ import numpy as np
 from adlm.errors import UserError
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
+from benchmarks.experiments.table_split import EncodedSplit
 
 NOISES = (("pure", "0"), ("delta 1e-5", "1e-5"))
 
@@ -49,6 +52,8 @@ class Result:
 
 
 R = TypeVar("R", bound=Result)
+S = TypeVar("S", bound=EncodedSplit)
+W = TypeVar("W")
 
 
 def run_rows(
@@ -77,6 +82,31 @@ def run_rows(
         write_rows(path, [*rows, *kept.values()])  # what is kept outlives an interruption
     write_rows(path, rows)
     return rows
+
+
+def cases_of(
+    names: Iterable[str],
+    load: Callable[[str, Path], S],
+    data: Path | None,
+    cases: Callable[[S], Iterable[tuple[Case, W]]],
+    row: Callable[[Case, W], R],
+) -> Iterator[tuple[Case, Callable[[], R]]]:
+    """Yield every case of every data set with what measures it; a data set is read when its turn comes.
+
+    Parameters
+    ----------
+    names : of the data sets.
+    load : reads one from the folder of data.
+    data : that folder; the one that ADLM_DATA names when not given.
+    cases : what is to be measured on a data set, and how.
+    row : makes a row of a case and of what measures it.
+    """
+    place = data or Path(os.environ.get("ADLM_DATA", "data"))
+    for name in names:
+        split = load(name, place)
+        progress.say(f"{name}: {len(split.y)} records to train on, {len(split.truth)} to test")
+        for case, measured in cases(split):
+            yield case, partial(row, case, measured)
 
 
 def write_rows(path: Path, rows: Sequence[Result]) -> None:

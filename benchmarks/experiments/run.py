@@ -1,4 +1,4 @@
-"""Run an experiment from end to end: cells, summary, table, figures."""
+"""Run an experiment from end to end: trials, summary, table, figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.experiments import benchmark_data, figures, paper_page, paper_re
 from benchmarks.experiments.catalogue import Experiment, named
 from benchmarks.experiments.registry import FROM_PIXELS, current, perform
 from benchmarks.experiments.summary import summarise
-from benchmarks.experiments.trials import CELLS, Trial, read, run
+from benchmarks.experiments.trials import TRIALS_FILE, Trial, read, run
 
 SUMMARY, PAGE = "summary.json", "README.md"
 
@@ -48,11 +48,11 @@ def run_experiment(
     experiment = named(name)
     trials = experiment.trials(preset, epsilons=epsilons, seeds=seeds, methods=methods)
     folder, kept = out / name, "-full" if experiment.kind == "paper" and preset == "full" else ""
-    finished = {done.trial.key: done for done in read(folder / CELLS) if current(done)}
+    finished = {done.trial.key: done for done in read(folder / TRIALS_FILE) if current(done)}
     if jobs == 0:
         done = [finished[trial.key] for trial in trials if trial.key in finished]
         if not done:
-            raise UserError(f"{folder / CELLS} holds no finished trial of these; leave out --jobs 0")
+            raise UserError(f"{folder / TRIALS_FILE} holds no finished trial of these; leave out --jobs 0")
     else:
         jobs = jobs or os.cpu_count() or 1
         if preset == "full" or experiment.kind in ("paper", "ablation"):
@@ -94,13 +94,13 @@ def _pictures(folder: Path, summary: dict[str, Any], experiment: Experiment, kep
 
 def _say_how_long(name: str, trials: Sequence[Trial], folder: Path, jobs: int) -> None:
     """Say what is ahead, from the speed of a few steps of each network on this machine."""
-    there = {done.trial.key for done in read(folder / CELLS)}
+    there = {done.trial.key for done in read(folder / TRIALS_FILE)}
     missing = [trial for trial in trials if trial.key not in there]
     seconds = paper_readings.estimate(missing) / jobs
     known = sum(paper_readings.trains(trial) for trial in missing)
     ahead = f"{seconds / 60:.0f} minutes" if seconds < 5400 else f"{seconds / 3600:.1f} hours"
     progress.say(
-        f"{name}: {len(missing)} cells to run on {jobs} processes; {known} of them train a network and will "
+        f"{name}: {len(missing)} trials to run on {jobs} processes; {known} of them train a network and will "
         f"take about {ahead} in all"
     )
 

@@ -1,4 +1,4 @@
-"""Means, spreads and t-tests over cells, with the size of an effect beside its significance."""
+"""Means, spreads and t-tests over trials, with the size of an effect beside its significance."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Comparison:
     low, high : 95% confidence interval of it.
     p : two-sided; None where every difference is the same.
     effect : Cohen's d of the differences, their mean over their standard deviation.
-    pairs : cells with equal epsilon and seed that both methods have.
+    pairs : trials with equal epsilon and seed that both methods have.
     """
 
     first: str

@@ -1,4 +1,4 @@
-"""From cells to a summary: means, spreads, tests, and what it takes to run them again."""
+"""From trials to a summary: means, spreads, tests, and what it takes to run them again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CARRIED = (
 
 
 def summarise(experiment: Experiment, done: Sequence[Done], *, preset: str, command: str) -> dict[str, Any]:
-    """Return the summary of finished cells in JSON values.
+    """Return the summary of finished trials in JSON values.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def _published(experiment: Experiment) -> Sequence[published.Published]:
 
 
 def _groups(done: Iterable[Done]) -> list[list[Done]]:
-    """Cells that differ in their seed alone."""
+    """Trials that differ in their seed alone."""
     groups: dict[tuple[str, str, str], list[Done]] = defaultdict(list)
     for item in done:
         c = item.trial

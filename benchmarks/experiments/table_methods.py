@@ -32,7 +32,6 @@ MAKE = {  # how an environment for another library is made
     "diffprivlib": "pip install diffprivlib==0.6.6 scikit-learn==1.6.1",
     "interpret": "pip install interpret==0.7.8",
 }
-BATCH = 8192
 
 
 def diffprivlib_name(penalty: str) -> str:
@@ -59,7 +58,7 @@ def ours(
     neighbours : the relation; under add-remove the number of records is taken for a public guess.
     """
     table = replace(split.table, neighbours=neighbours)
-    batches = [(split.x[i : i + BATCH], split.y[i : i + BATCH]) for i in range(0, len(split.y), BATCH)]
+    batches = split.batches()
     found = []
     for _ in range(releases):
         release = privatise(
@@ -70,7 +69,7 @@ def ours(
 
 
 def without_privacy(split: Split, method: str) -> list[Measures]:
-    """Logistic regression on the cells, or gradient boosting on the encoded columns."""
+    """Logistic regression on the indicators, or gradient boosting on the encoded columns."""
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
 
@@ -83,7 +82,7 @@ def without_privacy(split: Split, method: str) -> list[Measures]:
 
 
 def dpsgd_logistic(split: Split, epsilon: str, runs: int, neighbours: str = "add-remove") -> list[Measures]:
-    """DP-SGD on Opacus, on the same cells; a replaced record is taken for twice the clip norm.
+    """DP-SGD on Opacus, on the same indicators; a replaced record is taken for twice the clip norm.
 
     Parameters
     ----------
@@ -113,9 +112,9 @@ def dpsgd_logistic(split: Split, epsilon: str, runs: int, neighbours: str = "add
 
 
 def diffprivlib_logistic(split: Split, epsilon: str, penalty: str, runs: int, python: str) -> list[Measures]:
-    """diffprivlib's logistic regression on the same cells, by an interpreter that has it.
+    """diffprivlib's logistic regression on the same indicators, by an interpreter that has it.
 
-    The cells are handed over in a temporary folder that only its owner can read; the weights come back.
+    The indicators are handed over in a temporary folder that only its owner can read; the weights come back.
 
     Parameters
     ----------
@@ -141,7 +140,7 @@ def diffprivlib_logistic(split: Split, epsilon: str, penalty: str, runs: int, py
 def dp_ebm(split: Split, epsilon: str, runs: int, python: str) -> list[Measures]:
     """interpret's explainable boosting machine with privacy, on the columns, by an interpreter that has it.
 
-    It is told the kind of each column and that positions lie in [0, 1]; all else is its default.
+    It is given the kind of each column and that positions lie in [0, 1]; all else is its default.
     """
     x, test, kinds = split.columns()
     with tempfile.TemporaryDirectory() as folder:

@@ -20,10 +20,12 @@ from adlm.public.features.tabular import TabularFeatures
 from adlm.readers.tables import read_batches
 from benchmarks import ROOT
 
+BATCH = 8192
+
 
 @dataclass(frozen=True, eq=False)
-class Split:
-    """Encoded records of both sides of a split, (n, width), with class codes."""
+class EncodedSplit:
+    """Encoded records of both sides of a split, (n, width), with class codes or positions of the target."""
 
     name: str
     table: TableDomain
@@ -31,6 +33,15 @@ class Split:
     y: NDArray[np.int64]
     test: NDArray[np.float32]
     truth: NDArray[np.int64]
+
+    def batches(self) -> list[tuple[NDArray[np.float32], NDArray[np.int64]]]:
+        """The training records, a batch at a time."""
+        return [(self.x[i : i + BATCH], self.y[i : i + BATCH]) for i in range(0, len(self.y), BATCH)]
+
+
+@dataclass(frozen=True, eq=False)
+class Split(EncodedSplit):
+    """Encoded records of both sides of a split, with class codes."""
 
     def validation(self) -> Split:
         """Three quarters of the training records to train on, and the last quarter to choose settings by.
@@ -49,14 +60,14 @@ class Split:
         )
 
     def features(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Cells of both sides, no row longer than 1."""
+        """Indicators of both sides, scaled so that no row is longer than 1."""
         features = TabularFeatures(self.table)
         with torch.inference_mode():
             train, test = (features(torch.from_numpy(x)) for x in (self.x, self.test))
         return train.numpy(), test.numpy()
 
     def indicators(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Cells of both sides, a cell that is on being 1."""
+        """Indicators of both sides, unscaled: 1 where one is on."""
         unit = TabularFeatures(self.table).unit
         train, test = self.features()
         return train / np.float32(unit), test / np.float32(unit)
@@ -70,15 +81,15 @@ class Split:
         for side in (self.x, self.test):
             parts, start = [], 0
             for column in self.table.features:
-                cells = side[:, start : start + column.width].astype(np.float64)
+                values = side[:, start : start + column.width].astype(np.float64)
                 start += column.width
                 if column.kind == "categorical":
-                    parts.append(cells.argmax(1).astype(np.float64))
+                    parts.append(values.argmax(1).astype(np.float64))
                 else:
                     missing = (
-                        cells[:, 1] > 0 if column.missing is not None else np.zeros(len(cells), dtype=bool)
+                        values[:, 1] > 0 if column.missing is not None else np.zeros(len(values), dtype=bool)
                     )
-                    parts.append(np.where(missing, np.nan, cells[:, 0]))
+                    parts.append(np.where(missing, np.nan, values[:, 0]))
             sides.append(np.stack(parts, 1))
         kinds = ["nominal" if c.kind == "categorical" else "continuous" for c in self.table.features]
         return sides[0], sides[1], kinds
@@ -109,18 +120,19 @@ def load(name: str, data: Path) -> Split:
         if not (place / f"{name}.toml").is_file():
             raise UserError(f"{name} is not in {place}; set ADLM_DATA to a folder that holds tables/")
         table = TableDomain.load(place / f"{name}.toml")
-        sides = [_read(place / f"{name}-{side}.csv", table) for side in ("train", "test")]
+        sides = [read_side(place / f"{name}-{side}.csv", table) for side in ("train", "test")]
         return Split(name, table, *sides[0], *sides[1])
     table = TableDomain.load(domain_file(name))
     with sides_of(name, data) as (train, test):
-        x, y = _read(train, table)
-        held, truth = _read(test, table, comments=True)  # Adult's test records stand below a comment
+        x, y = read_side(train, table)
+        held, truth = read_side(test, table, comments=True)  # Adult's test records stand below a comment
     return Split(name, table, x, y, held, truth)
 
 
-def _read(
+def read_side(
     path: Path, table: TableDomain, *, comments: bool = False
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Read one side of a split: encoded records, and class codes or positions of the target."""
     batches = list(read_batches(path, table, comments=comments))
     return np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches])
 
@@ -144,6 +156,6 @@ def sides_of(name: str, data: Path) -> Iterator[tuple[Path, Path]]:
         order = np.random.default_rng(1).permutation(len(patients))
         held = {patients[i] for i in order[: len(patients) // 5]}
         for path, test in zip(sides, (False, True), strict=True):
-            mine = [line for line in lines if (line.split(",")[at] in held) == test]
-            path.write_text(header + "".join(mine), encoding="utf-8")
+            side = [line for line in lines if (line.split(",")[at] in held) == test]
+            path.write_text(header + "".join(side), encoding="utf-8")
         yield sides

@@ -8,7 +8,6 @@ measured, and nowhere else.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +22,7 @@ from benchmarks.experiments.rows import (
     NOISES,
     Case,
     Result,
+    cases_of,
     chosen,
     mean_and_sd,
     read_rows,
@@ -89,17 +89,10 @@ def run(
     pythons : for `diffprivlib` and `interpret`, a Python that has it; without one that library is left out.
     resume : keep what the folder's `tables.jsonl` holds of the same cases, and go on.
     """
-    place = data or Path(os.environ.get("ADLM_DATA", "data"))
     others = dict(pythons or {})
-
-    def work() -> Iterator[tuple[Case, Callable[[], Row]]]:
-        for name in names:
-            split = load(name, place)
-            progress.say(f"{name}: {len(split.y)} records to train on, {len(split.truth)} to test")
-            for case, measured in _cases(split, epsilons, releases, compare, others):
-                yield case, partial(_row, case, measured)
-
-    rows = run_rows(out / FILE, work(), Row, _sentence, resume=resume)
+    cases = partial(_cases, epsilons=epsilons, releases=releases, compare=compare, pythons=others)
+    work = cases_of(names, load, data, cases, _row)
+    rows = run_rows(out / FILE, work, Row, _sentence, resume=resume)
     for library, make in methods.MAKE.items():
         if compare and library not in others:
             progress.say(LEFT_OUT.format(library, make))
@@ -205,9 +198,9 @@ def markdown(rows: list[Row]) -> str:
         "Fourier features are on by default.\n"
     ]
     for name in dict.fromkeys(row.data for row in rows):
-        mine = [row for row in rows if row.data == name]
+        own = [row for row in rows if row.data == name]
         parts.append(
-            f"\n## {name}\n\n{rows_table(mine, {m: m for m in MEASURES}, _shown)}{_verdicts(name, mine)}"
+            f"\n## {name}\n\n{rows_table(own, {m: m for m in MEASURES}, _shown)}{_verdicts(name, own)}"
         )
     return "".join(parts)
 

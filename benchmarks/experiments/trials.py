@@ -1,4 +1,4 @@
-"""Cells of an experiment: each one is a method on a data set at an epsilon with a seed, run once and kept.
+"""Trials of an experiment: each one is a method on a data set at an epsilon with a seed, run once and kept.
 
 A finished trial is a line of `cells.jsonl`, written and synced before the next is taken, so that a killed run
 goes on where it stopped.
@@ -20,7 +20,7 @@ from adlm.errors import UserError
 from adlm.runtime import progress
 from adlm.runtime.artefact import canonical, sha256
 
-CELLS = "cells.jsonl"
+TRIALS_FILE = "cells.jsonl"
 Outcome = dict[str, Any]
 Perform = Callable[["Trial"], Outcome]
 
@@ -117,7 +117,7 @@ def run(
     jobs : processes; each works on a trial of its own with one thread.
     current : tells whether a kept trial would come out the same today; others are run again.
     """
-    path = folder / CELLS
+    path = folder / TRIALS_FILE
     earlier = {done.trial.key: done for done in read(path) if current(done)}
     if earlier and not resume:
         raise UserError(

@@ -4,7 +4,7 @@
     python -m benchmarks.experiments.what_is_proved table results/what-is-proved.jsonl
     python -m benchmarks.experiments.what_is_proved picture results/what-is-proved.jsonl
 
-How the settings came about is told in docs/what-is-proved.md; none was tuned. A finished line is not run
+How the settings came about is in docs/what-is-proved.md; none was tuned. A finished line is not run
 again. The accuracy is on the public test split.
 """
 

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 
 class UserError(ValueError):
-    """A mistake in what was given, told in one sentence.
+    """A mistake in what was given, as one sentence.
 
     The sentence says what was given, what is allowed and what to do. The command line prints it on
-    standard error and ends with exit code 2; a traceback is never shown for it.
+    standard error and ends with exit code 2; a traceback is never shown for it. In Python it is a
+    `ValueError`.
+
+    Examples
+    --------
+    >>> from adlm import Domain, UserError
+    >>> try:
+    ...     Domain((1,), lower=90, upper=90, classes=("no", "yes"))
+    ... except UserError as error:
+    ...     print(error)
+    domain.upper must exceed domain.lower (got 90 and 90)
     """
 
 
 class StoppedError(Exception):
-    """A command that its user stopped, told in one sentence: what was spent and what was not made."""
+    """A command that its user stopped, as one sentence: what was spent and what was not made."""
 
 
 class NoisyModelWarning(UserWarning):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.declared import AGE_COLUMN, column
 from tests.report import artefacts
 from typer.testing import CliRunner
 
@@ -17,15 +18,7 @@ from adlm.public.domain.table import TableDomain
 from adlm.report import write_report
 from adlm.runtime import progress
 
-TOML = """
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-[columns.ill]
-kind = "label"
-classes = ["no", "yes", "rare"]
-"""
+TOML = AGE_COLUMN + column("ill", "label", classes=("no", "yes", "rare"))
 runner = CliRunner()
 
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from adlm import AdLMClassifier, AdLMRegressor, Domain, fit, privatise
-from adlm.analyst.class_weights import class_weights, parse_class_weight, weighed
+from adlm.analyst.class_weights import class_weights, parse_class_weight, with_class_weights
 from adlm.analyst.metrics import measure
 from adlm.analyst.search import search_on_release
 from adlm.analyst.training import default_plan
@@ -37,7 +37,7 @@ def fitted(n: int = 20_000, **settings: Any) -> AdLMClassifier:
 def test_balanced_weights_raise_balanced_accuracy_and_recall_of_the_rare_at_no_cost() -> None:
     plain = fitted()
     release = plain.release_
-    balanced = weighed(plain.model_, release, "balanced")
+    balanced = with_class_weights(plain.model_, release, "balanced")
     x, y = records(10_000, 1)
     z = plain._records(x)
     before, after = (measure(m.probabilities(z), y) for m in (plain.model_, balanced))
@@ -63,7 +63,7 @@ def _labels_of_one_class() -> tuple[Any, Any]:
 
 def test_a_weight_moves_a_logit_by_its_logarithm() -> None:
     plain = fitted(2000)
-    moved = weighed(plain.model_, plain.release_, {"rare": 4})
+    moved = with_class_weights(plain.model_, plain.release_, {"rare": 4})
     x = plain._records(records(100)[0])
     change = (moved.logits(x) - plain.model_.logits(x)).numpy()
     assert np.allclose(change[:, 0], 0, atol=1e-5)
@@ -99,7 +99,7 @@ def test_wrong_weights_are_one_sentence() -> None:
         ("even", "'balanced' or a weight"),
     ):
         with pytest.raises(UserError, match=told):
-            weighed(plain.model_, plain.release_, given)
+            with_class_weights(plain.model_, plain.release_, given)
     with pytest.raises(UserError, match="NAME=WEIGHT"):
         parse_class_weight("rare:2")
     with pytest.raises(UserError, match="dict of labels"):
@@ -123,7 +123,7 @@ def test_class_weights_of_a_network_go_into_its_training() -> None:
     assert balanced.training["class_weight"] == "balanced"
     assert "class_weight" not in plain.training
     with pytest.raises(UserError, match="go into its plan"):
-        weighed(plain, made, "balanced")
+        with_class_weights(plain, made, "balanced")
     with pytest.raises(UserError, match="no class 'z'"):
         fit(made, "mlp", replace(plan, class_weight={"z": 2.0}), draws=200)
 

@@ -20,7 +20,7 @@ from adlm.public.domain import NEIGHBOURS
 def test_a_wrong_release_for_a_target_is_caught(control: Callable[[int, Source], Finding]) -> None:
     found = control(1, Source.system())
     assert found.lower > float(found.claimed)
-    assert found.as_it_should_be
+    assert found.passed
 
 
 def test_the_release_as_it_is_passes_where_the_controls_fail() -> None:
@@ -39,4 +39,4 @@ def test_no_neighbours_that_a_search_finds_exceed_the_charges(
 ) -> None:
     subject = of_target("numeric target", delta, neighbours, method=method)
     worst = worst_neighbours(subject, Source.system(), evaluations=8)
-    assert report(subject, worst, 8).as_it_should_be
+    assert report(subject, worst, 8).passed

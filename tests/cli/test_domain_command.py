@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from tests.declared import AGE, column
 from typer.testing import CliRunner
 
 from adlm.cli.app import app
@@ -15,18 +16,7 @@ from adlm.errors import UserError
 from adlm.public.domain.table import TableDomain
 from adlm.readers.tables import read_batches
 
-TOML = """
-[columns.id]
-kind = "person"
-records = 1
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-"""
+TOML = column("id", "person", records=1) + AGE
 
 
 def checked(folder: Path, file: Path) -> tuple[dict[str, Any], str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.declared import DAYS, WARD, column
 from typer.testing import CliRunner
 
 from adlm.cli.app import app
@@ -19,21 +20,8 @@ from adlm.public.domain.table import TableDomain
 from adlm.readers.tables import read_batches
 from adlm.runtime import progress
 
-TOML = """
-decimal = ","
-delimiter = ";"
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 120
-[columns.ward]
-kind = "categorical"
-values = ["a", "b", "c"]
-[columns.days]
-kind = "target"
-lower = 0
-upper = 20
-"""
+HEAD = 'decimal = ","\ndelimiter = ";"\n'
+TOML = HEAD + column("age", "numeric", lower=0, upper=120) + WARD + DAYS
 
 
 def write(path: Path, n: int, seed: int, *, label: bool = True) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from tests.declared import AGE_COLUMN, DOSE, ILL, MISSING, PERSON, TOWN
 
 from adlm.curator.clipping import Clip
 from adlm.curator.ledger import Ledger
@@ -39,26 +40,7 @@ ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'adlm
 pytestmark = pytest.mark.filterwarnings("ignore")
 ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
 
-TOML = """
-[columns.person]
-kind = "person"
-records = 2
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-missing = "category"
-[columns.dose]
-kind = "numeric"
-lower = 0
-upper = 10
-[columns.town]
-kind = "categorical"
-values = ["a", "b", "c"]
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-"""
+TOML = PERSON + AGE_COLUMN + MISSING + DOSE + TOWN + ILL
 ALONE = TOML.replace('kind = "person"\nrecords = 2', 'kind = "ignored"')
 
 

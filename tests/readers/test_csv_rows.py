@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.declared import AGE_COLUMN, ILL, column
 
 from adlm.errors import UserError
 from adlm.public.domain.table import TableDomain
@@ -16,19 +17,7 @@ from adlm.readers.csv_rows import Dialect, Lines
 from adlm.readers.table_draft import check
 from adlm.readers.tables import read_batches
 
-TOML = """
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-[columns.town]
-kind = "categorical"
-values = ["a", "b"]
-other = "rest"
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-"""
+TOML = AGE_COLUMN + column("town", "categorical", values=("a", "b"), other="rest") + ILL
 LENIENT = TOML.replace("upper = 100", 'upper = 100\nmissing = "category"').replace(
     'other = "rest"', 'other = "rest"\nmissing = "category"'
 ).replace('["no", "yes"]', '["no", "yes"]\nmissing = "no"')  # fmt: skip

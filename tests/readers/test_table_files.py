@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from tests.declared import AGE_COLUMN, ILL, PERSON, column
 
 from adlm.errors import UserError
 from adlm.public.domain.table import TableDomain
@@ -23,21 +24,7 @@ from adlm.readers import tables as files
 from adlm.readers.table_draft import check, peek
 from adlm.readers.tables import read_batches, read_labelled
 
-TOML = """
-[columns.person]
-kind = "person"
-records = 2
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-[columns.town]
-kind = "categorical"
-values = ["Ulm, north", "Köln"]
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-"""
+TOML = PERSON + AGE_COLUMN + column("town", "categorical", values=("Ulm, north", "Köln")) + ILL
 TOWNS = ["Ulm, north", "Köln"]
 ROWS = [("p1", 10, "Ulm, north", "no"), ("p2", 20, "Köln", "yes"), ("p1", 30, "Köln", "no"),
         ("p1", 40, "Köln", "no"), ("p3", 50, "Ulm, north", "yes")]  # fmt: skip

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from tests.declared import AGE_COLUMN, DOSE, ILL, MISSING, SEEN
 
 from adlm.errors import UserError
 from adlm.public.domain.column import Column
@@ -16,27 +17,8 @@ from adlm.public.domain.table import TableDomain
 from adlm.readers.table_draft import check, peek
 from adlm.readers.tables import read_batches
 
-TOML = """
-missing = ["", "-999", "-99.9", "1900-01-01"]
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-missing = "category"
-[columns.dose]
-kind = "numeric"
-lower = 0
-upper = 10
-missing = 5
-[columns.seen]
-kind = "date"
-lower = 2020-01-01
-upper = 2020-12-31
-missing = "category"
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-"""
+MISSING_TEXTS = 'missing = ["", "-999", "-99.9", "1900-01-01"]\n'
+TOML = MISSING_TEXTS + AGE_COLUMN + MISSING + DOSE + "missing = 5\n" + SEEN + MISSING + ILL
 
 
 @pytest.mark.parametrize("numbers", ["int64", "float64", "float32", "Int64", "object"])

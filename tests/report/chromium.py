@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage",
@@ -25,6 +27,12 @@ PATIENCE = 60.0
 def found() -> str | None:
     """Where Chromium is, if anywhere."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def needed() -> list[pytest.MarkDecorator]:
+    """Marks of tests in a browser, which are skipped where there is none."""
+    reason = "Chromium is not installed (Debian: apt-get install chromium)"
+    return [pytest.mark.browser, pytest.mark.skipif(found() is None, reason=reason)]
 
 
 class Page:

@@ -13,13 +13,7 @@ from tests.report import artefacts, chromium
 
 from adlm.report import write_report
 
-EXECUTABLE = chromium.found()
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        EXECUTABLE is None, reason="Chromium is not installed (Debian: apt-get install chromium)"
-    ),
-]
+EXECUTABLE, pytestmark = chromium.found(), chromium.needed()
 WIDTHS = (375, 1280)
 BOXES = """[...document.querySelectorAll('figure svg')].map(
     s => {const b = s.getBoundingClientRect(); return [b.left, b.width, b.height]})"""

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tests.declared import AGE_COLUMN, ILL, TOWN
 from torch import nn
 
 from adlm import Release, TrainingConfig, UserError, fit, privatise
@@ -17,18 +18,7 @@ from adlm.public import datasets
 from adlm.report import write_report
 
 TRAIN = datasets.load("digits", "train")
-DOMAIN = """
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-[columns.town]
-kind = "categorical"
-values = ["a", "b", "c"]
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-"""
+DOMAIN = AGE_COLUMN + TOWN + ILL
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import onnxruntime
 import pandas as pd
 import pytest
 import torch
+from tests.declared import AGE_COLUMN, GROUPED, ILL, MISSING, SEEN, STAGE, TOWN, column
 from torch import Tensor
 
 from adlm.analyst import tables
@@ -31,32 +32,18 @@ from adlm.serving.onnx_images import traceable
 from adlm.serving.onnx_table import as_inputs
 from adlm.workflows.privatise import privatise
 
-TOML = """
-crosses = [["age", "stage"]]
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-missing = 50
-[columns.gain]
-kind = "numeric"
-lower = 0
-upper = 1000
-scale = "log"
-cuts = [1, 10, 100]
-[columns.stage]
-kind = "ordinal"
-values = ["I", "II", "III"]
-[columns.town]
-kind = "categorical"
-values = ["a", "b", "c"]
-missing = "category"
-[columns.sex]
-kind = "boolean"
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-"""
+TOML = (
+    'crosses = [["age", "stage"]]\n'
+    + AGE_COLUMN
+    + "missing = 50\n"
+    + column("gain", "numeric", lower=0, upper=1000, scale="log")
+    + "cuts = [1, 10, 100]\n"
+    + STAGE
+    + TOWN
+    + MISSING
+    + column("sex", "boolean")
+    + ILL
+)
 
 
 def session(path: Path) -> onnxruntime.InferenceSession:
@@ -81,45 +68,20 @@ def test_an_encoded_table_is_served_with_the_same_predictions(tmp_path: Path) ->
     assert json.loads(told["adlm.stamps"]) == ["NOT PRIVATE: seeded"]
 
 
-RAW = """
-missing = ["?"]
-crosses = [["age", "sex"]]
-[columns.age]
-kind = "numeric"
-lower = 18
-upper = 90
-missing = 50
-[columns.gain]
-kind = "numeric"
-lower = 0
-upper = 99999
-scale = "log"
-cuts = [1, 2000, 5000]
-[columns.sex]
-kind = "boolean"
-[columns.stage]
-kind = "ordinal"
-values = ["I", "II", "III"]
-missing = "category"
-[columns.code]
-kind = "categorical"
-other = "rest"
-missing = "category"
-[columns.code.groups]
-heart = ["390..459", "785..785"]
-lung = ["460..519", "V1"]
-[columns.town]
-kind = "categorical"
-values = ["north", "south"]
-[columns.seen]
-kind = "date"
-lower = 2020-01-01
-upper = 2020-12-31
-missing = "category"
-[columns.ill]
-kind = "label"
-classes = ["no", "yes", "perhaps"]
-"""
+RAW = (
+    'missing = ["?"]\ncrosses = [["age", "sex"]]\n'
+    + column("age", "numeric", lower=18, upper=90, missing=50)
+    + column("gain", "numeric", lower=0, upper=99999, scale="log")
+    + "cuts = [1, 2000, 5000]\n"
+    + column("sex", "boolean")
+    + STAGE
+    + MISSING
+    + GROUPED.replace('other = "rest"', 'other = "rest"\nmissing = "category"')
+    + column("town", "categorical", values=("north", "south"))
+    + SEEN
+    + MISSING
+    + column("ill", "label", classes=("no", "yes", "perhaps"))
+)
 ROWS = pd.DataFrame(
     {
         "age": [17.0, 30.5, np.nan, 1e9, 90, 44],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from pathlib import Path
 
+from tests.declared import AGE_COLUMN, column
 from tests.report import artefacts
 
 from adlm.curator.ledger import Ledger
@@ -13,18 +14,7 @@ from adlm.privacy.budget import Budget
 from adlm.runtime.artefact import canonical
 
 KEPT = ("digits", "mnist", "fashion-mnist")  # whose simulations must come with the package
-DOMAIN = """
-neighbours = "replace-one"
-
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-
-[columns.sick]
-kind = "label"
-classes = ["no", "yes"]
-"""
+DOMAIN = 'neighbours = "replace-one"\n' + AGE_COLUMN + column("sick", "label", classes=("no", "yes"))
 
 
 def everything(folder: Path) -> tuple[list[Path], Path]:

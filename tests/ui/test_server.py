@@ -147,7 +147,7 @@ def test_kept_simulations_are_those_of_today(server: Server) -> None:
     choice = server.choice("digits")
     for epsilon, delta, relation in (("0.5", "0", "replace-one"), ("3", "1e-5", "add-remove")):
         budget = forecasts.Budget(epsilon, delta, relation)
-        kept = forecasts._kept_point(choice, choice.n, budget)
+        kept = forecasts._precomputed_point(choice, choice.n, budget)
         anew = forecasts._point(choice, choice.n, budget)
         assert kept is not None
         assert kept["words"] == anew["words"]
@@ -160,14 +160,14 @@ def test_a_kept_simulation_of_other_features_or_another_plan_is_not_used(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choice, budget = server.choice("digits"), forecasts.Budget("1", "0", "replace-one")
-    assert forecasts._kept_point(choice, choice.n, budget) is not None
-    assert forecasts._kept_point(choice, choice.n + 1, budget) is None
-    kept = json.loads(json.dumps(forecasts._kept()))
-    monkeypatch.setattr(forecasts, "_kept", lambda: kept)
+    assert forecasts._precomputed_point(choice, choice.n, budget) is not None
+    assert forecasts._precomputed_point(choice, choice.n + 1, budget) is None
+    kept = json.loads(json.dumps(forecasts._precomputed()))
+    monkeypatch.setattr(forecasts, "_precomputed", lambda: kept)
     kept["digits"]["curves"]["0 replace-one"]["1"][2] += 1  # another k
-    assert forecasts._kept_point(choice, choice.n, budget) is None
+    assert forecasts._precomputed_point(choice, choice.n, budget) is None
     kept["digits"]["features"] = "0" * 64
-    assert forecasts._kept_point(choice, choice.n, forecasts.Budget("2", "0", "replace-one")) is None
+    assert forecasts._precomputed_point(choice, choice.n, forecasts.Budget("2", "0", "replace-one")) is None
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,7 @@ from adlm.runtime import progress
 from adlm.ui.page import gather, write_static
 from adlm.ui.server import Server
 
-EXECUTABLE = chromium.found()
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        EXECUTABLE is None, reason="Chromium is not installed (Debian: apt-get install chromium)"
-    ),
-]
+EXECUTABLE, pytestmark = chromium.found(), chromium.needed()
 WIDTHS = (375, 1280)
 RIGHT, END, TAB, ENTER = ("ArrowRight", 39), ("End", 35), ("Tab", 9), ("Enter", 13)
 TEXT = "(id => document.getElementById(id).textContent)"

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from tests.declared import AGE_COLUMN, ILL, WARD
 
 from adlm.errors import UserError
 from adlm.public import datasets
@@ -63,20 +64,7 @@ def test_a_table_is_simulated_on_made_records() -> None:
     from adlm.public.domain.table import TableDomain
     from adlm.workflows.forecast_tables import forecast_table
 
-    table = TableDomain.from_toml(
-        """
-        [columns.age]
-        kind = "numeric"
-        lower = 0
-        upper = 100
-        [columns.ward]
-        kind = "categorical"
-        values = ["a", "b", "c"]
-        [columns.ill]
-        kind = "label"
-        classes = ["no", "yes"]
-        """
-    )
+    table = TableDomain.from_toml(AGE_COLUMN + WARD + ILL)
     little, much = (forecast_table(table, 5000, epsilon) for epsilon in ("0.001", "4"))
     assert little.accuracy < much.accuracy <= much.ceiling + 0.02
     assert much.accuracy > 0.65

@@ -13,6 +13,7 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from tests.declared import AGE_COLUMN, DAYS, column
 
 from adlm import AdLMClassifier, AdLMRegressor
 from adlm.curator.ledger import Ledger
@@ -24,19 +25,7 @@ from adlm.workflows.sklearn.inputs import PrivacyWarning
 
 EXPECTED_TO_FAIL: dict[str, str] = {}  # none: every check that applies to a regressor passes
 
-TABLE = TableDomain.from_toml("""
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-[columns.ward]
-kind = "categorical"
-values = ["a", "b"]
-[columns.days]
-kind = "target"
-lower = 0
-upper = 20
-""")
+TABLE = TableDomain.from_toml(AGE_COLUMN + column("ward", "categorical", values=("a", "b")) + DAYS)
 DOMAIN = Domain((3,), 0.0, 1.0, (), target=(-2.0, 6.0))
 
 

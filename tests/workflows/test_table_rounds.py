@@ -21,7 +21,7 @@ from adlm.curator.mechanisms import table_rounds
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, calibrate
 from adlm.curator.mechanisms.table_rounds import check_share, plan_table, values_share
 from adlm.curator.noise import Source
-from adlm.errors import UserError
+from adlm.errors import NoisyModelWarning, UserError
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.privacy.accounting import compose
 from adlm.privacy.budget import Budget
@@ -198,7 +198,8 @@ def test_a_model_of_noise_is_never_silent() -> None:
     said = []
     for seed in range(12):
         release = privatise(lambda: [(x, y)], domain=table, epsilon="0.1", delta="1e-5", seed=seed)
-        said.append(bool(fit(release).training.get("warning")))
+        with pytest.warns(NoisyModelWarning):
+            said.append(bool(fit(release).training.get("warning")))
         shares = log_shares(release).exp()
         assert shares.max() < 0.6  # noise on the counts is not taken for the largest class
     assert all(said)

@@ -1,1 +1,1 @@
-"""Reads the release, forever: objectives, networks and training. Never sees a record."""
+"""Reads releases: objectives, networks and training. Never sees a record."""

@@ -51,7 +51,7 @@ def save(
     state, plain = optimiser.state_dict(), {}
     for index, values in state["state"].items():
         for name, value in values.items():
-            plain[f"{index}/{name}"] = _kept(value, f"{_OPTIMISER}{index}/{name}", tensors)
+            plain[f"{index}/{name}"] = _to_json(value, f"{_OPTIMISER}{index}/{name}", tensors)
     body = {
         "format": FORMAT,
         "plan": described,
@@ -98,7 +98,7 @@ def load(
     state: dict[int, dict[str, Any]] = {}
     for name, value in body["plain"].items():
         index, key = name.split("/")
-        state.setdefault(int(index), {})[key] = _found(value, tensors)
+        state.setdefault(int(index), {})[key] = _from_json(value, tensors)
     weights = {k.removeprefix(_NETWORK): v for k, v in tensors.items() if k.startswith(_NETWORK)}
     try:
         network.load_state_dict(weights)
@@ -111,20 +111,20 @@ def load(
     return [float(value) for value in body["losses"]]
 
 
-def _kept(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+def _to_json(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     """A value of an optimiser's state as JSON; tensors, alone or in lists as LBFGS has them, go aside."""
     if isinstance(value, Tensor):
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {"tensor": name}
     if isinstance(value, list):
-        return [_kept(item, f"{name}/{place}", tensors) for place, item in enumerate(value)]
+        return [_to_json(item, f"{name}/{place}", tensors) for place, item in enumerate(value)]
     return value
 
 
-def _found(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """What `_kept` made JSON of."""
+def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """What `_to_json` made JSON of."""
     if isinstance(value, dict):
         return tensors[value["tensor"]]
     if isinstance(value, list):
-        return [_found(item, tensors) for item in value]
+        return [_from_json(item, tensors) for item in value]
     return value

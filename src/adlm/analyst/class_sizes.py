@@ -11,9 +11,9 @@ from typing import Any
 
 from adlm.privacy.release import Release
 
-CLEAR = 2.0  # standard deviations of its noise that a count must exceed to be told from none
+CLEAR = 2.0  # standard deviations of its noise that a count must exceed to count as more than none
 BELOW = 3.0  # standard deviations by which a count must stay below n / M for its class to be called small
-MOST_SHOWN = 5  # classes that are told of one by one
+MOST_SHOWN = 5  # classes that are listed one by one
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def small_classes(release: Release) -> tuple[SmallClass, ...]:
     """Return the classes that may be smaller than the noise on their count.
 
     A class is named when its released count is at most twice the standard deviation of its noise, and
-    three of them below n / M: the rule of a moment release spends little on counts, so that a count which is
+    three of them below n / M. The rule of a moment release spends little on counts, so a count that is
     merely noisy says nothing against its class. Where that deviation exceeds n / M, all classes are named. A
     release record by record holds no counts, and none is found in it.
     """
@@ -57,12 +57,12 @@ def small_classes(release: Release) -> tuple[SmallClass, ...]:
     step = float(tensors["step"][0])
     counts, sd = (tensors["class_sums"][:, 0].double() * step).tolist(), float(settings["sd_sums"]) * step
     n = settings.get("n")
-    even = max(float(n) if isinstance(n, int) else sum(counts), 0.0) / len(counts)
+    uniform = max(float(n) if isinstance(n, int) else sum(counts), 0.0) / len(counts)
     names = release.certificate.domain.classes
     return tuple(
         SmallClass(name, count, sd)
         for name, count in zip(names, counts, strict=True)
-        if even <= sd or (count <= CLEAR * sd and count + BELOW * sd < even)
+        if uniform <= sd or (count <= CLEAR * sd and count + BELOW * sd < uniform)
     )
 
 

@@ -3,9 +3,9 @@
 A classifier that is trained with weights w_c on a loss of log probabilities has logits that are larger by
 log w_c than one trained without. So weights need no new release: they move the biases of the model that a
 release gives, and so the labels of the draws that a network is trained on. `balanced` takes them from what
-was released and charged already, never from records: where class means are known, the biases make all scores
-alike half-way between them, because scores of gradient rounds are held back by their clip and log shares
-would not make up for it.
+was released and charged already, never from records. Where class means are known, the biases make all scores
+equal half-way between them: the clip of gradient rounds shrinks scores, and log shares would not make up for
+it.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def class_weights(release: Release, given: Weights) -> dict[str, float]:
     return {name: float(by_name.get(name, 1.0)) for name in names}
 
 
-def weighed(model: Model, release: Release, given: Weights | None) -> Model:
-    """Return a model whose mistakes are weighed by class; it costs nothing. None leaves it as it is."""
+def with_class_weights(model: Model, release: Release, given: Weights | None) -> Model:
+    """Return a model whose mistakes are weighted by class; it costs nothing. None leaves it as it is."""
     if given is None:
         return model
     weights = class_weights(release, given)

@@ -5,7 +5,13 @@ from __future__ import annotations
 import torch
 
 from adlm.analyst import regression, tables
-from adlm.analyst.evidence import drowned, estimated_accuracy, largest_class, log_shares, warning
+from adlm.analyst.evidence import (
+    below_majority_baseline,
+    estimated_accuracy,
+    log_shares,
+    majority_class_head,
+    warning,
+)
 from adlm.analyst.model import Model
 from adlm.analyst.rounds import has_rounds, rounds_head
 from adlm.estimation import discriminant
@@ -37,13 +43,13 @@ def _linear(release: Release, features: Features) -> Model:
 
 
 def usable_head(release: Release, features: Features) -> discriminant.LinearHead:
-    """The linear classifier of a release; where noise drowned it, one that gives the largest class."""
+    """The linear classifier of a release; one that gives the largest class where noise left nothing."""
     head = closed_form(release, features)
-    if not drowned(release):
+    if not below_majority_baseline(release):
         return head
     shares = log_shares(release)
     ahead = (head.weight - head.weight[int(shares.argmax())]).norm(dim=1)  # over rows of length 1
-    return largest_class(head, shares, ahead)
+    return majority_class_head(head, shares, ahead)
 
 
 def closed_form(release: Release, features: Features) -> discriminant.LinearHead:

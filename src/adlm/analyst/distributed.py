@@ -71,8 +71,8 @@ def share(rows: Tensor) -> tuple[Tensor, float]:
     others = size()
     if others == 1 or len(rows) < others:
         return rows, 1.0
-    mine = rows[distributed.get_rank() :: others]
-    return mine, len(mine) * others / len(rows)
+    local = rows[distributed.get_rank() :: others]
+    return local, len(local) * others / len(rows)
 
 
 def mean(value: float) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from adlm.analyst.class_weights import class_weights, weighed
+from adlm.analyst.class_weights import class_weights, with_class_weights
 from adlm.analyst.closed_form import closed_form_model, usable_head
 from adlm.analyst.evidence import warning
 from adlm.analyst.examples import Examples
@@ -45,7 +45,7 @@ def labelled_draws(
     generator = torch.Generator().manual_seed(plan.seed)
     if release.kind == "regression":
         return _with_target(release, features, n, generator)
-    told: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if release.kind == "moments":
         z, target = fit_class_model(release.moments(), features.prior).sample(n, generator)
         if plan.class_weight is not None:
@@ -57,19 +57,19 @@ def labelled_draws(
         wide = _features(release, features, n, generator)
         target = _labels(release, features, wide, plan)
         if said := warning(release):
-            told["warning"] = said
+            facts["warning"] = said
     if plan.class_weight is not None:
         weighing = plan.class_weight
-        told |= {
+        facts |= {
             "class_weight": weighing if isinstance(weighing, str) else "given",
             "class_weights": class_weights(release, weighing),
         }
-    return Examples(wide, target), told
+    return Examples(wide, target), facts
 
 
 def _features(release: Release, features: Features, n: int, generator: torch.Generator) -> Tensor:
     if isinstance(features, TabularFeatures):
-        return _cells(release, features, n, generator)
+        return _indicators(release, features, n, generator)
     if isinstance(features, ScaledTable):
         return _wide(draw_features(release, features, n, generator), features)
     return _wide(_between_classes(release, features, n, generator), features)
@@ -88,11 +88,11 @@ def _between_classes(release: Release, features: Features, n: int, generator: to
 
 
 def _labels(release: Release, features: Features, wide: Tensor, plan: TrainingConfig) -> Tensor:
-    """Class probabilities, (n, M), that the model in closed form gives the draws, weighed if asked."""
+    """Class probabilities, (n, M), of the draws by the model in closed form, weighted by class if asked."""
     if plan.class_weight is None and release.kind == "rounds":
         head = usable_head(release, features)
         return head.logits(wide[:, : head.weight.shape[1]]).softmax(1).float()
-    model = weighed(closed_form_model(release, features), release, plan.class_weight)
+    model = with_class_weights(closed_form_model(release, features), release, plan.class_weight)
     kind = next(model.head.parameters()).dtype
     with torch.inference_mode():
         return torch.as_tensor(model.head(wide.to(kind)).softmax(1).float()).clone()
@@ -105,8 +105,8 @@ def _wide(z: Tensor, features: Features) -> Tensor:
     return wide
 
 
-def _cells(release: Release, features: TabularFeatures, n: int, generator: torch.Generator) -> Tensor:
-    """Cells of n records, drawn class by class, each column from its released table: (n, width)."""
+def _indicators(release: Release, features: TabularFeatures, n: int, generator: torch.Generator) -> Tensor:
+    """Indicators of n records, drawn class by class, each column from its released table: (n, width)."""
     shares = release.tensors["prior"].exp()
     codes = torch.multinomial(shares, n, replacement=True, generator=generator)
     rates, records = release.tensors["rates"], release.tensors["records"]
@@ -124,10 +124,10 @@ def _with_target(
     """Draws with the linear model's predictions, (n, 1), in standard deviations from the target's mean."""
     assert isinstance(features, ScaledTable)
     model = closed_form_model(release, features)
-    told = {name: model.training[name] for name in ABOUT_TARGET if name in model.training}
+    facts = {name: model.training[name] for name in ABOUT_TARGET if name in model.training}
     low, high = release.certificate.domain.target or (-np.inf, np.inf)
     z = draw_features(release, features, n, generator)
     with torch.inference_mode():
         values = model.head(z.double()).clamp(low, high)
-    standard = (values - told["target_mean"]) / told["target_sd"]
-    return Examples(z, standard.float().clone()), told
+    standard = (values - facts["target_mean"]) / facts["target_sd"]
+    return Examples(z, standard.float().clone()), facts

@@ -1,6 +1,6 @@
 """Whether a model is better than the largest class: what the release itself says.
 
-Everything here reads released numbers. Where they cannot tell, one sentence says so.
+Everything here reads released numbers. Where they cannot decide, one sentence says so.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def expected_accuracy(right: float, sd: float, shares: Tensor) -> float:
     return float(grid @ odds / odds.sum())
 
 
-def drowned(release: Release) -> bool:
+def below_majority_baseline(release: Release) -> bool:
     """Whether a model of a release is expected to be no better than the largest class.
 
     By the released count of records that it gets right, where there is one, and otherwise by how much longer
@@ -95,7 +95,7 @@ def drowned(release: Release) -> bool:
 
 def warning(release: Release) -> str:
     """What is to be said of a model of this release, in one sentence; empty where nothing is."""
-    if drowned(release):
+    if below_majority_baseline(release):
         return DROWNED
     found = estimated_accuracy(release)
     if found is not None:
@@ -111,14 +111,14 @@ def _count_spread(release: Release) -> float:
     return moments.sd_counts / max(moments.n, 1.0)
 
 
-def largest_class(head: LinearHead, shares: Tensor, reach: Tensor) -> LinearHead:
+def majority_class_head(head: LinearHead, shares: Tensor, reach: Tensor) -> LinearHead:
     """Return a head that gives every record the largest class, and still ranks records as the given one.
 
     Weights are shrunk until no score can exceed that of the largest class, where classes differ in size.
 
     Parameters
     ----------
-    head : the head that noise drowned.
+    head : one that is no better than the largest class.
     shares : (M,) log class shares.
     reach : (M,) how far each score can be ahead of the largest class's, offsets aside.
     """

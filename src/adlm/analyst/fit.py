@@ -16,8 +16,8 @@ from adlm.analyst.closed_form import closed_form_model
 from adlm.analyst.draws import labelled_draws
 from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
-from adlm.analyst.on_records import learn_records_first, train_on_records
-from adlm.analyst.training import History, TrainingConfig, default_plan, train
+from adlm.analyst.on_records import train_on_examples, train_on_records
+from adlm.analyst.training import History, TrainingConfig, default_plan
 from adlm.analyst.unsupervised import EPOCHS, Unsupervised
 from adlm.errors import NoisyModelWarning, UserError
 from adlm.privacy.release import Release
@@ -42,10 +42,10 @@ def fit(
 
     Parameters
     ----------
-    release : what may be known of the records.
-    network : None for the linear classifier of a moment release in closed form, or for the network that a
-        record release was made for; else a network by name, or any module that takes the features (moment
-        release) or scaled records (record release).
+    release : noisy numbers and their certificate; the records are not needed.
+    network : a network by name, or any module. It takes the features of a moment release, or the scaled
+        records of a record release. None gives the linear classifier of a moment release in closed form, or
+        the network that a record release was made for.
     plan : how to train a network; `default_plan` of as many examples when not given, which is what
         `adlm train` takes.
     provenance : of a module: `public` when no private record had a part in its weights as it is given, else
@@ -56,9 +56,29 @@ def fit(
     device : `auto`, `cpu`, `cuda` or `mps`.
     checkpoint : file that keeps the training of a network after each epoch, and whether to go on from it.
 
+    Returns
+    -------
+    The model. `model.training` says what was done, and warns where noise left nothing to learn.
+
+    Raises
+    ------
+    UserError : the network does not fit the features or the classes, the features are not the release's, a
+        setting is for another kind of release, or training gave no finite loss.
+
     Warns
     -----
     NoisyModelWarning : when the release itself cannot show that the model is better than the largest class.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from adlm import Domain, fit, privatise
+    >>> x, y = np.eye(2).repeat(50, 0), np.arange(100) // 50
+    >>> release = privatise(x, y, Domain((2,), 0, 1, ("no", "yes")), epsilon=8, seed=1)
+    >>> fit(release).predict([[1, 0], [0, 1]])
+    array([0, 1])
+    >>> fit(release, "mlp", draws=500).certificate == release.certificate
+    True
     """
     kept = checkpoint or Checkpoint(None)
     origin = _origin(network, provenance)
@@ -161,15 +181,8 @@ def _on_draws(
     examples, facts = labelled_draws(release, features, draws, plan)
     outputs = len(release.certificate.domain.classes) if target is None else 1
     head, architecture = _network(network, (features.width,), outputs, plan.seed)
-    learn_records_first(head, examples.x, plan.seed, checkpoints, resume)
-    history = train(
-        head,
-        examples,
-        plan,
-        device=device,
-        checkpoints=checkpoints,
-        resume=resume,
-        identity=str(release.certificate.to_dict()["digest"]),
+    history = train_on_examples(
+        release, head, examples, plan, device=device, checkpoints=checkpoints, resume=resume
     )
     if target is not None:
         head = networks.in_units(head, float(facts["target_mean"]), float(facts["target_sd"]))

@@ -72,7 +72,7 @@ class LayerSizes:
 
 
 @dataclass(frozen=True)
-class _Met:
+class _LayerCall:
     """A layer with weights, as the probe met it: what went in and what came out."""
 
     layer: nn.Module
@@ -82,15 +82,15 @@ class _Met:
 
 def layer_sizes(network: nn.Module, shape: tuple[int, ...]) -> LayerSizes:
     """Count the first and the last layer of any network for records of ``shape``."""
-    met, answer = _run(network, shape)
-    first, last = met[0], met[-1]
+    calls, answer = _run(network, shape)
+    first, last = calls[0], calls[-1]
     neurons, maps = _neurons(first)
     return LayerSizes(
         features=math.prod(shape),
         neurons=neurons,
         patch=_patch(first),
         map_size=neurons // maps,
-        places=_places(met, neurons, maps),
+        places=_places(calls, neurons, maps),
         hidden=_patch(last),
         outputs=answer[0].numel(),
     )
@@ -119,23 +119,23 @@ def perturb_bias(network: nn.Module, shape: tuple[int, ...], bias: float) -> Non
         object.__setattr__(first, _BIAS_INPUT, bias)  # a plain attribute: no part of the network's state
 
 
-def _neurons(met: _Met) -> tuple[int, int]:
+def _neurons(call: _LayerCall) -> tuple[int, int]:
     """Outputs of a layer's affine transformation for one record, and into how many maps they fall."""
-    layer, output = met.layer, met.output
+    layer, output = call.layer, call.output
     if isinstance(layer, nn.RNNBase):
         gates = next(count for kind, count in _GATES.items() if isinstance(layer, kind))
         maps = gates * layer.hidden_size * (2 if layer.bidirectional else 1)
-        return maps * (met.inputs[0].numel() // layer.input_size), maps
+        return maps * (call.inputs[0].numel() // layer.input_size), maps
     if isinstance(layer, nn.MultiheadAttention):  # queries, keys and values of every place
         maps = 3 * layer.embed_dim
-        return maps * (met.inputs[0].numel() // layer.embed_dim), maps
+        return maps * (call.inputs[0].numel() // layer.embed_dim), maps
     maps = layer.out_features if isinstance(layer, nn.Linear) else output.shape[1]
     return output[0].numel(), maps
 
 
-def _patch(met: _Met) -> int:
+def _patch(call: _LayerCall) -> int:
     """The most inputs that a neuron of a layer has."""
-    layer = met.layer
+    layer = call.layer
     if isinstance(layer, nn.RNNBase):
         return layer.input_size
     if isinstance(layer, nn.MultiheadAttention):
@@ -145,28 +145,28 @@ def _patch(met: _Met) -> int:
         with torch.no_grad():
             for name, parameter in layer.named_parameters():
                 parameter.fill_(0.0 if name == "bias" else 1.0)
-            found = round(float(layer.forward(torch.ones_like(met.inputs)).max()))
+            found = round(float(layer.forward(torch.ones_like(call.inputs)).max()))
             for name, parameter in layer.named_parameters():
                 parameter.copy_(kept[name])
         return found
     return layer.get_parameter("weight")[0].numel()
 
 
-def _places(met: list[_Met], neurons: int, maps: int) -> int | None:
+def _places(calls: list[_LayerCall], neurons: int, maps: int) -> int | None:
     """Neurons of a map of the first layer as the next layer meets them."""
-    if isinstance(met[0].layer, nn.Linear) or len(met) == 1:
+    if isinstance(calls[0].layer, nn.Linear) or len(calls) == 1:
         return neurons // maps
-    meets = met[1].inputs[0].numel()
-    channels = met[0].output.shape[1] if isinstance(met[0].layer, _ConvNd) else met[0].output.shape[-1]
+    meets = calls[1].inputs[0].numel()
+    channels = calls[0].output.shape[1] if isinstance(calls[0].layer, _ConvNd) else calls[0].output.shape[-1]
     return None if meets % channels else meets // channels
 
 
-def _run(network: nn.Module, shape: tuple[int, ...]) -> tuple[list[_Met], Tensor]:
+def _run(network: nn.Module, shape: tuple[int, ...]) -> tuple[list[_LayerCall], Tensor]:
     """Layers with weights in the order a blank record meets them, and the network's answer to it."""
-    met: list[_Met] = []
+    calls: list[_LayerCall] = []
 
     def note(layer: nn.Module, given: Any, output: Any) -> None:
-        met.append(_Met(layer, given[0], output[0] if isinstance(output, tuple) else output))
+        calls.append(_LayerCall(layer, given[0], output[0] if isinstance(output, tuple) else output))
 
     layers = [
         layer
@@ -189,17 +189,18 @@ def _run(network: nn.Module, shape: tuple[int, ...]) -> tuple[list[_Met], Tensor
         for hook in hooks:
             hook.remove()
     inside = {
-        id(child) for m in met if isinstance(m.layer, nn.MultiheadAttention) for child in m.layer.modules()
+        id(child) for m in calls if isinstance(m.layer, nn.MultiheadAttention) for child in m.layer.modules()
     }
-    met = [m for m in met if isinstance(m.layer, nn.MultiheadAttention) or id(m.layer) not in inside]
-    if not any(isinstance(m.layer, _COUNTED) for m in met):
+    calls = [m for m in calls if isinstance(m.layer, nn.MultiheadAttention) or id(m.layer) not in inside]
+    if not any(isinstance(m.layer, _COUNTED) for m in calls):
         raise UserError(
             "the network has no linear or convolutional layer, so it has no first layer to perturb."
         )
-    if not isinstance(met[0].layer, _COUNTED):
+    if not isinstance(calls[0].layer, _COUNTED):
         raise UserError(
-            f"the network's first layer with weights is {type(met[0].layer).__name__}, whose neurons cannot "
-            "be counted for Delta_h0; let a linear, convolutional, recurrent or attention layer come first"
+            f"the network's first layer with weights is {type(calls[0].layer).__name__}, whose neurons "
+            "cannot be counted for Delta_h0; let a linear, convolutional, recurrent or attention layer come "
+            "first"
         )
-    counted = [m for m in met if isinstance(m.layer, _COUNTED)]
+    counted = [m for m in calls if isinstance(m.layer, _COUNTED)]
     return counted, answer

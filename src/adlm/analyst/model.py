@@ -56,6 +56,18 @@ class Model:
     features : the public feature map, or None for a network that takes scaled records themselves.
     training : what was done, in JSON values; it says nothing of the records.
     release_signature, signature : of the release, and of the model itself, where somebody signed them.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from adlm import Domain, fit, privatise
+    >>> domain = Domain((2,), 0, 1, ("no", "yes"))
+    >>> release = privatise(np.eye(2).repeat(50, 0), np.arange(100) // 50, domain, epsilon=8, seed=1)
+    >>> model = fit(release)
+    >>> [model.classes[code] for code in model.predict([[1, 0], [0, 1]])]
+    ['no', 'yes']
+    >>> model.probabilities([[1, 0]]).shape
+    (1, 2)
     """
 
     certificate: Certificate
@@ -91,8 +103,19 @@ class Model:
         return box("Model", facts, parts, self.stamps)
 
     def logits(self, x: npt.ArrayLike, *, device: str = "cpu") -> Tensor:
-        """Return (n, M) logits of raw records, in the units of the domain.
+        """Return (n, M) logits of raw records.
 
+        Parameters
+        ----------
+        x : (n, *shape) records in the units of the domain, or flattened, (n, d).
+        device : `cpu`, `cuda` or `mps`.
+
+        Raises
+        ------
+        UserError : the records do not have the domain's shape, or hold values that are not finite.
+
+        Notes
+        -----
         A network that was trained on noisy records is asked about `TOGETHER` records or more at a time with
         the min-max and batch statistics of those records; `training["statistics"]` says so. Asked about
         fewer it has the averages over noisy records, which fit clean ones badly.
@@ -117,30 +140,44 @@ class Model:
         return torch.cat(parts)
 
     def probabilities(self, x: npt.ArrayLike, *, device: str = "cpu") -> npt.NDArray[np.float64]:
-        """Return (n, M) class probabilities of raw records."""
+        """Return (n, M) class probabilities of raw records.
+
+        `x`, `device` and errors are as for `logits`; it is also an error if the model predicts a number.
+        """
         if self.target is not None:
             raise UserError("this model predicts a number, which has no class probabilities; use values()")
         return self.logits(x, device=device).double().softmax(1).numpy()
 
     def predict(self, x: npt.ArrayLike, *, device: str = "cpu") -> npt.NDArray[np.int64]:
-        """Return (n,) class codes of raw records."""
+        """Return (n,) class codes of raw records; `classes` has their names.
+
+        `x`, `device` and errors are as for `logits`; it is also an error if the model predicts a number.
+        """
         if self.target is not None:
             raise UserError("this model predicts a number, not a class; use values()")
         return self.logits(x, device=device).argmax(1).numpy()
 
     def values(self, x: npt.ArrayLike, *, device: str = "cpu") -> npt.NDArray[np.float64]:
-        """Return (n,) predictions of a numeric target, within its declared bounds."""
+        """Return (n,) predictions of a numeric target, within its declared bounds.
+
+        `x`, `device` and errors are as for `logits`; it is also an error if the model predicts classes.
+        """
         if self.target is None:
             raise UserError("this model predicts classes, not a number; use predict()")
         found = self._outputs(x, device)[:, 0].double().numpy()
         return np.asarray(np.clip(found, *self.target))
 
     def save(self, folder: Path | str, *, key: Ed25519PrivateKey | None = None) -> None:
-        """Write the model by one rename.
+        """Write the model to a new folder, whole or not at all.
 
         Parameters
         ----------
-        key : sign the model, and with it that it was made from this release.
+        folder : must not exist.
+        key : signs the model, and with it that it was made from this release.
+
+        Raises
+        ------
+        UserError : the folder exists, or cannot be written.
         """
         digest = self.certificate.digest
         weights = {n: t.detach().cpu().contiguous() for n, t in sorted(self.head.state_dict().items())}
@@ -170,12 +207,18 @@ class Model:
     def load(
         cls, folder: Path | str, network: nn.Module | None = None, features: Features | None = None
     ) -> Model:
-        """Read a model and check all of it.
+        """Read a model and check digests, weights, signatures, and that it belongs to its certificate.
 
         Parameters
         ----------
+        folder : one that `save` or `adlm train` wrote.
         network : the head's architecture, when it is one that adlm does not know by name.
         features : the features, when they are a backbone of your own.
+
+        Raises
+        ------
+        UserError : the folder is no model, something in it was altered, or the network or the features must
+            be given.
         """
         found = read_folder(Path(folder))
         raw = found.description

@@ -190,14 +190,14 @@ def by_batch(network: nn.Module, wanted: bool = True) -> Iterator[None]:
     own = [layer for layer in layers if isinstance(layer, BatchStatistics)]
     others = [layer for layer in layers if isinstance(layer, _BatchNorm)]
     kept = [(layer.running_mean, layer.running_var) for layer in others]
-    for mine in own:
-        mine.by_batch = True
+    for own_layer in own:
+        own_layer.by_batch = True
     for layer in others:
         layer.running_mean = layer.running_var = None
     try:
         yield
     finally:
-        for mine in own:
-            mine.by_batch = False
+        for own_layer in own:
+            own_layer.by_batch = False
         for layer, (mean, variance) in zip(others, kept, strict=True):
             layer.running_mean, layer.running_var = mean, variance

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from torch import Tensor, nn
+from torch import nn
 
-from adlm.analyst.examples import from_records
+from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.training import History, TrainingConfig, train
 from adlm.analyst.unsupervised import Unsupervised
@@ -38,8 +38,42 @@ def train_on_records(
     # Line 15: the hidden layers stand on the private layer; line 14's bias is its input 0
     perturb_bias(network, release.certificate.domain.shape, float(release.tensors["bias"]))
     # Lines 21-29: random batches of noisy records; the loss is the polynomial of the noisy coefficients
-    examples = from_records(release)
-    learn_records_first(network, examples.x, plan.seed, checkpoints, resume)
+    return train_on_examples(
+        release,
+        network,
+        from_records(release),
+        plan,
+        device=device,
+        checkpoints=checkpoints,
+        resume=resume,
+        after_epoch=after_epoch,
+    )
+
+
+def train_on_examples(
+    release: Release,
+    network: nn.Module,
+    examples: Examples,
+    plan: TrainingConfig,
+    *,
+    device: str,
+    checkpoints: Path | None,
+    resume: bool,
+    after_epoch: Callable[[int, nn.Module], None] | None = None,
+) -> History:
+    """Train a network, in place, on examples that were made of a release.
+
+    A network that learns records before labels does so first, unless it goes on from a checkpoint.
+
+    Parameters
+    ----------
+    release : its digest names the run in a checkpoint.
+    examples : noisy records of the release, or draws from it.
+    network, plan, device, checkpoints, resume, after_epoch : as for `train_on_records`.
+    """
+    going_on = resume and checkpoints is not None and checkpoints.exists()
+    if isinstance(network, Unsupervised) and not going_on:
+        network.learn_records(examples.x, seed=plan.seed)
     return train(
         network,
         examples,
@@ -50,20 +84,3 @@ def train_on_records(
         identity=str(release.certificate.to_dict()["digest"]),
         after_epoch=after_epoch,
     )
-
-
-def learn_records_first(
-    network: nn.Module, x: Tensor, seed: int, checkpoints: Path | None, resume: bool
-) -> None:
-    """Let a network that learns records before labels do so, unless it goes on from a checkpoint.
-
-    Parameters
-    ----------
-    network : trained in place; any other is left as it is.
-    x : the records.
-    seed : of its training.
-    checkpoints, resume : as in `train`.
-    """
-    going_on = resume and checkpoints is not None and checkpoints.exists()
-    if isinstance(network, Unsupervised) and not going_on:
-        network.learn_records(x, seed=seed)

@@ -1,4 +1,4 @@
-"""The model of a release for a numeric target, and whether its noise has drowned it."""
+"""The model of a release for a numeric target, and whether noise left anything of it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Fit:
     sd: float
 
     @property
-    def drowned(self) -> bool:
+    def worse_than_mean(self) -> bool:
         """Whether the model is no better than the mean."""
         return self.of_model >= self.of_mean
 
@@ -117,7 +117,7 @@ def train(release: Release) -> Model:
     with torch.no_grad():
         linear.weight.copy_(torch.from_numpy(head.weight) * (span * scale.spread))
         linear.bias.copy_(torch.from_numpy(head.bias) * (span * scale.spread) + bounds[0] + span * scale.mean)
-        if fitted.drowned:
+        if fitted.worse_than_mean:
             summary["warning"] = DROWNED
             linear.weight.zero_()
             linear.bias.fill_(bounds[0] + span * scale.mean)
@@ -125,8 +125,20 @@ def train(release: Release) -> Model:
 
 
 def draw(release: Release, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Draw (n, k) feature vectors and (n,) targets from a release: train on them as you like.
+    """Draw labelled feature vectors from a release with a numeric target, to train anything on.
 
+    Parameters
+    ----------
+    release : of a table with a numeric target.
+    n : how many.
+    seed : of the draw.
+
+    Returns
+    -------
+    z, targets : (n, k) feature vectors and (n,) targets in their own units.
+
+    Notes
+    -----
     Columns are drawn independently by their released shares; the target is the model's, with normal errors of
     the estimated size, within its bounds. The draws read the release alone.
     """
@@ -134,7 +146,7 @@ def draw(release: Release, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     assert isinstance(features, ScaledTable)
     generator = np.random.default_rng(seed)
     parts = [
-        _cells(column, features.frequencies[block.span], n, generator)
+        _encoded_column(column, features.frequencies[block.span], n, generator)
         for column, block in zip(features.table.features, features.indicators.blocks, strict=False)
     ]
     with torch.inference_mode():
@@ -147,8 +159,8 @@ def draw(release: Release, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return z, noisy.clamp(low, high)
 
 
-def _cells(column: Column, shares: Reals, n: int, generator: np.random.Generator) -> Reals:
-    """Draw encoded cells of one column by the released shares of its indicators."""
+def _encoded_column(column: Column, shares: Reals, n: int, generator: np.random.Generator) -> Reals:
+    """Draw encoded values of one column by the released shares of its indicators."""
     entry = generator.choice(len(shares), n, p=shares / shares.sum())
     out = np.zeros((n, column.width))
     if column.kind == "categorical":

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from adlm.analyst import tables
-from adlm.analyst.class_weights import weighed
+from adlm.analyst.class_weights import with_class_weights
 from adlm.analyst.fit import fit
 from adlm.analyst.model import Model
 from adlm.errors import UserError
@@ -19,7 +19,7 @@ WEIGHTS = "class_weight"
 
 @dataclass(frozen=True)
 class Search:
-    """Models trained on one release, best first."""
+    """Models trained on one release, with their settings and scores, best first."""
 
     models: tuple[Model, ...]
     settings: tuple[Mapping[str, Any], ...]
@@ -32,15 +32,29 @@ class Search:
 
 
 def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], score: Any) -> Search:
-    """Try settings on one release: free, however many there are, if `score` reads nothing private.
+    """Train on one release by several settings: free if `score` reads nothing private.
 
     Parameters
     ----------
+    release : what is trained on.
     settings : keyword arguments of `adlm.analyst.tables.train` (`stages`, `noise_penalty`) for a table's
         release, of `adlm.fit` (`network`, `plan`, `draws`) otherwise; `class_weight` for any linear model,
         while that of a network is in its plan.
     score : from a `Model` to a number, larger is better. It should read public or drawn records: choosing by
         private ones is a statistic of them that nothing accounts for.
+
+    Returns
+    -------
+    The models with their settings and scores, best first.
+
+    Raises
+    ------
+    UserError : there are no settings, or one is not for this kind of release; nothing is trained then.
+
+    Examples
+    --------
+    >>> found = search_on_release(release, [{"stages": 1}, {"noise_penalty": 2.0}], score)  # doctest: +SKIP
+    >>> found.best.save("M")  # doctest: +SKIP
     """
     tried = [dict(s) for s in settings]
     if not tried:
@@ -61,7 +75,7 @@ def train_on_release(release: Release, settings: Mapping[str, Any]) -> Model:
     given = {name: value for name, value in settings.items() if name != WEIGHTS}
     made: Model = _trainer(release)(release, **given)
     if settings.get("network") is None:  # those of a network are in its plan
-        made = weighed(made, release, settings.get(WEIGHTS))
+        made = with_class_weights(made, release, settings.get(WEIGHTS))
     return replace(made, release_signature=release.signature)
 
 

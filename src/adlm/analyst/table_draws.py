@@ -27,10 +27,7 @@ def draw_features(release: Release, features: ScaledTable, n: int, generator: to
 
     Parameters
     ----------
-    release : what the records are drawn from.
-    features : of its table.
-    n : how many.
-    generator : of the draw.
+    release, features, n, generator : as for `draw_records`.
     """
     x = draw_records(release, features, n, generator)
     with torch.inference_mode():

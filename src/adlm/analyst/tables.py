@@ -1,4 +1,4 @@
-"""The classifier of a table's release: an additive model, one weight for each cell of each column."""
+"""The classifier of a table's release: an additive model, one weight for each indicator of each column."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from html import escape
 import numpy as np
 import torch
 
-from adlm.analyst.evidence import drowned, estimated_accuracy, largest_class, log_shares, warning
+from adlm.analyst.evidence import (
+    below_majority_baseline,
+    estimated_accuracy,
+    log_shares,
+    majority_class_head,
+    warning,
+)
 from adlm.analyst.model import Model
 from adlm.analyst.regression import is_regression, regression_head
 from adlm.analyst.rounds import has_rounds, rounds_head
@@ -61,18 +67,18 @@ def train(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> M
         summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
         if said := warning(release):
             summary["warning"] = said
-        if drowned(release):
+        if below_majority_baseline(release):
             features = release.features()
             assert isinstance(features, TabularFeatures)
             shares = log_shares(release)
             ahead = (head.weight - head.weight[int(shares.argmax())]) * features.unit
             reach = sum(ahead[:, start:stop].amax(1).clamp_min(0) for start, stop in features.blocks)
-            head = largest_class(head, shares, torch.as_tensor(reach))
+            head = majority_class_head(head, shares, torch.as_tensor(reach))
     return Model(release.certificate, head.module(), {"kind": "linear"}, release.features(), summary)
 
 
 def has_columns(release: Release) -> bool:
-    """Whether the relevance of a table's columns can be told: of an additive release, or by private LRP."""
+    """Whether the relevance of a table's columns is known: of an additive release, or by private LRP."""
     spec = release.certificate.features.get("spec") or {}
     return (
         release.kind == "table"
@@ -85,10 +91,10 @@ def relevance(release: Release) -> dict[str, float]:
     """How much each original column moves the prediction, as shares that sum to one.
 
     A record release carries private relevances (LRP, charged) of the numbers that encode a column: they are
-    added up. In a linear model LRP gives a cell the relevance weight times value, so a column's relevance to
-    a record is the weight of the cell that is on. What is shown is its standard deviation over the records,
-    cells counted by their *released* tables: it reads the release alone and costs nothing. Random Fourier
-    features read all numeric columns, so they are shown together, as one entry.
+    added up. In a linear model LRP gives an indicator the relevance weight times value, so a column's
+    relevance to a record is the weight of the indicator that is on. What is shown is its standard deviation
+    over the records, with indicators counted by their *released* tables: it reads the release alone and costs
+    nothing. Random Fourier features read all numeric columns, so they are shown together, as one entry.
     """
     if not has_columns(release):
         raise UserError("relevance by column is for a table's release; this one is of something else")

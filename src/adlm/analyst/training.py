@@ -35,9 +35,9 @@ MOST_SEED = 2**32 - 1  # times 1,000,003 it still fits torch's 64 bits
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How to train.
+    """How to train a network. No setting costs privacy.
 
-    Attributes
+    Parameters
     ----------
     epochs : passes over the examples; or `steps`, the number T of batches. One of the two.
     batch_size : |L|.
@@ -45,6 +45,17 @@ class TrainingConfig:
     learning_rate, schedule : eta_t is the rate times the schedule at the share of steps done.
     seed : decides the order of batches and drop-out; it has nothing to do with privacy.
     class_weight : what mistakes weigh by class: public weights by name, or `balanced`, from released counts.
+
+    Raises
+    ------
+    UserError : both or neither of `epochs` and `steps` are given, a number is out of range, or torch has no
+        such optimiser.
+
+    Examples
+    --------
+    >>> from adlm import TrainingConfig
+    >>> TrainingConfig(epochs=20, batch_size=200, learning_rate=3e-3, schedule="cosine").total(1000)
+    100
     """
 
     epochs: int | None = None
@@ -211,8 +222,8 @@ def _epoch(
             rows = order[(step - first) * plan.batch_size : (step - first + 1) * plan.batch_size]
             for group in optimiser.param_groups:
                 group["lr"] = plan.learning_rate * SCHEDULES[plan.schedule](step / total)
-            mine, weight = distributed.share(rows)
-            sum_of_losses += _step(network, optimiser, *examples.batch(mine, device), weight)
+            local, weight = distributed.share(rows)
+            sum_of_losses += _step(network, optimiser, *examples.batch(local, device), weight)
             advance(len(rows))
     return sum_of_losses / (last - first)
 

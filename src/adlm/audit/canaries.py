@@ -87,8 +87,8 @@ def plant(
 def release_scores(planted: Planted, neighbours: str) -> Reals:
     """Return (classes, k) scores: the released number of each canary, from half-way between out and in."""
     moments = planted.release.moments()
-    level = float(planted.release.certificate.settings["level"])
-    middle = level / 2 if neighbours == "add-remove" else 0.0
+    clip_norm = float(planted.release.certificate.settings["level"])
+    middle = clip_norm / 2 if neighbours == "add-remove" else 0.0
     return np.asarray(moments.sums.numpy() - middle)
 
 
@@ -105,8 +105,8 @@ def model_scores(planted: Planted, epochs: int, *, drawn: int = 4000, seed: int 
     seed : of drawing and training.
     """
     release = planted.release
-    laws = fit_class_model(release.moments(), None)
-    x, y = laws.sample(drawn, torch.Generator().manual_seed(seed))
+    class_model = fit_class_model(release.moments(), None)
+    x, y = class_model.sample(drawn, torch.Generator().manual_seed(seed))
     classes, k = planted.coins.shape
     head = torch.nn.Linear(k, classes)
     torch.nn.init.zeros_(head.weight)

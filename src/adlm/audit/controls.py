@@ -16,19 +16,18 @@ import torch
 from torch import nn
 
 from adlm.audit.finding import ALPHA, Finding
-from adlm.audit.paper_subjects import image_domain, of_records, paper_settings
+from adlm.audit.paper_subjects import image_domain, of_records, paper_settings, public_relevance
 from adlm.audit.replay import replay
+from adlm.audit.replayed_controls import caught
 from adlm.audit.statistics import two_worlds_bound
 from adlm.audit.subject import Records, Subject
-from adlm.audit.subjects import designs, of_moments
+from adlm.audit.subjects import designs, moment_charges, of_moments
 from adlm.audit.support import naive_laplace, support
 from adlm.audit.two_worlds import curve, two_worlds
 from adlm.audit.worst_case import Neighbours, worst_neighbours
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
-from adlm.curator.relevance import RelevanceSource, private_relevance
 from adlm.privacy.accounting import Charge, Epsilon
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
@@ -42,19 +41,8 @@ STEPS = 1 << 20  # grid steps in one unit
 
 def _finding(name: str, claimed: Epsilon, worlds: tuple[Reals, Reals], note: str) -> Finding:
     bound = two_worlds_bound(*worlds, alpha=ALPHA)
-    return Finding(
-        rung="control",
-        mechanism=name,
-        neighbours="replace-one",
-        claimed=claimed,
-        proved=float("inf"),
-        lower=bound.value,
-        confidence=bound.confidence,
-        runs=len(worlds[0]),
-        control=True,
-        note=note,
-        curve=curve(worlds),
-    )
+    found = caught(name, claimed, bound.value, note)
+    return replace(found, confidence=bound.confidence, runs=len(worlds[0]), curve=curve(worlds))
 
 
 def _attacked(subject: Subject, data: Records, neighbour: Records, runs: int, source: Source) -> Finding:
@@ -166,15 +154,7 @@ def learnt_bounds(runs: int, source: Source) -> Finding:
         domain = Domain((1,), float(data.values.min()), float(data.values.max()), ("a", "b"))
         features = Identity((1,))
         z = features(torch.from_numpy(domain.scale(data.values))).numpy()
-        made = release_moments(
-            lambda: [(z, data.codes)],
-            domain=domain,
-            features=features,
-            config=design,
-            ledger=ledger,
-            source=source,
-        )
-        return made.certificate.charges
+        return moment_charges(Records(z, data.codes), domain, design, ledger, source)
 
     subject = Subject("bounds learnt from the data", "replace-one", run, (0,), 1)
     values = np.linspace(0, 1, 50)[:, None]
@@ -191,14 +171,7 @@ def relevance_trained_on_data(runs: int, source: Source) -> Finding:
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         network = _trained(torch.from_numpy(data.values).float(), torch.from_numpy(data.codes))
-        return private_relevance(
-            RelevanceSource(network, "public"),
-            data.values,
-            domain,
-            epsilon=Fraction(1, 2),
-            ledger=ledger,
-            source=source,
-        ).charges
+        return public_relevance(network, data, domain, Fraction(1, 2), ledger, source).charges
 
     values = np.full((n, width), 0.5)
     codes = np.arange(n) % 2  # alike and of both classes: they teach nothing

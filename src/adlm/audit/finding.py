@@ -70,7 +70,7 @@ class Finding:
         return ABOVE_CLAIM if self.lower > float(self.claimed) + 1e-9 else HOLDS
 
     @property
-    def as_it_should_be(self) -> bool:
+    def passed(self) -> bool:
         """Whether the product holds, or the control was caught."""
         return self.verdict in (HOLDS, ABOVE_CLAIM, CAUGHT)
 

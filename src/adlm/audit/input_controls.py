@@ -1,7 +1,7 @@
 """Controls that are wrong before the mechanism, or beside it: what goes in, and what is said of it.
 
 The mechanism of each is the product's own and is sound. What is wrong is the records that reach it, or a
-number that is told beside its output. Each must be reported as violated.
+number that is released beside its output. Each must be reported as violated.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def exact_number(runs: int, source: Source) -> Finding:
     """The exact number of records where a person may have several: replacing a person changes it."""
     del source  # there is no noise on it
     worlds = np.full(runs, float(N)), np.full(runs, float(N - 1))
-    return _finding("exact n, several records a person", Fraction(1), worlds, "n is told without noise")
+    return _finding("exact n, several records a person", Fraction(1), worlds, "n is released without noise")
 
 
 def seeded_input(runs: int, source: Source) -> Finding:

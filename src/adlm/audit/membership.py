@@ -1,9 +1,9 @@
 """Membership inference on trained models: does training longer give more away?
 
 Shadow models in the manner of LiRA (Carlini and others 2022): the whole pipeline, release and training, is
-repeated on random halves of a small pool; for each record the attacker learns the law of the model's
-confidence when it was in and when it was out from some shadows, and guesses by the likelihood ratio on
-others. The same is done for training on the records themselves, which shows that the attack works, and the
+repeated on random halves of a small pool. From some shadows the attacker learns the distribution of the
+model's confidence for each record, when it was in and when it was out. On others it guesses by the likelihood
+ratio. The same is done for training on the records themselves, which shows that the attack works, and the
 accountant says what DP-SGD would have spent.
 """
 

@@ -2,8 +2,9 @@
 
 A plug-in is a `Mechanism`. It is run many times on two neighbouring data sets; whoever tells the worlds apart
 more often than the claim allows has refuted it. Nothing is assumed of the noise. Three attacks share the
-level of one test: the output along the direction in which the two worlds differ most, learnt on runs of
-its own; the low byte of the output, learnt likewise; and a score of the plug-in's own, if it has one.
+level of one test. The first projects the output on the direction in which the two worlds differ most, learnt
+on other runs. The second takes the low byte of the output, learnt likewise, and the third a score of the
+plug-in's own, if it has one.
 
 >>> import numpy as np
 >>> rng = np.random.default_rng()
@@ -94,7 +95,7 @@ class Mechanism:
 
 
 def audit_other(mechanism: Mechanism, runs: int = 100_000, alpha: float = ALPHA) -> Finding:
-    """Tell two neighbouring data sets apart by a mechanism's output alone.
+    """Distinguish two neighbouring data sets by a mechanism's output alone.
 
     Parameters
     ----------

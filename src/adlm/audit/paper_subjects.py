@@ -33,13 +33,8 @@ def of_records(
     given = None if relevance is None else PrivateRelevance(relevance, (), {})
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        made = release_records(
-            PrivateRecords(data.values, data.codes, domain),
-            settings,
-            relevance=given,
-            ledger=ledger,
-            source=source,
-        )
+        private = PrivateRecords(data.values, data.codes, domain)
+        made = release_records(private, settings, relevance=given, ledger=ledger, source=source)
         return made.certificate.charges
 
     covers = (None, 0, *(1 for _ in settings.orders))
@@ -53,6 +48,36 @@ def _network(width: int) -> nn.Module:
     for parameter in network.parameters():
         nn.init.normal_(parameter, generator=generator)
     return network
+
+
+def public_relevance(
+    network: nn.Module,
+    data: Records,
+    domain: Domain,
+    epsilon: Fraction,
+    ledger: Ledger,
+    source: Source,
+    sensitivity: str = "paper",
+) -> PrivateRelevance:
+    """Release relevances by a network that is declared public.
+
+    Parameters
+    ----------
+    network : the relevance network.
+    data, domain : the records, and what is declared of them.
+    epsilon : of the relevances.
+    ledger, source : who is charged, and whose noise it is.
+    sensitivity : `paper` or `tight`.
+    """
+    return private_relevance(
+        RelevanceSource(network, "public"),
+        data.values,
+        domain,
+        epsilon=epsilon,
+        ledger=ledger,
+        source=source,
+        sensitivity=sensitivity,
+    )
 
 
 def of_relevance(name: str, epsilon: Fraction, width: int, sensitivity: str) -> Subject:
@@ -69,15 +94,7 @@ def of_relevance(name: str, epsilon: Fraction, width: int, sensitivity: str) -> 
     network = _network(width)
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        return private_relevance(
-            RelevanceSource(network, "public"),
-            data.values,
-            domain,
-            epsilon=epsilon,
-            ledger=ledger,
-            source=source,
-            sensitivity=sensitivity,
-        ).charges
+        return public_relevance(network, data, domain, epsilon, ledger, source, sensitivity).charges
 
     return Subject(name, "replace-one", run, (0,), width, tight=False, box=True)
 
@@ -88,21 +105,9 @@ def of_algorithm1(name: str, width: int) -> Subject:
     settings = replace(paper_settings(), allocation="linear", delta_h0=Fraction(1800))
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        relevance = private_relevance(
-            RelevanceSource(network, "public"),
-            data.values,
-            domain,
-            epsilon=Fraction(1, 2),
-            ledger=ledger,
-            source=source,
-        )
-        made = release_records(
-            PrivateRecords(data.values, data.codes, domain),
-            settings,
-            relevance=relevance,
-            ledger=ledger,
-            source=source,
-        )
+        relevance = public_relevance(network, data, domain, Fraction(1, 2), ledger, source)
+        private = PrivateRecords(data.values, data.codes, domain)
+        made = release_records(private, settings, relevance=relevance, ledger=ledger, source=source)
         return made.certificate.charges
 
     return Subject(name, "replace-one", run, (0, None, 1, 2), width, tight=False, box=True)

@@ -15,7 +15,7 @@ Record = tuple[Any, ...]
 
 N = 8  # records of a case
 RELATIONS = ("replace-one", "add-remove", "persons")
-TAG = 1024  # records are told apart by a number of their own, over this
+TAG = 1024  # records are identified by a number of their own, over this
 FOREIGN = 1000  # the number of the record that differs, where it must be known again
 
 ODD_TEXTS = [

@@ -37,9 +37,9 @@ class Comparison:
     Attributes
     ----------
     charges : as declared.
-    powers : for each charge the loss that these neighbours cause: the L1 distance over the scale for
-        Laplace noise, the sum of the rows' L2 distances over it for radial noise, the square of the L2
-        distance over it for Gaussian noise. Exact (radial: rounded up by 10^-12).
+    powers : for each charge the loss that these neighbours cause. For Laplace noise it is the L1 distance
+        over the scale, for radial noise the sum of the rows' L2 distances over it, for Gaussian noise the
+        square of the L2 distance over it. Exact (radial: rounded up by 10^-12).
     faults : sentences on control flow, shapes, scales, charges; empty when all is the same.
     pairs : the calls of both runs.
     """

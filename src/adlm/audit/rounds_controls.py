@@ -85,7 +85,7 @@ def noise_used_again(runs: int, source: Source) -> Finding:
     """Noise of one round used in the next: the difference of the two carries none."""
     del runs
 
-    def again(
+    def reused(
         kept: GradientRecords, plan: GradientRounds, offsets: Any, noise: tuple[str, int], source: Source
     ) -> Any:
         descent = Descent(plan, offsets, kept.width)
@@ -99,7 +99,7 @@ def noise_used_again(runs: int, source: Source) -> Finding:
 
     import adlm.curator.mechanisms.moments as moments
 
-    with put(moments, "run_rounds", again):
+    with put(moments, "run_rounds", reused):
         return _found("noise of one round used in the next", "one draw covers two sums", source)
 
 

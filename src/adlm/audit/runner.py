@@ -87,12 +87,12 @@ class Audit:
     @property
     def violations(self) -> tuple[Finding, ...]:
         """Mechanisms of the product that were refuted."""
-        return tuple(f for f in self.findings if not f.control and not f.as_it_should_be)
+        return tuple(f for f in self.findings if not f.control and not f.passed)
 
     @property
     def missed(self) -> tuple[Finding, ...]:
         """Controls that were not caught."""
-        return tuple(f for f in self.findings if f.control and not f.as_it_should_be)
+        return tuple(f for f in self.findings if f.control and not f.passed)
 
     @property
     def sound(self) -> bool:
@@ -114,7 +114,7 @@ class Audit:
 
 
 def audit_mechanism(subject: Subject, depth: Depth, source: Source) -> list[Finding]:
-    """Search for a mechanism's worst neighbours, then tell the two worlds apart."""
+    """Search for a mechanism's worst neighbours, then distinguish the two worlds."""
     worst = worst_neighbours(subject, source, evaluations=depth.evaluations)
     slow = max(SLOW.get(call.mechanism, 1) for call, _ in worst.comparison.pairs)
     found = [report(subject, worst, depth.evaluations)]

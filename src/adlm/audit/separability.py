@@ -70,16 +70,22 @@ def _spread(
 def separability(features: Features, domain: Domain, name: str) -> Finding:
     """Report whether other records stay where they are; a release of epsilon 1 is what is at stake."""
     share = moved(features, domain)
+    note = f"40 other records move by {share:.3g} of a record together"
+    return _exact(name, domain.neighbours, share, note)
+
+
+def _exact(name: str, neighbours: str, changed: float, note: str) -> Finding:
+    """Return the finding of an exact comparison: any change at all refutes a release of epsilon 1."""
     return Finding(
         rung="separability",
         mechanism=name,
-        neighbours=domain.neighbours,
+        neighbours=neighbours,
         claimed=Fraction(1),
         proved=Fraction(1),
-        lower=1 + share if share else 0.0,
+        lower=1.0 + changed if changed else 0.0,
         confidence=1.0,
         runs=1,
-        note=f"40 other records move by {share:.3g} of a record together",
+        note=note,
     )
 
 
@@ -122,18 +128,11 @@ def batch_separability(features: Features, x: Tensor, neighbours: str, name: str
     name : of the finding.
     """
     changed = regrouped(features, x)
-    return Finding(
-        rung="separability",
-        mechanism=name,
-        neighbours=neighbours,
-        claimed=Fraction(1),
-        proved=Fraction(1),
-        lower=1.0 + len(changed) if changed else 0.0,
-        confidence=1.0,
-        runs=1,
-        note=f"{len(changed)} of {len(x)} records change in batches of {', '.join(map(str, SIZES))}, alone, "
-        f"shuffled or with {', '.join(map(str, THREADS))} threads",
+    note = (
+        f"{len(changed)} of {len(x)} records change in batches of {', '.join(map(str, SIZES))}, alone, "
+        f"shuffled or with {', '.join(map(str, THREADS))} threads"
     )
+    return _exact(name, neighbours, len(changed), note)
 
 
 def trial_images(n: int, shape: tuple[int, ...]) -> Tensor:
@@ -184,17 +183,8 @@ def table_separability(neighbours: str) -> Finding:
     back = torch.empty_like(whole)
     back[order] = features(x[order])
     moved = max(float((part - whole).abs().sum()) for part in (*parts, back))
-    return Finding(
-        rung="separability",
-        mechanism="features: scaled table",
-        neighbours=neighbours,
-        claimed=Fraction(1),
-        proved=Fraction(1),
-        lower=1 + moved if moved else 0.0,
-        confidence=1.0,
-        runs=1,
-        note=f"301 records alone, in batches of 7 and 64 and shuffled move by {moved:.3g}",
-    )
+    note = f"301 records alone, in batches of 7 and 64 and shuffled move by {moved:.3g}"
+    return _exact("features: scaled table", neighbours, moved, note)
 
 
 def product_separability(images: Iterable[str] = tuple(IMAGE_MAPS)) -> list[Finding]:

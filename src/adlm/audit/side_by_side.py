@@ -66,7 +66,7 @@ def side_by_side(
     *,
     alpha: float = ALPHA,
 ) -> Finding:
-    """Tell two neighbours apart by what is released of one class: a record at one end of its bound, or not.
+    """Distinguish two neighbours by what is released of one class: a record at one end of its bound, or not.
 
     The released number is the score. The noise has a monotone likelihood ratio in one dimension, so no other
     test of it is better.

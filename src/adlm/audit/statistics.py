@@ -73,7 +73,7 @@ def two_worlds_bound(
     delta: float = 0.0,
     curve: Curve = "epsilon",
 ) -> Bound:
-    """Bound from below how well scores tell two neighbouring worlds apart.
+    """Bound from below how well scores distinguish two neighbouring worlds.
 
     The first half of the runs chooses the threshold and which world is called positive; the second half,
     which played no part in that, is counted. `alpha` is shared by the bounds on the two rates.

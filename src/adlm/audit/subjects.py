@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
@@ -58,18 +59,9 @@ def of_moments(
     classes : number of classes.
     """
     domain = Domain((design.k,), 0.0, 1.0, tuple(f"class {c}" for c in range(classes)), neighbours)
-    features = Identity((design.k,))
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        made = release_moments(
-            lambda: [(data.values, data.codes)],
-            domain=domain,
-            features=features,
-            config=design,
-            ledger=ledger,
-            source=source,
-        )
-        return made.certificate.charges
+        return moment_charges(data, domain, design, ledger, source)
 
     tight = design.rounds is None
     return Subject(
@@ -83,6 +75,28 @@ def of_moments(
         tight=tight,
         contributions=design.contributions,
     )
+
+
+def moment_charges(
+    data: Records, domain: Domain, design: MomentConfig, ledger: Ledger, source: Source
+) -> tuple[Charge, ...]:
+    """Make a moment release of feature vectors, and return what it charged.
+
+    Parameters
+    ----------
+    data : feature vectors, (n, k), with class codes.
+    domain, design : what is public.
+    ledger, source : who is charged, and whose noise it is.
+    """
+    made = release_moments(
+        lambda: [(data.values, data.codes)],
+        domain=domain,
+        features=Identity((design.k,)),
+        config=design,
+        ledger=ledger,
+        source=source,
+    )
+    return made.certificate.charges
 
 
 def of_table(
@@ -237,10 +251,10 @@ def of_product(
     crowd = Records(rng.random((CROWD * private, 4)), np.arange(CROWD * private) % 2)
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        everybody = crowd.plus(data)
+        combined = crowd.plus(data)
         made = privatise(
-            4 * everybody.values - 1,
-            everybody.codes,
+            4 * combined.values - 1,
+            combined.codes,
             domain=domain,
             epsilon=4 if delta or private else 1,
             delta=delta,
@@ -299,6 +313,13 @@ def designs() -> dict[str, tuple[MomentConfig, tuple[int | None, ...], int | Non
     }
 
 
+def _settings(pure: str) -> Iterator[tuple[str, Fraction, str]]:
+    """Noise by name, delta and relation: pure noise of that name, then Gaussian, under each relation."""
+    for noise, delta in ((pure, Fraction(0)), ("Gaussian", DELTA)):
+        for relation in NEIGHBOURS:
+            yield noise, delta, relation
+
+
 def subjects() -> tuple[Subject, ...]:
     """Every mechanism of the product, under every relation that it serves."""
     made = [
@@ -314,18 +335,15 @@ def subjects() -> tuple[Subject, ...]:
     made.extend(
         of_table(f"table, {stage}, {noise}", delta, relation, focus=focus)
         for stage, focus in (("class tables", 0), ("all stages", None))
-        for noise, delta in (("Laplace", Fraction(0)), ("Gaussian", DELTA))
-        for relation in NEIGHBOURS
+        for noise, delta, relation in _settings("Laplace")
     )
     made.extend(
         of_table(f"table, offsets and temperature, {noise}", delta, relation, focus=None, scaled=True)
-        for noise, delta in (("Laplace", Fraction(0)), ("Gaussian", DELTA))
-        for relation in NEIGHBOURS
+        for noise, delta, relation in _settings("Laplace")
     )
     made.extend(
         of_table_rounds(f"table, gradient rounds, {noise}", delta, relation)
-        for noise, delta in (("radial", Fraction(0)), ("Gaussian", DELTA))
-        for relation in NEIGHBOURS
+        for noise, delta, relation in _settings("radial")
     )
     made.extend(
         of_table_rounds("table, gradient rounds, mixed values", DELTA, relation, mixed=True)
@@ -334,13 +352,11 @@ def subjects() -> tuple[Subject, ...]:
     made.extend(
         of_target(f"numeric target, {how}, {noise}", delta, relation, method=method)
         for how, method in (("gradient rounds", "rounds"), ("second moments", "moments"))
-        for noise, delta in (("radial", Fraction(0)), ("Gaussian", DELTA))
-        for relation in NEIGHBOURS
+        for noise, delta, relation in _settings("radial")
     )
     made.extend(
         of_product(f"from raw records, {noise}", delta, relation)
-        for noise, delta in (("pure", Fraction(0)), ("Gaussian", DELTA))
-        for relation in NEIGHBOURS
+        for noise, delta, relation in _settings("pure")
     )
     made.extend(
         of_product(f"private relevance, {noise}", delta, relation, plan=plan, relevance="private")

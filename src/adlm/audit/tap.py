@@ -98,17 +98,17 @@ class Tap(Source):
 
     def laplace(self, shape: Shape, scale: Scale) -> Any:
         """Stand in for Laplace noise."""
-        return self._stand_in("laplace", shape if isinstance(shape, tuple) else (shape,), scale)
+        return self._recorded("laplace", shape if isinstance(shape, tuple) else (shape,), scale)
 
     def gaussian(self, shape: Shape, scale: Scale) -> Any:
         """Stand in for Gaussian noise."""
-        return self._stand_in("gaussian", shape if isinstance(shape, tuple) else (shape,), scale)
+        return self._recorded("gaussian", shape if isinstance(shape, tuple) else (shape,), scale)
 
     def radial(self, rows: int, width: int, scale: Scale) -> Any:
         """Stand in for radial noise."""
-        return self._stand_in("radial", (rows, width), scale)
+        return self._recorded("radial", (rows, width), scale)
 
-    def _stand_in(self, mechanism: Mechanism, shape: tuple[int, ...], scale: Scale) -> _Noise:
+    def _recorded(self, mechanism: Mechanism, shape: tuple[int, ...], scale: Scale) -> _Noise:
         index, exact = len(self.calls), Fraction(scale) * self.weaken
         self.calls.append(None)
         charged = len(self.ledger.charges)

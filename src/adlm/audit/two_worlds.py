@@ -1,4 +1,4 @@
-"""Two worlds: run a mechanism many times on each of two neighbours and see how well they are told apart.
+"""Two worlds: run a mechanism many times on each of two neighbours, and distinguish the two by its outputs.
 
 The attacker knows both data sets and the law of the noise, so the score is the log likelihood ratio: no other
 test is better. Inputs come from the product's own code by replay; noise from the product's own sampler, a
@@ -213,8 +213,7 @@ def whole_releases(
 
     Parameters
     ----------
-    subject, neighbours, runs, source : as for `whole_scores`.
-    alpha : level of the test.
+    subject, neighbours, runs, source, alpha : as for `two_worlds`.
     """
     worlds = whole_scores(subject, neighbours, runs, source)
     rung = "two worlds, whole release"

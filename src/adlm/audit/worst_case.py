@@ -1,7 +1,7 @@
 """Search for the neighbours that lose most: how tight is a proved bound, and does anything exceed it?
 
 A small evolutionary search over pairs of records and labels. It knows no formula of any mechanism; it is
-told only the share of the declared loss that a pair causes, measured by replay on the real code path.
+given only the share of the declared loss that a pair causes, measured by replay on the real code path.
 """
 
 from __future__ import annotations

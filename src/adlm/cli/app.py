@@ -49,30 +49,30 @@ def _root(
 
 # name, module, attribute (none: a group of commands), what it does, example
 COMMANDS = (
-    ("demo", "demo", "demo", "The main job from end to end.", "adlm demo --out demo"),
+    ("demo", "demo", "demo", "Release, train, audit, report: end to end.", "adlm demo --out demo"),
     ("data", "data", None, "Public data sets by name.", "adlm data get mnist"),
-    ("domain", "domain", None, "Declare what is public of a table.", "adlm domain init patients.csv"),
-    ("plan", "plan", "plan", "What to expect, before anything is spent.", "adlm plan --data mnist"),
+    ("domain", "domain", None, "Declare what is public of the records.", "adlm domain init patients.csv"),
+    ("plan", "plan", "plan", "Forecast settings and accuracy, for free.", "adlm plan --data mnist"),
     ("ui", "ui", "ui", "A page to choose an epsilon by.", "adlm ui"),
-    ("release", "release", "release", "Read records once, write what may be known of them.",
+    ("release", "release", "release", "Read private records once, write a release.",
      "adlm release --data digits --epsilon 2 --out R"),
     ("release-records", "release_records", "release_records", "The paper's release: noisy records.",
      "adlm release-records --data digits --epsilon 2 --out R"),
     ("ledger", "ledger", None, "What was spent, and what is left.", "adlm ledger show L.jsonl"),
     ("key", "key", None, "Keys to sign with.", "adlm key new curator.key"),
     ("verify", "verify", "verify", "Check a release, a model or an ONNX file.", "adlm verify R"),
-    ("train", "train", "train", "Make a model of a release alone.", "adlm train R --out M"),
+    ("train", "train", "train", "Train a model on a release alone.", "adlm train R --out M"),
     ("evaluate", "evaluate", "evaluate", "Measure a model.", "adlm evaluate M --data digits"),
     ("predict", "predict", "predict", "Predict classes of a file.", "adlm predict M new.csv --out p.csv"),
     ("export", "export", "export", "Write a model as ONNX.", "adlm export M --out model.onnx"),
-    ("report", "report", "report", "One HTML file that explains it all.", "adlm report M --out report.html"),
+    ("report", "report", "report", "A report on a release, in HTML.", "adlm report M --out report.html"),
     ("card", "card", "card", "A model card, as hubs show it.", "adlm card M --out README.md"),
     ("audit", "audit", "audit", "Attack every mechanism.", "adlm audit"),
     ("experiment", "experiment", None, "The paper's figures, and ours.", "adlm experiment list"),
     ("bench", "bench", "bench", "Ratios of speed and memory.", "adlm bench --quick"),
     ("pretrain", "pretrain", "pretrain", "A relevance network from public classes.", "adlm pretrain"),
     ("doctor", "doctor", "doctor", "What this machine has, and what is missing.", "adlm doctor"),
-    ("cache", "cache", None, "Kept features of private records.", "adlm cache clear"),
+    ("cache", "cache", None, "Cached features of private records.", "adlm cache clear"),
 )  # fmt: skip
 
 for name, module, attribute, does, example in COMMANDS:

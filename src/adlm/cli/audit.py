@@ -86,9 +86,9 @@ def audit(
 def _sentence(found: Audit, against: str) -> str:
     own = [f for f in found.findings if not f.control]
     wrong = [f for f in found.findings if f.control]
-    text = f"{sum(f.as_it_should_be for f in own)} of {len(own)} attacks stay below what is {against}"
+    text = f"{sum(f.passed for f in own)} of {len(own)} attacks stay below what is {against}"
     if wrong:
-        text += f"; {sum(f.as_it_should_be for f in wrong)} of {len(wrong)} controls caught"
+        text += f"; {sum(f.passed for f in wrong)} of {len(wrong)} controls caught"
     return f"{text}; {'sound' if found.sound else 'NOT SOUND'} ({found.seconds:.0f} s)"
 
 

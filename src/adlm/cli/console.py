@@ -34,7 +34,7 @@ Trust = Annotated[
     list[Path] | None,
     typer.Option("--trust", help="A public key that must have signed it; may be repeated.", metavar="PUBKEY"),
 ]
-BackboneAgain = Annotated[
+ReleasedBackbone = Annotated[
     str | None,
     typer.Option(
         "--backbone", help="The encoder that the release was made with, if one was.", metavar="ENCODER"
@@ -96,7 +96,9 @@ def pick_device(device: str) -> str:
     return str(choose_device(device, ("cuda",)))
 
 
-def encoder_again(backbone: str | None, certificate: Certificate, device: str = "cpu") -> Features | None:
+def encoder_of_release(
+    backbone: str | None, certificate: Certificate, device: str = "cpu"
+) -> Features | None:
     """Load the encoder that a release was made with, as its certificate declares it."""
     if backbone is None:
         return None
@@ -118,7 +120,7 @@ def load_model(folder: Path, backbone: str | None, device: str = "cpu") -> Model
 
     if backbone is None:
         return Model.load(folder)
-    return Model.load(folder, features=encoder_again(backbone, read_folder(folder).certificate, device))
+    return Model.load(folder, features=encoder_of_release(backbone, read_folder(folder).certificate, device))
 
 
 def stamped(stamps: Sequence[str]) -> str:

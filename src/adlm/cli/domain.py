@@ -33,7 +33,7 @@ def init(
         ),
     ] = None,
     delimiter: Annotated[
-        str | None, typer.Option(help="What stands between cells; found from the header row, or a comma.")
+        str | None, typer.Option(help="The delimiter; found from the header row, or a comma.")
     ] = None,
     family: Annotated[str | None, typer.Option(help="Images: drawn, garments, natural or generic.")] = None,
     size: Annotated[int | None, typer.Option(help="Images: pixels a side to bring them to.", min=4)] = None,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adlm.cli.console import AsJson, BackboneAgain, Device, Output, Quiet, load_model, pick_device, stamped
+from adlm.cli.console import AsJson, Device, Output, Quiet, ReleasedBackbone, load_model, pick_device, stamped
 
 if TYPE_CHECKING:
     from adlm.analyst.model import Model
@@ -24,7 +24,7 @@ def evaluate(
     save: Annotated[
         Path | None, typer.Option(help="Keep the figures in this JSON file, for adlm report.")
     ] = None,
-    backbone: BackboneAgain = None,
+    backbone: ReleasedBackbone = None,
     device: Device = "auto",
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -34,7 +34,7 @@ def evaluate(
     On private records this is a statistic without privacy: do not publish it, and do not choose by it. With
     --json: {"accuracy", "balanced_accuracy", "recalls", "auc", "calibration_error", "log_loss", "confusion",
     "n", "classes", "small_classes", "stamps", "warning", "model_warning"} and the certificate's totals;
-    accuracies and recalls are fractions, recalls are by class; `model_warning` says when noise drowned it. A
+    accuracies and recalls are fractions, recalls are by class; `model_warning` if it is mostly noise. A
     model of a numeric target has {"rmse", "mae", "r2", "bias", "n", "target"} instead of the first line's.
     """
     from adlm.analyst.class_sizes import SmallClass, sentences
@@ -101,12 +101,12 @@ def evaluate(
         f"accuracy {figures['accuracy']:.4f}, balanced {figures['balanced_accuracy']:.4f} on "
         f"{figures['n']} records (not private if the records are); "
         f"{totals.sentence()}{stamped(loaded.stamps)}"
-        + (f"; WARNING: {drowned}" if (drowned := loaded.training.get("warning")) else ""),
+        + (f"; WARNING: {warning}" if (warning := loaded.training.get("warning")) else ""),
     )
 
 
 def _numeric(model: Model, figures: dict[str, Any], save: Path | None, output: Output) -> None:
-    """Tell how well a model of a numeric target does."""
+    """Print the measures of a model of a numeric target."""
     from adlm.runtime.artefact import canonical, write_file
 
     figures["target"] = list(model.target or ())
@@ -123,5 +123,5 @@ def _numeric(model: Model, figures: dict[str, Any], save: Path | None, output: O
         + (f", R2 {r2:.4f}" if r2 is not None else "")
         + f" on {figures['n']} records (not private if the records are); "
         f"{totals.sentence()}{stamped(model.stamps)}"
-        + (f"; WARNING: {drowned}" if (drowned := model.training.get("warning")) else ""),
+        + (f"; WARNING: {warning}" if (warning := model.training.get("warning")) else ""),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +36,9 @@ Jobs = Annotated[
     typer.Option(help="Processes; one a core when not given. 0: the page of finished trials alone.", min=0),
 ]
 Out = Annotated[Path, typer.Option(help="Folder of results.")]
+Diffprivlib = Annotated[
+    str | None, typer.Option(help="The Python of an environment that has diffprivlib.", metavar="PATH")
+]
 
 
 @app.command("list", epilog="Example: adlm experiment list --json")
@@ -71,12 +76,25 @@ def _run(name: str, **options: Any) -> dict[str, Any]:
 
     for key in ("epsilons", "methods"):
         if options[key] is not None:
-            options[key] = [part.strip() for part in options[key].split(",") if part.strip()]
+            options[key] = [part for part in _listed(options[key]) if part]
     for epsilon in options["epsilons"] or ():
         from adlm.privacy.accounting import parse_epsilon
 
         parse_epsilon(epsilon)
     return run_experiment(name, **options)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """The parts of an option that is a list with commas."""
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _show_rows(name: str, rows: Sequence[Any], out: Path, output: Output) -> None:
+    """Print the rows of a comparison as JSON, or where they were written."""
+    output.result(
+        {"experiment": name, "rows": [asdict(row) for row in rows]},
+        f"{len(rows)} rows written to {out / f'{name}.md'}",
+    )
 
 
 def _command(name: str, title: str) -> None:
@@ -128,9 +146,7 @@ def tables(
     compare: Annotated[
         bool, typer.Option("--compare/--ours-alone", help="With the models it is compared with.")
     ] = True,
-    diffprivlib_python: Annotated[
-        str | None, typer.Option(help="The Python of an environment that has diffprivlib.", metavar="PATH")
-    ] = None,
+    diffprivlib_python: Diffprivlib = None,
     interpret_python: Annotated[
         str | None, typer.Option(help="The Python of an environment that has interpret.", metavar="PATH")
     ] = None,
@@ -147,27 +163,21 @@ def tables(
     interpret==0.7.8) need environments of their own and are left out without one. With --json:
     {"experiment", "rows": [{"data", "method", "noise", "epsilon", "accuracy", "auc", ...}]}.
     """
-    from dataclasses import asdict
-
     find_benchmarks("adlm experiment")
     from benchmarks.experiments.tables import EPSILONS, run
 
     output = Output(as_json, quiet)
-    budgets = tuple(part.strip() for part in epsilons.split(",")) if epsilons else EPSILONS
     environments = {"diffprivlib": diffprivlib_python, "interpret": interpret_python}
     rows = run(
         out,
-        names=tuple(part.strip() for part in names.split(",")),
-        epsilons=budgets,
+        names=_listed(names),
+        epsilons=_listed(epsilons) if epsilons else EPSILONS,
         releases=releases,
         compare=compare,
         pythons={name: path for name, path in environments.items() if path is not None},
         resume=resume,
     )
-    output.result(
-        {"experiment": "tables", "rows": [asdict(row) for row in rows]},
-        f"{len(rows)} rows written to {out / 'tables.md'}",
-    )
+    _show_rows("tables", rows, out, output)
 
 
 @app.command("regression", epilog="Example: adlm experiment regression --names friedman1 --releases 3")
@@ -178,9 +188,7 @@ def regression(
     ] = None,
     releases: Annotated[int, typer.Option(help="Fresh releases for each figure.", min=1)] = 5,
     epsilons: Epsilons = None,
-    diffprivlib_python: Annotated[
-        str | None, typer.Option(help="The Python of an environment that has diffprivlib.", metavar="PATH")
-    ] = None,
+    diffprivlib_python: Diffprivlib = None,
     resume: Resume = False,
     out: Out = Path("results"),
     as_json: AsJson = False,
@@ -193,8 +201,6 @@ def regression(
     left out without one. With --json: {"experiment", "rows": [{"data", "method", "noise", "epsilon", "r2",
     "rmse", "mae", ...}]}.
     """
-    from dataclasses import asdict
-
     find_benchmarks("adlm experiment")
     from benchmarks.experiments.regression import EPSILONS, run
     from benchmarks.experiments.regression_split import NAMES as ALL
@@ -202,16 +208,13 @@ def regression(
     output = Output(as_json, quiet)
     rows = run(
         out,
-        names=tuple(part.strip() for part in names.split(",")) if names else ALL,
-        epsilons=tuple(part.strip() for part in epsilons.split(",")) if epsilons else EPSILONS,
+        names=_listed(names) if names else ALL,
+        epsilons=_listed(epsilons) if epsilons else EPSILONS,
         releases=releases,
         diffprivlib=diffprivlib_python,
         resume=resume,
     )
-    output.result(
-        {"experiment": "regression", "rows": [asdict(row) for row in rows]},
-        f"{len(rows)} rows written to {out / 'regression.md'}",
-    )
+    _show_rows("regression", rows, out, output)
 
 
 @app.command("all", epilog="Example: adlm experiment all --preset quick --resume")

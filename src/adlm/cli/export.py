@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from adlm.cli.console import AsJson, BackboneAgain, Output, Quiet, Sign, key_of, load_model, stamped
+from adlm.cli.console import AsJson, Output, Quiet, ReleasedBackbone, Sign, key_of, load_model, stamped
 
 
 def export(
@@ -16,7 +16,7 @@ def export(
     encoded: Annotated[
         bool, typer.Option("--encoded", help="Tables: take the encoded record instead of raw columns.")
     ] = False,
-    backbone: BackboneAgain = None,
+    backbone: ReleasedBackbone = None,
     sign: Sign = None,
     as_json: AsJson = False,
     quiet: Quiet = False,

@@ -28,7 +28,7 @@ def plan(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Tell from public quantities alone which settings a release would have, and what to expect of it.
+    """Forecast the settings and the accuracy of a release, from public quantities alone.
 
     The release is simulated on the most alike classes of a public random process: it spends nothing and
     reads no record, and the same rule then makes the release. How near to each other such classes lie is a

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from adlm.cli.console import AsJson, BackboneAgain, Output, Quiet, load_model, stamped
+from adlm.cli.console import AsJson, Output, Quiet, ReleasedBackbone, load_model, stamped
 
 
 def predict(
@@ -16,7 +16,7 @@ def predict(
         Path, typer.Argument(help="A file or a folder of new records, or one image; no label is needed.")
     ],
     out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
-    backbone: BackboneAgain = None,
+    backbone: ReleasedBackbone = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:

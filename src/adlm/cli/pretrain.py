@@ -24,7 +24,7 @@ def pretrain(
 ) -> None:
     """Train a relevance network on classes drawn from a random process: public, so nothing is charged.
 
-    It learns to tell synthetic classes apart and reads no record; `adlm release-records` takes it by
+    It learns to classify synthetic classes and reads no record; `adlm release-records` takes it by
     --relevance-network. With --json: {"out", "network", "epochs", "provenance"}.
     """
     from adlm.public import datasets

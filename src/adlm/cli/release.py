@@ -1,4 +1,4 @@
-"""`adlm release`: read private records once, and write what may be known of them."""
+"""`adlm release`: read private records once, and write a release."""
 
 from __future__ import annotations
 
@@ -8,20 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from adlm.cli import release_options as option
 from adlm.cli.console import AsJson, Device, Output, Quiet, Sign, pick_device
-from adlm.cli.release_job import (
-    Data,
-    DomainFile,
-    Epsilon,
-    File,
-    LedgerFile,
-    Limit,
-    Neighbours,
-    Out,
-    Request,
-    Seed,
-    Total,
-)
+from adlm.cli.release_job import Request
 
 if TYPE_CHECKING:
     from adlm.privacy.release import Release
@@ -30,21 +19,21 @@ if TYPE_CHECKING:
 
 def release(
     context: typer.Context,
-    file: File = None,
-    data: Data = None,
-    domain: DomainFile = None,
-    epsilon: Epsilon = "1",
+    file: option.File = None,
+    data: option.Data = None,
+    domain: option.DomainFile = None,
+    epsilon: option.Epsilon = "1",
     delta: Annotated[str, typer.Option(help="0 for pure epsilon (Laplace), else Gaussian noise.")] = "0",
-    out: Out = Path("release"),
+    out: option.Out = Path("release"),
     method: Annotated[
         str,
         typer.Option(
             help="Noise is identical unless --allocation or --relevance ask for more; ilm refuses them."
         ),
     ] = "adlm",
-    neighbours: Neighbours = None,
-    ledger: LedgerFile = None,
-    budget: Total = None,
+    neighbours: option.Neighbours = None,
+    ledger: option.LedgerFile = None,
+    budget: option.Total = None,
     k: Annotated[int | None, typer.Option(help="Coordinates, instead of the rule's.")] = None,
     second_moment_dim: Annotated[
         int | None, typer.Option(help="Coordinates with second moments, instead of the rule's.")
@@ -81,8 +70,8 @@ def release(
         int | None,
         typer.Option(help="A public guess of the number of records, if that is private.", min=1),
     ] = None,
-    limit: Limit = None,
-    seed: Seed = None,
+    limit: option.Limit = None,
+    seed: option.Seed = None,
     cache: Annotated[bool, typer.Option("--cache", help="Keep features of the records on disk.")] = False,
     engine: Annotated[
         str, typer.Option(help="Where passes run: local or ray; the release is the same.")

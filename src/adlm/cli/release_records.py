@@ -5,42 +5,35 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
+from adlm.cli import release_options as option
 from adlm.cli.console import AsJson, Output, Quiet, Sign
-from adlm.cli.release_job import (
-    Data,
-    DomainFile,
-    Epsilon,
-    File,
-    LedgerFile,
-    Limit,
-    Neighbours,
-    Out,
-    Request,
-    Seed,
-    Total,
-)
+from adlm.cli.release_job import Request
 
 if TYPE_CHECKING:
     from adlm.curator.mechanisms.records import PrivateRecords
     from adlm.curator.relevance import RelevanceSource
     from adlm.privacy.release import Release
+    from adlm.public.domain.inputs import InputDomain
+    from adlm.public.domain.table import TableDomain
+
+D = TypeVar("D", "TableDomain", "InputDomain")
 
 
 def release_records(
     context: typer.Context,
-    file: File = None,
-    data: Data = None,
-    domain: DomainFile = None,
-    epsilon: Epsilon = "1",
-    out: Out = Path("release"),
+    file: option.File = None,
+    data: option.Data = None,
+    domain: option.DomainFile = None,
+    epsilon: option.Epsilon = "1",
+    out: option.Out = Path("release"),
     method: Annotated[str, typer.Option(help="adlm (noise by relevance) or ilm (identical noise).")] = "adlm",
-    neighbours: Neighbours = None,
-    ledger: LedgerFile = None,
-    budget: Total = None,
+    neighbours: option.Neighbours = None,
+    ledger: option.LedgerFile = None,
+    budget: option.Total = None,
     allocation: Annotated[
         str | None, typer.Option(help="identical, linear or optimal noise over features.")
     ] = None,
@@ -74,8 +67,8 @@ def release_records(
         list[Path] | None,
         typer.Option(help="Public key that signed the --relevance-network.", metavar="PUBKEY"),
     ] = None,
-    limit: Limit = None,
-    seed: Seed = None,
+    limit: option.Limit = None,
+    seed: option.Seed = None,
     sign: Sign = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
@@ -112,7 +105,7 @@ def release_records(
 
     def make() -> Release:
         explained = (
-            _explained(relevance_network, relevance_provenance, trust or [], shape)
+            _relevance_source(relevance_network, relevance_provenance, trust or [], shape)
             if method == "adlm"
             else None
         )
@@ -130,7 +123,7 @@ def release_records(
     job.run(make, "records", output)
 
 
-def _explained(
+def _relevance_source(
     folder: Path | None, provenance: str | None, trusted: list[Path], shape: tuple[int, ...]
 ) -> RelevanceSource:
     """Read the relevance network, or make a public one."""
@@ -153,6 +146,21 @@ def _explained(
     return RelevanceSource(known.network, known.provenance)
 
 
+def _declared(kind: type[D], request: Request) -> D:
+    """Read the domain file, with the relation that was asked for; a person must have one record."""
+    from adlm.errors import UserError
+
+    declared = kind.load(request.domain_file())
+    if request.neighbours is not None:
+        declared = replace(declared, neighbours=request.neighbours)
+    if declared.contributions > 1:
+        raise UserError(
+            f"a record release protects single records, and a person may have {declared.contributions} of "
+            "them here; declare one record a person, or make a moment release"
+        )
+    return declared
+
+
 def _from_table(file: str, request: Request) -> PrivateRecords:
     """Read a whole table."""
     import numpy as np
@@ -163,14 +171,7 @@ def _from_table(file: str, request: Request) -> PrivateRecords:
     from adlm.public.domain.table import TableDomain
     from adlm.readers.tables import read_batches
 
-    table = TableDomain.load(request.domain_file())
-    if request.neighbours is not None:
-        table = replace(table, neighbours=request.neighbours)
-    if table.contributions > 1:
-        raise UserError(
-            f"a record release protects single records, and a person may have {table.contributions} of them "
-            "here; declare one record a person, or make a moment release"
-        )
+    table = _declared(TableDomain, request)
     batches = list(read_batches(file, table))
     if not batches:
         raise UserError(f"{file} holds no records; give at least one")
@@ -186,18 +187,10 @@ def _from_table(file: str, request: Request) -> PrivateRecords:
 def _from_inputs(path: str, request: Request) -> PrivateRecords:
     """Read all images or vectors of a file or a folder."""
     from adlm.curator.mechanisms.records import PrivateRecords
-    from adlm.errors import UserError
     from adlm.public.domain.inputs import InputDomain
     from adlm.readers.inputs import read_inputs
 
-    declared = InputDomain.load(request.domain_file())
-    if request.neighbours is not None:
-        declared = replace(declared, neighbours=request.neighbours)
-    if declared.contributions > 1:
-        raise UserError(
-            f"a record release protects single records, and a person may have {declared.contributions} of "
-            "them here; declare one record a person, or make a moment release"
-        )
+    declared = _declared(InputDomain, request)
     x, codes = read_inputs(path, declared)
     return PrivateRecords(x, codes, declared.domain)
 

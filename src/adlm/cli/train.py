@@ -11,12 +11,12 @@ import typer
 
 from adlm.cli.console import (
     AsJson,
-    BackboneAgain,
     Device,
     Output,
     Quiet,
+    ReleasedBackbone,
     Sign,
-    encoder_again,
+    encoder_of_release,
     given,
     key_of,
     pick_device,
@@ -70,7 +70,7 @@ def train(
         int, typer.Option(help="Order of batches; nothing to do with privacy.", min=0, max=2**32 - 1)
     ] = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from OUT's checkpoint.")] = False,
-    backbone: BackboneAgain = None,
+    backbone: ReleasedBackbone = None,
     class_weight: Annotated[
         str | None,
         typer.Option(
@@ -95,7 +95,7 @@ def train(
     from adlm.analyst import distributed
     from adlm.analyst.checkpoint import Checkpoint
     from adlm.analyst.class_sizes import sentences, small_classes
-    from adlm.analyst.class_weights import class_weights, parse_class_weight, weighed
+    from adlm.analyst.class_weights import class_weights, parse_class_weight, with_class_weights
     from adlm.analyst.fit import fit, network_of
     from adlm.analyst.training import ENOUGH_STEPS, default_plan
     from adlm.errors import UserError
@@ -135,7 +135,7 @@ def train(
             made,
             network,
             plan,
-            features=encoder_again(backbone, made.certificate, chosen),
+            features=encoder_of_release(backbone, made.certificate, chosen),
             draws=draws,
             device=chosen,
             checkpoint=Checkpoint(checkpoint, resume),
@@ -143,7 +143,7 @@ def train(
         model = replace(model, training={**model.training, **distributed.state()})
     if distributed.rank() != 0:  # one process writes and speaks
         return
-    model = weighed(model, made, weights if network is None else None)
+    model = with_class_weights(model, made, weights if network is None else None)
     small = small_classes(made)
     if small:  # goes along with the model, which has no counts
         model = replace(model, training={**model.training, "small_classes": [s.to_dict() for s in small]})

@@ -56,9 +56,9 @@ class Clip:
         if not self.scales or not all(math.isfinite(b) and b > 0 for b in self.scales):
             raise UserError("noise scales must be positive finite numbers, one for each feature coordinate")
         if not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
-            raise UserError(f"the clip level must be a positive number, got {self.clip_norm}")
+            raise UserError(f"the clip norm must be a positive number, got {self.clip_norm}")
         if self.clip_norm * min(self.scales) < 1e-200:
-            raise UserError("noise scales or clip level are too small to divide by; give larger ones")
+            raise UserError("noise scales or clip norm are too small to divide by; give larger ones")
         if not 0 <= self.constant < 1:
             raise UserError(f"the count's share of the clip must lie in [0, 1), got {self.constant}")
 

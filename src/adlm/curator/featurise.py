@@ -50,7 +50,7 @@ def featurise(
 
     Formal guarantees
     -----------------
-    A record's features are a function of that record alone, to the last bit: on a processor adlm's own maps
+    A record's features are a function of that record alone, to the last bit. On a processor adlm's own maps
     work on one image at a time and on exact grids, so that neither the size of a batch, nor a place in it,
     nor threads show (the rung separability of the audit). A map that a person brought along promises no such
     thing. Under replace-one every other record keeps its place; under add-remove, where they move up, it maps

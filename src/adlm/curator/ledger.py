@@ -47,6 +47,20 @@ class Ledger:
     ----------
     made : the charges that were made through this object, in order; a file may hold those of others too.
     count : the number of charges in the ledger after the last one that was made through this object.
+
+    Raises
+    ------
+    UserError : the file is no ledger, was altered, cannot be opened, or has another budget.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from adlm import Budget, Domain, Ledger, privatise
+    >>> ledger = Ledger(budget=Budget.of(2))  # with a path it is a file that all releases of the data share
+    >>> domain = Domain((2,), 0, 1, ("no", "yes"))
+    >>> release = privatise(np.eye(2), [0, 1], domain, epsilon=1, ledger=ledger)
+    >>> ledger.left() >= 1
+    True
     """
 
     def __init__(
@@ -84,9 +98,13 @@ class Ledger:
         return box(f"Ledger {self.path or 'in memory'}", facts, [charges_part(charges)])
 
     def left(self, delta: Fraction = Fraction(0), neighbours: str | None = None) -> Fraction | None:
-        """Return the largest epsilon that one more release of this delta can have, or None without a budget.
+        """Return the largest epsilon that one more release can have, or None without a budget.
 
-        For another relation than that of the charges so far there is nothing left: they do not add up.
+        Parameters
+        ----------
+        delta : of that release; 0 for pure epsilon.
+        neighbours : its relation. For another relation than that of the charges so far nothing is left,
+            because charges for two relations do not add up.
         """
         charges = self.charges
         if self.budget is None:
@@ -94,7 +112,12 @@ class Ledger:
         return _left(self.budget, charges, delta, neighbours)
 
     def check(self, *charges: Charge) -> None:
-        """Refuse charges that could not be made now: all that `charge` does but the writing."""
+        """Refuse charges that could not be made now: all that `charge` does but the writing.
+
+        Raises
+        ------
+        UserError : as for `charge`.
+        """
         before = self.charges
         self._check([*before, *charges], before)
         self._lines(charges, first=True)
@@ -102,10 +125,14 @@ class Ledger:
     def charge(self, *charges: Charge) -> None:
         """Write charges down, all or none, before their noise is drawn.
 
+        Parameters
+        ----------
+        charges : what a mechanism is about to release.
+
         Raises
         ------
-        UserError
-            When there is a budget and they do not compose with what was spent, or exceed it together.
+        UserError : there is a budget, and the charges do not compose with what was spent or exceed the budget
+            together with it; or the file cannot be written.
         """
         if self.path is None:
             self._check([*self._memory, *charges], self._memory)

@@ -1,7 +1,7 @@
 """An additive model from noisy contingency tables: what follows each stage of a table's release.
 
-Stage one releases, for each column, a table of its cells by class. From these come *scores*: smoothed log
-ratios, one for each cell and class. Stage two releases the first and second derivatives of the logistic
+Stage one releases a table of indicators by class for each column. From these come *scores*: smoothed log
+ratios, one for each indicator and class. Stage two releases the first and second derivatives of the logistic
 loss at a public share of the sum of the scores, in one weight a column; a Newton step gives the weights,
 and so takes account of redundant columns. Stage three releases tables of what is still
 unexplained. Everything here reads noisy numbers alone: it is post-processing, for the curator between stages
@@ -18,47 +18,47 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.estimation import exact
-from adlm.estimation.class_counts import pulled_together
+from adlm.estimation.class_counts import posterior_counts
 from adlm.privacy.triangle import symmetric
 
 Reals = npt.NDArray[np.float64]
 Block = tuple[int, int]
 
-ALIKE = 0.125  # correlation that columns are taken to have before stage two tells how alike they are
+ALIKE = 0.125  # correlation that columns are taken to have before stage two estimates it
 MOST_WEIGHT = 1.5
 MOST_SCORE = 3.0
-RARE = 0.02  # a cell's share of a class is kept within this factor of none and of all
+RARE = 0.02  # an indicator's share of a class is kept within this factor of none and of all
 SCORE_SPREADS = (0.03, 0.1, 0.2, 0.4, 0.8, 1.6)  # how far scores may spread; the tables say which fits
 RESIDUAL_SPREADS = (0.02, 0.05, 0.1, 0.2, 0.4)
-CORRELATION = 3.0  # cells of an ordered column over which scores stay alike
+CORRELATION = 3.0  # indicators of an ordered column over which scores stay alike
 LEAST_RELEVANCE = 0.1  # of a column, as a share of the mean
 PROBABILITY_UNIT = 2.0**30  # grid of exp(score - largest score)
 DRAWS, MATCHES = 4096, 20  # drawn records, and steps of iterative scaling, that class offsets come from
-DAMPING = 0.5  # of the cell-by-cell step of stage three
+DAMPING = 0.5  # of the indicator-by-indicator step of stage three
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear classifier: logits z @ weight' + bias, for M classes and k cells."""
+    """A linear classifier: logits z @ weight' + bias, for M classes and k indicators."""
 
     weight: Reals  # (M, k)
     bias: Reals  # (M,)
 
-    def logits(self, cells: Reals) -> Reals:
+    def logits(self, indicators: Reals) -> Reals:
         """Return (n, M)."""
-        return exact.product(cells, self.weight.T) + self.bias
+        return exact.product(indicators, self.weight.T) + self.bias
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What stage one tells.
+    """What stage one estimates.
 
     Attributes
     ----------
-    scores : (M, k) log of how much likelier a class is in a cell than overall.
+    scores : (M, k) log of how much likelier a class is in an indicator than overall.
     prior : (M,) log class shares.
-    rates : (M, k) smoothed class shares in each cell.
-    records : (k,) records in each cell, at least 0.
+    rates : (M, k) smoothed class shares in each indicator.
+    records : (k,) records in each indicator, at least 0.
     n : records in all.
     offsets : (M,) logits of the classes where every score is nought; log class shares in older files.
     """
@@ -74,30 +74,30 @@ class Scores:
 def class_scores(
     sums: Reals,
     counts: Reals,
-    sd_cells: Reals,
+    sd_indicators: Reals,
     sd_counts: float,
     n: float | None,
     blocks: Sequence[Block],
     ordered: Sequence[bool],
 ) -> Scores:
-    """Turn noisy tables of cells by class, (M, k), and class counts, (M,), into scores.
+    """Turn noisy tables of indicators by class, (M, k), and class counts, (M,), into scores.
 
-    `sd_cells`, (k,), and `sd_counts` are the noise on each; n is None when it is private.
+    `sd_indicators`, (k,), and `sd_counts` are the noise on each; n is None when it is private.
 
     Parameters
     ----------
     sums, counts : (M, k) noisy tables and (M,) noisy class counts.
-    sd_cells, sd_counts : (k,) and the standard deviation of the noise on each.
+    sd_indicators, sd_counts : (k,) and the standard deviation of the noise on each.
     n : number of records; None where it is private.
     blocks, ordered : span of each column's indicators, and whether they stand in an order.
     """
     classes, width = sums.shape
-    totals = _class_totals(sums, counts, sd_cells, sd_counts, n, blocks)
+    totals = _class_totals(sums, counts, sd_indicators, sd_counts, n, blocks)
     total = float(totals.sum())
     shares = totals / total
     scores, rates, records = np.zeros((classes, width)), np.zeros((classes, width)), np.zeros(width)
     for (start, stop), in_order in zip(blocks, ordered, strict=True):
-        block, sd = sums[:, start:stop], float(sd_cells[start])
+        block, sd = sums[:, start:stop], float(sd_indicators[start])
         block = block - (block.sum(1) - totals)[:, None] / (stop - start)  # each row is known to add up
         size = np.maximum(block.sum(0), max(sd, 1.0))
         records[start:stop] = np.maximum(block.sum(0), 0.0)
@@ -125,8 +125,8 @@ def _offsets(scores: Reals, rates: Reals, records: Reals, shares: Reals, blocks:
     for start, stop in blocks:
         weight = rates[:, start:stop] * records[start:stop] + 1e-9
         below = np.cumsum(weight, 1) / weight.sum(1, keepdims=True)
-        cells = (random.random(DRAWS)[:, None] > below[codes, :-1]).sum(1)
-        logits += scores[:, start + cells].T
+        indicators = (random.random(DRAWS)[:, None] > below[codes, :-1]).sum(1)
+        logits += scores[:, start + indicators].T
     logits *= start_weight(len(blocks))
     offsets = np.log(shares)
     for _ in range(MATCHES):
@@ -140,7 +140,7 @@ def start_weight(blocks: int) -> float:
 
 
 def noise_by_relevance(summary: Scores, blocks: Sequence[Block], norm: str) -> Reals:
-    """Return (k,) relative noise scales for a second look at the tables: less where a column tells more.
+    """Return (k,) relative noise scales for a second round: less noise where a column is more relevant.
 
     A column's relevance r is the spread of its scores over the records. For error sum r^2 b^2 under a budget
     in L1 the best scales b are proportional to r^(-2/3), in L2 to r^(-1/2). A floor keeps every column in.
@@ -161,7 +161,7 @@ def noise_by_relevance(summary: Scores, blocks: Sequence[Block], norm: str) -> R
 def _class_totals(
     sums: Reals, counts: Reals, sd: Reals, sd_counts: float, n: float | None, blocks: Sequence[Block]
 ) -> Reals:
-    """Average all that tells a class's size: its count, and the sum of each column's cells."""
+    """Average all estimates of a class's size: its count, and the sum of each column's indicators."""
     summary = [sums[:, start:stop].sum(1) for start, stop in blocks]
     weight = [1 / ((stop - start) * max(float(sd[start]), 1e-9) ** 2) for start, stop in blocks]
     if sd_counts > 0:
@@ -170,7 +170,7 @@ def _class_totals(
     totals = np.average(np.stack(summary), axis=0, weights=weight)
     if n is not None:
         totals = totals + (n - totals.sum()) / len(totals)
-    together = pulled_together([float(total) for total in totals], float(np.sum(weight)) ** -0.5)
+    together = posterior_counts([float(total) for total in totals], float(np.sum(weight)) ** -0.5)
     totals = totals if together is None else np.array(together)
     floor = max(0.005 * (n if n is not None else totals.sum()), 1.0)
     totals = np.maximum(totals, floor)
@@ -208,7 +208,7 @@ class Weighing:
     """The model of stage two: logits b_l + sum over columns of alpha times the column's score.
 
     Parameters theta are M - 1 offsets b (class 0 has none) and q weights alpha; `columns` is (k, q) with
-    ones where a cell belongs to a column. `start` is where
+    ones where an indicator belongs to a column. `start` is where
     every alpha starts from.
     """
 
@@ -238,17 +238,17 @@ class Weighing:
         alpha = np.clip(alpha, 0.0, MOST_WEIGHT)
         return Linear(self.scores * (self.columns @ alpha), self.offsets + np.concatenate([[0.0], offsets]))
 
-    def inputs(self, cells: Reals) -> Reals:
+    def inputs(self, indicators: Reals) -> Reals:
         """What each logit multiplies the parameters with: (n, M, size)."""
         classes, columns = len(self.offsets), self.columns.shape[1]
-        out = np.zeros((len(cells), classes, self.size))
+        out = np.zeros((len(indicators), classes, self.size))
         each = np.hstack([row[:, None] * self.columns for row in self.scores])
-        out[:, :, classes - 1 :] = exact.product(cells, each).reshape(-1, classes, columns)
+        out[:, :, classes - 1 :] = exact.product(indicators, each).reshape(-1, classes, columns)
         for c in range(1, classes):
             out[:, c, c - 1] = 1.0
         return out
 
-    def derivatives(self, cells: Reals, codes: npt.NDArray[np.int64]) -> tuple[Reals, Reals]:
+    def derivatives(self, indicators: Reals, codes: npt.NDArray[np.int64]) -> tuple[Reals, Reals]:
         """One record's share of the derivatives at the start.
 
         Returns
@@ -256,8 +256,8 @@ class Weighing:
         (n, size) gradients of the log likelihood, and (n, rows, size) rows whose products with themselves
         add up to minus its second derivative: one row for two classes, M for more.
         """
-        inputs = self.inputs(cells)
-        probability = softmax(self.linear().logits(cells))
+        inputs = self.inputs(indicators)
+        probability = softmax(self.linear().logits(indicators))
         wrong = -probability
         wrong[np.arange(len(codes)), codes] += 1.0
         gradient = _over_classes(wrong, inputs)

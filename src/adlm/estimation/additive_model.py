@@ -28,7 +28,7 @@ def final_model(
     ----------
     tensors : what was released, by name.
     facts : standard deviations of its noise, and the number of records.
-    blocks, ordered : span of each column's cells, and whether they stand in an order.
+    blocks, ordered : span of each column's indicators, and whether they stand in an order.
     stages : use only the first stages of the release (1: scores alone).
     noise_penalty : how strongly the noise holds the steps back; 1 takes its stated size.
     """

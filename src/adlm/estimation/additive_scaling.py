@@ -47,8 +47,8 @@ class Scaling:
     def shares_of(self, scores: Reals, codes: npt.NDArray[np.int64]) -> Integers:
         """Return what each record adds to the sums of a step: (n, M + 2) whole numbers.
 
-        The first M are its predicted probabilities, rounded down; then come the derivatives of its log
-        likelihood in the log of the factor, the first within +-BOUND and minus the second (without what the
+        The first M are its predicted probabilities, rounded down. Then come the derivatives of its log
+        likelihood in the log of the factor: the first within +-BOUND, and minus the second (without what the
         first has in common with it) in [0, BOUND].
 
         Parameters

@@ -15,31 +15,31 @@ Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 
 GRID = 1024  # steps in one unit of a log share
-CLEAR_COUNTS = 4.0  # even shares of this many standard deviations leave no doubt of class counts
+CLEAR_COUNTS = 4.0  # uniform shares of this many standard deviations leave no doubt of class counts
 
 
-def pulled_together(counts: Sequence[float], spread: float) -> list[float] | None:
+def posterior_counts(counts: Sequence[float], spread: float) -> list[float] | None:
     """Return what class counts may be believed to be, given their noise; None where that is small.
 
-    Counts are not negative. Before any is seen, each is taken to follow an exponential law around an even
+    Counts are not negative. Before any is seen, each is taken to follow an exponential law around a uniform
     share; the mean of what noise leaves possible is a normal law's, cut off at nought. Noise alone then
-    gives even shares, and a count that is clear of its noise stands.
+    gives uniform shares, and a count that is clear of its noise stands.
 
     Parameters
     ----------
     counts : of M classes, in any unit.
     spread : standard deviation of their noise, in the same unit.
     """
-    even = sum(counts) / len(counts)
-    if spread * CLEAR_COUNTS <= even or spread <= 0:
+    uniform = sum(counts) / len(counts)
+    if spread * CLEAR_COUNTS <= uniform or spread <= 0:
         return None
-    even = max(even, 1e-9 * spread)
-    believed = [spread * _mean_above_nought(count / spread - spread / even) for count in counts]
+    uniform = max(uniform, 1e-9 * spread)
+    believed = [spread * _mean_above_zero(count / spread - spread / uniform) for count in counts]
     total = sum(believed)
-    return [count * even * len(counts) / total for count in believed]
+    return [count * uniform * len(counts) / total for count in believed]
 
 
-def _mean_above_nought(middle: float) -> float:
+def _mean_above_zero(middle: float) -> float:
     """Mean of a normal law with standard deviation 1, given that it is positive."""
     if middle < -8.0:  # the tail's expansion: erfc runs out of digits far below
         return (1 - 2 / middle**2 + 10 / middle**4) / -middle
@@ -56,14 +56,14 @@ def plausible_counts(counts: Integers, spread: float) -> Integers:
     counts : in any unit.
     spread : standard deviation of their noise, in the same unit.
     """
-    together = pulled_together([int(count) for count in counts], spread)
+    together = posterior_counts([int(count) for count in counts], spread)
     return counts if together is None else np.array([round(count) for count in together], dtype=np.int64)
 
 
 def class_offsets(counts: Integers, spread: float = 0.0) -> Reals:
     """Return log class shares from released counts, (M,), in any unit, on a grid of 2^-10.
 
-    A class counts for at least a fiftieth of an even share, whatever noise says. `spread` is the standard
+    A class counts for at least a fiftieth of a uniform share, whatever noise says. `spread` is the standard
     deviation of the noise, see `plausible_counts`.
     """
     counts = plausible_counts(counts, spread)

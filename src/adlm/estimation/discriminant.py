@@ -1,8 +1,8 @@
 """Linear discriminants from released moments: the model in closed form.
 
-Everything here is post-processing of a release. Class means are divided by shrunk counts; where second
-moments were released, the covariance within classes comes from them, without its noise as far as that can be
-told; elsewhere records are taken to spread evenly, as public features were made to.
+Everything here is post-processing of a release. Class means are sums divided by shrunk counts. Where second
+moments were released, the covariance within classes comes from them, less the noise that is known. Elsewhere
+it is taken to be isotropic, as public features were made to be.
 """
 
 from __future__ import annotations

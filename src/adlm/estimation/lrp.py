@@ -1,10 +1,10 @@
 """Layer-wise relevance propagation: how much each feature of a record contributes to the outcome (Eqs. 4-9).
 
-The network is traced into a graph once. Relevance then walks the graph backwards: through an affine map by
-Eq. 5, with the bias in the denominator and the stabiliser mu carrying the sign of z; unchanged through
-activations, normalisations and drop-out, which act on each neuron alone; and split between the summands of a
-residual sum as between any two neurons that feed a third. Pooling is an affine map too: an average has equal
-weights, a maximum weighs its winner with one.
+The network is traced into a graph once. Relevance then walks the graph backwards. It goes through an affine
+map by Eq. 5, with the bias in the denominator and the stabiliser mu carrying the sign of z. Activations,
+normalisations and drop-out, which act on each neuron alone, leave it unchanged. It is split between the
+summands of a residual sum as between any two neurons that feed a third. Pooling is an affine map too: an
+average has equal weights, a maximum weighs its winner with one.
 """
 
 from __future__ import annotations

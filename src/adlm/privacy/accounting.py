@@ -221,7 +221,16 @@ class Charge:
 
 @dataclass(frozen=True)
 class Totals:
-    """The cost of several charges together, claimed and proved."""
+    """The cost of several charges together, claimed and proved.
+
+    Attributes
+    ----------
+    epsilon_claimed, epsilon_proved : what the method's authors claim, and what is proved; infinite where
+        nothing is.
+    delta : for which the epsilons hold.
+    neighbours : the relation of all charges.
+    unproved : why nothing is proved, where that is so.
+    """
 
     epsilon_claimed: Epsilon
     epsilon_proved: Epsilon
@@ -259,7 +268,7 @@ def compose(charges: Iterable[Charge], delta: Fraction | None = None) -> Totals:
     Formal guarantees
     -----------------
     Pure charges add exactly (basic composition). Gaussian charges compose to one Gaussian mechanism,
-    mu^2 = sum mu_i^2 (Dong, Roth, Su 2022), which has an analytic epsilon at every delta: the delta of a
+    mu^2 = sum mu_i^2 (Dong, Roth, Su 2022), which has an analytic epsilon at every delta. The delta of a
     charge says where its epsilon was read off, not what the mechanism is, so charges of different deltas
     compose. The two groups add by basic composition. All hold for adaptively chosen mechanisms. Charges for
     different neighbouring relations do not compose here and are refused.

@@ -15,7 +15,13 @@ class Budget:
     Parameters
     ----------
     epsilon : positive.
-    delta : 0 for pure epsilon.
+    delta : at least 0 and below 1; 0 for pure epsilon.
+
+    Examples
+    --------
+    >>> from adlm import Budget
+    >>> Budget.of("1/3", 1e-5) == Budget.parse("1/3,1e-5")
+    True
     """
 
     epsilon: Fraction
@@ -23,12 +29,21 @@ class Budget:
 
     @classmethod
     def of(cls, epsilon: object, delta: object = 0) -> Budget:
-        """Read a number, or an exact one such as "1/3"; refuse what is no budget."""
+        """Make a budget of numbers, or of exact ones such as "1/3".
+
+        Parameters
+        ----------
+        epsilon, delta : numbers, or texts such as "0.5", "1/3" and "1e-5".
+
+        Raises
+        ------
+        UserError : epsilon is not a positive number, or delta does not lie in [0, 1).
+        """
         return cls(parse_epsilon(epsilon), parse_delta(delta))
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """Read "EPSILON" or "EPSILON,DELTA"."""
+        """Make a budget of a text, "EPSILON" or "EPSILON,DELTA", as the command line takes it."""
         epsilon, _, delta = text.partition(",")
         return cls(parse_epsilon(epsilon, "budget"), parse_delta(delta or "0"))
 

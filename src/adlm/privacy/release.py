@@ -60,6 +60,12 @@ class Certificate:
     stamps : warnings that travel with the release, such as `NOT PRIVATE: seeded`.
     tensors : hash, shape and type of each tensor, by name.
     software : versions that made it.
+
+    Examples
+    --------
+    >>> from adlm import Release
+    >>> certificate = Release.load("digits-release").certificate  # doctest: +SKIP
+    >>> print(certificate.totals.sentence(), certificate.stamps)  # doctest: +SKIP
     """
 
     kind: str
@@ -123,7 +129,17 @@ class Certificate:
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Certificate:
-        """Read a certificate, recomputing its digest, its charges and its totals."""
+        """Read a certificate, recomputing its digest, its charges and its totals.
+
+        Parameters
+        ----------
+        raw : what `to_dict` gave, or the JSON of `certificate.json`.
+
+        Raises
+        ------
+        UserError : the schema is another version's, the digest does not match the content, or the totals are
+            not what the charges add up to.
+        """
         body = {key: value for key, value in raw.items() if key not in ("digest", ENGINE)}
         if raw.get("schema") != SCHEMA:
             raise UserError(f"the certificate has schema {raw.get('schema')!r}, this version reads {SCHEMA}")
@@ -149,10 +165,29 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Release:
-    """Noisy tensors and their certificate. All that anybody needs to train, forever.
+    """Noisy tensors and their certificate: all that training needs, at no further privacy cost.
 
-    A signature, if there is one, is over the certificate's digest, which covers the tensors. `engine` says
-    where the passes over the records ran; the digest does not cover it, for it changes nothing.
+    Made by `adlm.privatise`, or read by `Release.load`.
+
+    Attributes
+    ----------
+    tensors : the released numbers, by name.
+    certificate : what was released, what it cost, and which warnings go with it.
+    signature : over the certificate's digest, which covers the tensors; None where nobody signed.
+    engine : where the passes over the records ran. The digest does not cover it, for it changes nothing.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from adlm import Domain, Release, privatise
+    >>> domain = Domain((2,), 0, 1, ("no", "yes"))
+    >>> release = privatise(np.eye(2).repeat(50, 0), np.arange(100) // 50, domain, epsilon=1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     release.save(f"{folder}/R")
+    ...     Release.load(f"{folder}/R").certificate == release.certificate
+    True
+    >>> z, codes = release.sample(1000)  # labelled feature vectors, drawn from the release alone
     """
 
     tensors: Mapping[str, Tensor]
@@ -200,35 +235,75 @@ class Release:
         return box("Release", facts, [charges_part(made.charges), tensors], made.stamps)
 
     def features(self, given: Features | None = None) -> Features:
-        """Build the public features again, or take given ones, and check that they are the release's."""
+        """Build the public features of the release, or check that given ones are the same.
+
+        Parameters
+        ----------
+        given : the features, where they are a backbone of your own, which a certificate cannot rebuild.
+
+        Raises
+        ------
+        UserError : the features must be given, or their fingerprint is not the certificate's.
+        """
         return checked(self.certificate.features, given)
 
     def moments(self) -> Moments:
-        """Return the released moments with what is known of their noise."""
+        """Return the released moments with the standard deviations of their noise.
+
+        Raises
+        ------
+        UserError : the release is one of records, or for a numeric target.
+        """
         if self.certificate.kind != "moments":
             raise UserError(f"a release of kind {self.certificate.kind!r} holds no moments")
         return Moments.from_tensors(self.tensors, self.certificate.settings)
 
     def sample(self, n: int, seed: int = 0, features: Features | None = None) -> tuple[Tensor, Tensor]:
-        """Draw (n, k) labelled feature vectors and (n,) class codes from released moments: train on them.
+        """Draw labelled feature vectors from the released moments, to train on. Draws cost no privacy.
 
-        The draws read the release alone, so there may be as many as one likes.
+        Parameters
+        ----------
+        n : how many.
+        seed : of the draw; it has nothing to do with privacy.
+        features : those of the release, where they are a backbone of your own.
+
+        Returns
+        -------
+        z, codes : (n, k) feature vectors and (n,) class codes.
+
+        Raises
+        ------
+        UserError : the release holds no class moments.
         """
         from adlm.estimation.class_model import fit_class_model
 
         if self.certificate.kind == "regression":
             raise UserError("draws with a numeric target come from adlm.analyst.regression.draw(release, n)")
         taken = self.features(features)
-        laws = fit_class_model(self.moments(), taken.prior)
-        z, codes = laws.sample(n, torch.Generator().manual_seed(seed))
+        class_model = fit_class_model(self.moments(), taken.prior)
+        z, codes = class_model.sample(n, torch.Generator().manual_seed(seed))
         return taken.possible(z), codes
 
     def signed(self, key: Ed25519PrivateKey) -> Release:
-        """Return the release with the signature of a key's owner."""
+        """Return the release with a signature.
+
+        Parameters
+        ----------
+        key : of the person who answers for the release (`adlm.privacy.signature.load_key`).
+        """
         return replace(self, signature=sign(self.certificate.statement(), key))
 
     def save(self, folder: Path | str) -> None:
-        """Write the release by one rename: it is there whole, or not at all."""
+        """Write the release to a new folder, whole or not at all.
+
+        Parameters
+        ----------
+        folder : must not exist.
+
+        Raises
+        ------
+        UserError : the folder exists, or cannot be written.
+        """
         # Noisy records are written as they are made, before their digest is known: no header names it.
         made = self.certificate
         entries = (
@@ -245,7 +320,16 @@ class Release:
 
     @classmethod
     def load(cls, folder: Path | str) -> Release:
-        """Read a release and check all of it; the error names what is wrong."""
+        """Read a release and check digests, charges, totals, tensors and signature.
+
+        Parameters
+        ----------
+        folder : one that `save` or `adlm release` wrote.
+
+        Raises
+        ------
+        UserError : the folder is no release, or something in it was altered; the sentence names it.
+        """
         folder = Path(folder)
         if not folder.is_dir():
             raise UserError(

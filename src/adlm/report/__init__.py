@@ -25,14 +25,27 @@ def write_report(
     evaluation: Mapping[str, Any] | None = None,
     audit: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write the report of a release, a model, or a folder that holds both; return where it is.
+    """Write the report of a release, a model, or a folder that holds both, as one HTML file.
 
     Parameters
     ----------
     folder : a release or model folder, or one that holds artefacts of one release.
+    out : the file to write.
     evaluation : figures of the one model, as `adlm evaluate --save` keeps them; else `evaluation.json` in
         the model's folder or beside it.
     audit : what `adlm audit --json` prints; else `audit.json` beside the artefacts.
+
+    Returns
+    -------
+    The path of the file.
+
+    Raises
+    ------
+    UserError : the folder holds no artefact, or artefacts of several releases, or one that was altered.
+
+    Examples
+    --------
+    >>> write_report("M", "report.html")  # doctest: +SKIP
     """
     subject = find(Path(folder), evaluation=evaluation, audit=audit)
     write_file(Path(out), render(subject).encode(), what="report")

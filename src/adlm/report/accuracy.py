@@ -84,12 +84,12 @@ def _measures(model: Trained) -> tuple[str, ...]:
 
 
 def _warnings(model: Trained) -> list[Markup]:
-    """Warn of a model that noise drowned, and of classes that are smaller than the noise on their counts."""
+    """Warn of a model that is mostly noise, and of classes smaller than the noise on their counts."""
     said = model.training.get("warning")
-    drowned = [tag("p", f"{model.name}: {said}.", class_="bad")] if isinstance(said, str) and said else []
+    warning = [tag("p", f"{model.name}: {said}.", class_="bad")] if isinstance(said, str) and said else []
     found = model.training.get("small_classes", [])
     small = [SmallClass(str(s["class"]), float(s["count"]), float(s["sd"])) for s in found]
-    return [*drowned, *(tag("p", f"{words}.", class_="bad") for words in sentences(small))]
+    return [*warning, *(tag("p", f"{words}.", class_="bad") for words in sentences(small))]
 
 
 def _weights(model: Trained) -> list[Markup]:

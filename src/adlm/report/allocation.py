@@ -18,7 +18,7 @@ from adlm.report.relevance import as_picture
 from adlm.report.subject import Subject
 
 MOST_CLASSES = 40
-SECOND_ROUND = "class tables again"  # the charge of a table's second look
+SECOND_ROUND = "class tables again"  # the charge of a table's second round
 
 
 MAPS = {
@@ -103,7 +103,7 @@ def _regression_noise(release: Release) -> Section:
 
 
 def _both_rounds(release: Release) -> Moments:
-    """Return released moments; of a table that was looked at twice, both looks by how sure each is."""
+    """Return released moments; of a table with two rounds, their average weighted by precision."""
     moments, tensors = release.moments(), release.tensors
     second_round = [c for c in release.certificate.charges if c.what.startswith(SECOND_ROUND)]
     if "class_sums_again" not in tensors or len(second_round) != 1:

@@ -56,7 +56,7 @@ def rerun_command(certificate: Certificate) -> str:
     """Return the command that makes another release with the same settings."""
     command = "release-records" if certificate.kind == "records" else "release"
     return (
-        f"adlm {command} {_records(certificate)} {_asked(certificate)} "
+        f"adlm {command} {_records(certificate)} {_requested_options(certificate)} "
         f"--neighbours {certificate.totals.neighbours}{_size(certificate)} --out again"
     )
 
@@ -82,7 +82,7 @@ def _size(certificate: Certificate) -> str:
     return " --public-size GUESS" if certificate.settings.get("n") is None else ""
 
 
-def _asked(certificate: Certificate) -> str:
+def _requested_options(certificate: Certificate) -> str:
     """The options that the release was made with, or its budget where they were not kept."""
     totals, settings = certificate.totals, certificate.settings
     spent = totals.epsilon_proved if certificate.kind != "records" else totals.epsilon_claimed

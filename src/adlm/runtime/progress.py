@@ -67,7 +67,7 @@ def notebook() -> Any | None:
 
 
 def say(line: str) -> None:
-    """Tell of a step, when progress is on."""
+    """Print a step, when progress is on."""
     if enabled():
         print(line, file=sys.stdout if notebook() is not None else sys.stderr, flush=True)
 

@@ -90,8 +90,18 @@ def export_onnx(
 
     Parameters
     ----------
-    key : sign the file, and with it that it was made from the model's release.
+    model : to be served; its certificate goes into the file's metadata.
+    out : the file to write; an earlier one is replaced.
     encoded : for a table, take the encoded record as `records` instead of the raw columns.
+    key : signs the file, and with it that it was made from the model's release.
+
+    Raises
+    ------
+    UserError : the model cannot be traced, onnxruntime gives other predictions, or a library is missing.
+
+    Examples
+    --------
+    >>> export_onnx(model, "model.onnx")  # doctest: +SKIP
     """
     trial = _trial(model.certificate.domain)
     encoder = encoder_of(model.features)
@@ -170,7 +180,7 @@ def _traced(served: nn.Module, trial: Tensor, model: Model, taken: str, names: S
     try:
         chatter.setLevel(logging.ERROR)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")  # tracing tells of every constant that it folds
+            warnings.simplefilter("ignore")  # tracing warns of every constant that it folds
             torch.onnx.export(
                 served,
                 (trial,),

@@ -29,7 +29,7 @@ def traceable(features: Features) -> Features:
     """Return the same map with every part replaced that a trace cannot follow."""
     made = copy.deepcopy(features)
     _replace(made)
-    return _whole(made) or made
+    return _batched(made) or made
 
 
 def _replace(module: nn.Module) -> None:
@@ -40,14 +40,14 @@ def _replace(module: nn.Module) -> None:
             setattr(module, name, twin)
 
 
-def _whole(features: nn.Module) -> Features | None:
+def _batched(features: nn.Module) -> Features | None:
     match features:
         case PriorProjection():
-            return WholeProjection(features)
+            return TraceableProjection(features)
         case NaturalImages():
-            return WholeNatural(features)
+            return TraceableNatural(features)
         case MultiscaleImages():
-            return WholeMultiscale(features)
+            return TraceableMultiscale(features)
         case _:
             return None
 
@@ -57,11 +57,11 @@ def _twin(part: nn.Module) -> nn.Module | None:
         case Scattering():
             return DenseScattering(part)
         case PriorProjection() | NaturalImages() | MultiscaleImages():
-            return _whole(part)
+            return _batched(part)
         case ColourScattering():
-            return WholeColourScattering(part)
+            return TraceableColourScattering(part)
         case Patches():
-            return WholePatches(part)
+            return TraceablePatches(part)
         case Colour():
             return PooledColour(part)
         case _:
@@ -126,7 +126,7 @@ class DenseScattering(nn.Module):
         return torch.cat(parts, 1).reshape(-1, channels * self.channels, *self.output)
 
 
-class WholeProjection(Features):
+class TraceableProjection(Features):
     """`PriorProjection` of a whole batch; a resized image is a product with fixed matrices on both sides."""
 
     def __init__(self, of: PriorProjection) -> None:
@@ -154,7 +154,7 @@ class WholeProjection(Features):
         return self.of.spec()
 
 
-class WholeNatural(Features):
+class TraceableNatural(Features):
     """`NaturalImages` of a whole batch."""
 
     def __init__(self, of: NaturalImages) -> None:
@@ -170,7 +170,7 @@ class WholeNatural(Features):
         return self.of.spec()
 
 
-class WholeMultiscale(Features):
+class TraceableMultiscale(Features):
     """`MultiscaleImages` of a whole batch; a resized image is a product with fixed matrices on both sides."""
 
     def __init__(self, of: MultiscaleImages) -> None:
@@ -193,7 +193,7 @@ class WholeMultiscale(Features):
         return self.of.spec()
 
 
-class WholeColourScattering(nn.Module):
+class TraceableColourScattering(nn.Module):
     """`ColourScattering` of a batch of any size, with slices in place of masks."""
 
     def __init__(self, of: ColourScattering) -> None:
@@ -203,8 +203,8 @@ class WholeColourScattering(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map RGB images (n, 3, size, size) to (n, width)."""
         colours = opponent(x)
-        once, again = (functional.avg_pool2d(self.scattering(c), 2) for c in (colours, colours.flip(3)))
-        both = 0.5 * (once + again)[..., : self.left]
+        plain, mirrored = (functional.avg_pool2d(self.scattering(c), 2) for c in (colours, colours.flip(3)))
+        both = 0.5 * (plain + mirrored)[..., : self.left]
         parts = []
         blocks = torch.split(both, CHANNELS * self.counts, 1)
         for part, order in zip(blocks, CHANNELS * [0, 1, 2], strict=True):
@@ -214,7 +214,7 @@ class WholeColourScattering(nn.Module):
         return torch.cat(parts, 1)
 
 
-class WholePatches(Patches):
+class TraceablePatches(Patches):
     """`Patches` of a whole batch, with pooling as a product, because ONNX pools evenly or not at all."""
 
     def __init__(self, of: Patches) -> None:
@@ -276,7 +276,7 @@ def resizing(size: int, to: int, mode: str = "bicubic") -> Tensor:
 
 
 def pooled(maps: Tensor, grid: int) -> Tensor:
-    """Adaptive average pooling of (..., h, w) to (..., cells, cells)."""
+    """Adaptive average pooling of (..., h, w) to (..., grid, grid)."""
     sides = (torch.eye(int(side))[None] for side in maps.shape[-2:])
     height, width = (functional.adaptive_avg_pool1d(side, grid)[0].to(maps) for side in sides)
     return height.T @ (maps @ width)

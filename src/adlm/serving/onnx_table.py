@@ -72,13 +72,13 @@ def as_inputs(table: TableDomain, frame: Any) -> dict[str, npt.NDArray[Any]]:
     """Turn the columns of a DataFrame (texts, numbers, ISO dates) into what the graph takes, (n, 1) each."""
     out = {}
     for column in table.features:
-        cells = [None if _absent(v, table) else v for v in frame[column.name]]
+        values = [None if _absent(v, table) else v for v in frame[column.name]]
         if column.kind == "numeric":
-            made = np.array([np.nan if v is None else float(v) for v in cells])
+            made = np.array([np.nan if v is None else float(v) for v in values])
         elif column.kind == "date":
-            made = np.array([np.nan if v is None else float(column.day(v) - EPOCH) for v in cells])
+            made = np.array([np.nan if v is None else float(column.day(v) - EPOCH) for v in values])
         else:
-            made = np.array(["" if v is None else str(v).strip() for v in cells], dtype=object)
+            made = np.array(["" if v is None else str(v).strip() for v in values], dtype=object)
         out[input_names(table)[column.name]] = made.reshape(-1, 1)
     return out
 
@@ -94,17 +94,17 @@ def trial_columns(table: TableDomain, rows: int = 16) -> dict[str, list[Any]]:
     for column in table.features:
         if column.kind in ("numeric", "date"):
             low, high = column.number(column.lower), column.number(column.upper)
-            cells: list[Any] = list(low + (high - low) * generator.uniform(-0.1, 1.1, rows))
-            cells += [column.number(cut) for cut in column.cuts]
+            values: list[Any] = list(low + (high - low) * generator.uniform(-0.1, 1.1, rows))
+            values += [column.number(cut) for cut in column.cuts]
             if column.kind == "date":
-                cells = [datetime.date.fromordinal(max(1, int(day))) for day in cells]
+                values = [datetime.date.fromordinal(max(1, int(day))) for day in values]
         else:
             (exact, ranges), rest = _lookup(column)
-            cells = [*exact, *(str(int(low)) for low, _, _ in ranges)]
-            cells += ["neither this nor that"] if rest is not None else []
-        out[column.name] = cells + ([None] if column.missing is not None else [])
+            values = [*exact, *(str(int(low)) for low, _, _ in ranges)]
+            values += ["neither this nor that"] if rest is not None else []
+        out[column.name] = values + ([None] if column.missing is not None else [])
     longest = max(map(len, out.values()))
-    return {name: [cells[i % len(cells)] for i in range(longest)] for name, cells in out.items()}
+    return {name: [values[i % len(values)] for i in range(longest)] for name, values in out.items()}
 
 
 class _Graph:

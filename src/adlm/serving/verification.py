@@ -84,9 +84,21 @@ def verify(path: Path | str, trusted: Sequence[Ed25519PublicKey] = ()) -> Verifi
     Parameters
     ----------
     path : a release folder, a model folder or an ONNX file.
-    trusted : public keys. A release must be signed by one of them; a model and an ONNX file must be, and
-        their release too: a certificate beside a model says nothing of the model until somebody who is
-        trusted says that they belong together.
+    trusted : public keys. A release must be signed by one of them. A model and an ONNX file must be signed
+        too: a certificate beside a model says nothing of the model until somebody who is trusted says that
+        they belong together.
+
+    Returns
+    -------
+    What was checked; `sentences()` says what is proved by it and what is not.
+
+    Raises
+    ------
+    UserError : something does not match its digest, or is not signed by a trusted key.
+
+    Examples
+    --------
+    >>> print(*verify("R", [load_public("curator.key.pub")]).sentences(), sep="\\n")  # doctest: +SKIP
     """
     path = Path(path)
     if path.is_file():

@@ -1,7 +1,7 @@
 """What is known of existing releases, models and ledgers, in JSON values for the page.
 
 Certificates, evaluations and audits are read from their files; nothing is opened for writing, and no record
-is anywhere near. Names of folders are told, not where they lie.
+is anywhere near. Folders are shown by name, without their path.
 """
 
 from __future__ import annotations

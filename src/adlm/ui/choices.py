@@ -120,7 +120,7 @@ def _is_table(text: str) -> bool:
     try:
         return "columns" in toml(text)
     except UserError:
-        return False  # what is wrong with it is told by who reads it
+        return False  # whoever reads it says what is wrong with it
 
 
 def from_file(path: Path, n: int | None) -> Choice:

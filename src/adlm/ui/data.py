@@ -21,7 +21,7 @@ from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
 from adlm.ui import published
 from adlm.ui.choices import Choice, named
-from adlm.ui.forecasts import DELTAS, EPSILONS, KEPT, Budget, plan_of, settings_of
+from adlm.ui.forecasts import DELTAS, EPSILONS, PRECOMPUTED, Budget, plan_of, settings_of
 from adlm.workflows.forecast import forecast
 
 MEASURED = "measured.json"
@@ -127,9 +127,9 @@ def main(words: list[str]) -> int:
     try:
         _write(MEASURED, from_results(given.results))
         if given.forecasts:
-            old = {} if given.anew else json.loads((HERE / KEPT).read_text(encoding="utf-8"))
+            old = {} if given.anew else json.loads((HERE / PRECOMPUTED).read_text(encoding="utf-8"))
             for found in forecasts_of_page(old):
-                _write(KEPT, found)
+                _write(PRECOMPUTED, found)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

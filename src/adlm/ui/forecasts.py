@@ -1,6 +1,6 @@
 """Forecasts for the page: the release is simulated on synthetic classes, so nothing is spent or read.
 
-Rehearsals of the public data sets come with the package (`forecasts.json`, made by `python -m adlm.ui.data`):
+Forecasts of the public data sets come with the package (`forecasts.json`, made by `python -m adlm.ui.data`):
 the synthetic classes of photographs take a minute to draw. A kept simulation counts only while the features
 and the plan are those of today; any other budget is simulated when somebody asks for it.
 """
@@ -27,7 +27,7 @@ _STEPS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5
 EPSILONS = tuple(f"{step:g}" for step in _STEPS)
 COARSE = ("0.1", "0.5", "1", "3", "8")  # of tables, whose simulations take seconds each
 DELTAS = ("0", "1e-7", "1e-6", "1e-5", "1e-4")
-KEPT = "forecasts.json"
+PRECOMPUTED = "forecasts.json"
 MOST_EPSILON = 100.0
 
 
@@ -54,7 +54,7 @@ class Budget:
 def point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
     """Simulate a release and say what it would be; from the kept simulations where they hold."""
     check_size(n)
-    found = _kept_point(choice, n, budget)
+    found = _precomputed_point(choice, n, budget)
     if found is None:
         found = _table_point(choice, n, budget) if choice.table is not None else _point(choice, n, budget)
     return found
@@ -71,11 +71,11 @@ def curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str,
     neighbours : the relation.
     """
     check_size(n)
-    found = (_kept_point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in EPSILONS)
+    found = (_precomputed_point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in EPSILONS)
     return [p for p in found if p is not None]
 
 
-def whole_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
+def full_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
     """Simulate a whole curve, where it is not known.
 
     Parameters
@@ -107,8 +107,8 @@ def plan_of(choice: Choice, n: int, budget: Budget, *, rounds: bool = True) -> M
     )
 
 
-def _kept_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any] | None:
-    kept = _kept().get(choice.key)
+def _precomputed_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any] | None:
+    kept = _precomputed().get(choice.key)
     if kept is None or choice.domain is None or n != kept["n"]:
         return None
     figures = kept["curves"].get(budget.curve, {}).get(budget.epsilon)
@@ -126,8 +126,8 @@ def _fingerprint(choice: Choice) -> str:
 
 
 @lru_cache(maxsize=1)
-def _kept() -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads((resources.files("adlm.ui") / KEPT).read_text(encoding="utf-8"))
+def _precomputed() -> Mapping[str, Any]:
+    found: dict[str, Any] = json.loads((resources.files("adlm.ui") / PRECOMPUTED).read_text(encoding="utf-8"))
     return found
 
 
@@ -153,8 +153,8 @@ def _table_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
         "high": None,
         "ceiling": round(found.ceiling, 5),
         "words": [_sentence(found.plan.summary), *map(_sentence, found.plan.reasons)],
-        "remark": "Records were made by a rule of our own, for nobody knows beforehand what columns say of "
-        "a label: compare budgets by these figures, do not expect them.",
+        "remark": "Records were made by a rule of our own, for it is not known beforehand what columns say "
+        "of a label: compare budgets by these figures, do not expect them.",
     }
 
 
@@ -203,7 +203,7 @@ def curves(
 ) -> dict[str, list[dict[str, Any]]]:
     """Return whole curves by delta and relation, as a static page needs them."""
     return {
-        Budget("1", delta, relation).curve: whole_curve(choice, choice.n, delta, relation)
+        Budget("1", delta, relation).curve: full_curve(choice, choice.n, delta, relation)
         for delta in deltas
         for relation in relations
     }

@@ -18,8 +18,8 @@ from adlm.runtime.artefact import write_file
 from adlm.ui import artefacts
 from adlm.ui.choices import Choice, from_file, named
 from adlm.ui.data import reference_curves
-from adlm.ui.forecasts import COARSE, DELTAS, EPSILONS, Budget, whole_curve
-from adlm.ui.forecasts import curve as kept_curve
+from adlm.ui.forecasts import COARSE, DELTAS, EPSILONS, Budget, full_curve
+from adlm.ui.forecasts import curve as precomputed_curve
 from adlm.version import __version__
 
 
@@ -88,7 +88,7 @@ def _choice(choice: Choice, *, live: bool) -> dict[str, Any]:
 
 def _curves(choice: Choice) -> dict[str, list[dict[str, Any]]]:
     """Return every curve: those of public data sets as they are kept, others simulated now."""
-    take = kept_curve if choice.origin.startswith("--data") else whole_curve
+    take = precomputed_curve if choice.origin.startswith("--data") else full_curve
     wanted = [(delta, relation) for delta in DELTAS for relation in NEIGHBOURS]
     found = {}
     with progress.bar(len(wanted), f"simulations for {choice.title}") as advance:

@@ -1,10 +1,11 @@
 """Plan before you spend: simulate a release on synthetic classes, which costs nothing and reads no record.
 
-A release cannot be taken back. From the number of records, the classes and the budget alone, the rule's plan
-is followed on groups of the most alike classes of the public random process, with noise of the very scales
-that the release would have, and the classifier that the analyst would fit is tested on synthetic records
-that it has not seen. Real classes are more alike than that for some kinds of pictures: how much nearer they
-lie is one public constant for each kind (`class_separation`), fixed on images that no result is computed on.
+A release cannot be taken back. So the rule's plan, which needs the number of records, the classes and the
+budget alone, is followed on groups of the most alike classes of the public random process. Noise has the
+scales that it would have in the release. The classifier that the analyst would fit is tested on synthetic
+records that it has not seen. Real classes are more alike than that for some kinds of pictures: how much
+nearer they lie is one public constant for each kind (`class_separation`), fixed on images that no result is
+computed on.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ TIMES = 8  # groups of alike classes that a release is simulated on
 
 
 @dataclass(frozen=True)
-class Rehearsal:
+class Forecast:
     """What to expect of a release.
 
     Attributes
@@ -74,7 +75,7 @@ def forecast(
     *,
     times: int = TIMES,
     seed: int = 0,
-) -> Rehearsal:
+) -> Forecast:
     """Simulate a release of n records of some classes; public quantities alone.
 
     Parameters
@@ -122,7 +123,7 @@ def forecast(
             spread = float(within.diagonal()[: len(moments.sd_second)].mean())
             seconds.append(spread * n / (float(moments.sd_second[0, -1]) * math.sqrt(len(moments.sd_second))))
     result = torch.tensor(scores)
-    return Rehearsal(
+    return Forecast(
         float(budget),
         float(slack),
         plan,

@@ -2,7 +2,7 @@
 
 Columns are filled at random within their declared domains and labels follow a random additive rule, so that
 the real release and the real model run on something of the right shape and size. What a table's columns
-really say of its label nobody knows beforehand; the forecast is how much of what could be learnt survives.
+really say of its label is not known beforehand; the forecast is how much of what could be learnt survives.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MOST = 100_000  # records that are made
 
 
 @dataclass(frozen=True)
-class TableRehearsal:
+class TableForecast:
     """What to expect of a table's release.
 
     Attributes
@@ -62,7 +62,7 @@ class TableRehearsal:
 
 def forecast_table(
     table: TableDomain, n: int, epsilon: object, delta: object = 0, seed: int = 0, fourier: Fourier = 0
-) -> TableRehearsal:
+) -> TableForecast:
     """Simulate a release of n records of a declared table.
 
     Parameters
@@ -72,6 +72,14 @@ def forecast_table(
     epsilon, delta : the budget.
     seed : of the records and the noise.
     fourier : random Fourier features: a number, or `auto`.
+
+    Returns
+    -------
+    The plan, and the accuracy (or R2) to compare budgets by.
+
+    Examples
+    --------
+    >>> forecast_table(TableDomain.load("visits.toml"), 20_000, epsilon=1).accuracy  # doctest: +SKIP
     """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     plan = plan_release(table, n, budget, slack, fourier)
@@ -98,10 +106,10 @@ def forecast_table(
         low, high = table.domain.target
         seen, best_value = (low + (high - low) * v[made:] for v in (values, np.clip(0.5 + 0.15 * rule, 0, 1)))
         found, most = (measure_values(p, seen).r2 or 0.0 for p in (fit(release).values(x[made:]), best_value))
-        return TableRehearsal(float(budget), float(slack), plan, found, most)
+        return TableForecast(float(budget), float(slack), plan, found, most)
     guess = fit(release).predict(x[made:])
     best = logits[made:].argmax(1)
-    return TableRehearsal(
+    return TableForecast(
         float(budget), float(slack), plan, float((guess == y[made:]).mean()), float((best == y[made:]).mean())
     )
 

@@ -1,9 +1,9 @@
 """Noise that follows relevance: where a moment release takes its noise scales from.
 
-The paper's second promise. Relevances come from the public prior at no cost; or from the data: a tenth of
-the budget buys a first release of class sums, a model is made of it, LRP explains that model on labelled
-vectors drawn from the same release, and the rest of the budget is spent by what came out. Only the first
-release reads records, and it is charged.
+The paper's second promise. Relevances come from the public prior at no cost, or from the data. For the
+latter, a tenth of the budget buys a first release of class sums, and a model is made of it. LRP explains that
+model on labelled vectors drawn from the same release. The noise of the main release follows these relevances.
+For them only the first release reads records, and it is charged.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pre-train a relevance network on classes that nobody's data is in: random processes by default.
+"""Pre-train a relevance network on classes without anybody's data: random processes by default.
 
 The paper trains it on the private records, without privacy. Here it never sees them, so what it says of them
 costs only what the average relevance costs.
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from adlm.errors import UserError
 from adlm.runtime import progress
 
-CLASSES = 40  # synthetic classes the network learns to tell apart
+CLASSES = 40  # synthetic classes the network learns to separate
 
 
 def synthetic(

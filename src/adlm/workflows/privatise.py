@@ -51,11 +51,11 @@ def privatise(
 
     Parameters
     ----------
-    x : (n, *shape) records in the units of a `Domain`; or, for a table, a CSV or Parquet file, a folder or a
-        glob of them, here or at an address (s3://, gs://), a data frame, or a reader: a function without
-        parameters that gives batches of encoded records (n, width) in [0, 1] with their (n,) class codes, the
-        same ones each time it is called. For images and vectors, a file or a folder
-        (`adlm.readers.input_files`).
+    x : the records. With a `Domain`, an (n, *shape) array in its units. With a `TableDomain`, a data frame,
+        or a CSV or Parquet file, a folder or a glob of them, here or at an address (s3://, gs://). It may
+        also be a reader: a function without parameters that gives batches of encoded records, (n, width) in
+        [0, 1], with their (n,) class codes, the same ones at each call. With an `InputDomain`, a file or a
+        folder of images or vectors (`adlm.readers.input_files`).
     y : n labels; None for a file or a reader, and for a data frame that has the label's column.
     domain : what is public of the records: a `Domain`, a `TableDomain`, an `InputDomain`, or the domain file
         of a table, of images or of vectors.
@@ -80,6 +80,17 @@ def privatise(
     fourier : tables: random Fourier features of the numeric columns together: a number, or `auto`.
     engine : where passes over files and arrays run: `local`, `ray`, or an `Engine`. The release is the same.
     ray_address : of the engine `ray`: a cluster, such as `auto`; one of this machine alone when not given.
+
+    Returns
+    -------
+    The release: `tensors` with exact noise, and the `certificate` that states what it cost. `release.save`
+    writes it, `adlm.fit` trains on it.
+
+    Raises
+    ------
+    UserError : records or labels do not match the domain, an option is for another kind of records, the
+        number of records is private and no `size` was given, or the ledger's budget would be exceeded. An
+        error before the charge costs nothing; the ledger says what was charged.
 
     Formal guarantees
     -----------------
@@ -195,7 +206,7 @@ def _privatise_arrays(
     if len(records) == 0:
         raise UserError("there are no records to release; give at least one")
     ledger, source = opened(options)
-    settings = {"relevance": relevance} | _kept(declared)
+    settings = {"relevance": relevance} | _input_declaration(declared)
     features, plan = _planned(domain, len(records), budget, options, contributions)
     public = provenance_of(features, domain.shape) == "public"
     stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
@@ -260,7 +271,7 @@ def _engine(options: ReleaseOptions) -> contextlib.AbstractContextManager[Engine
     )
 
 
-def _kept(declared: InputDomain | None) -> dict[str, Any]:
+def _input_declaration(declared: InputDomain | None) -> dict[str, Any]:
     """What a certificate says of a declared file, so that models can read such files: nothing if the domain
     says it all."""
     return {} if declared is None or declared.is_usual else {"input": declared.to_dict()}

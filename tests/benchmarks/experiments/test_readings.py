@@ -310,13 +310,13 @@ def test_the_time_that_readings_take_grows_with_their_steps_and_is_said_before_a
     other = Trial("moments", "digits", "1")
     assert paper_readings.estimate([*cells, other]) == pytest.approx(7200)
     conduct._say_how_long("paper", [*cells, other], tmp_path, 2)
-    assert "3 cells to run on 2 processes; 2 of them" in said[0]
+    assert "3 trials to run on 2 processes; 2 of them" in said[0]
     assert "about 60 minutes" in said[0]
     gradients = {"network": "authors-mnist-quarter", "n": 5000, "epochs": 9}
     cells.append(Trial("psgd-abadi", "digits", "1", "1e-5", settings=gradients))
     assert paper_readings.estimate(cells) == pytest.approx(7200 + 4 * 9 * 5000 / 50)
     conduct._say_how_long("paper", [*cells, other], tmp_path, 1)
-    assert "4 cells to run on 1 processes; 3 of them" in said[1]
+    assert "4 trials to run on 1 processes; 3 of them" in said[1]
     assert "about 3.0 hours" in said[1]
 
 

@@ -18,11 +18,11 @@ from benchmarks.experiments import regression
 def test_sides_of_a_split_are_encoded_alike_and_apart() -> None:
     split = load("load_diabetes", Path("nowhere"))
     assert len(split.y) == 331
-    assert len(split.held) == 111
+    assert len(split.truth) == 111
     assert split.x.shape[1] == split.test.shape[1] == 10
     assert split.x.min() >= 0
     assert split.x.max() <= 1
-    values = split.values(np.concatenate([split.y, split.held]))
+    values = split.values(np.concatenate([split.y, split.truth]))
     assert values.min() >= 25
     assert values.max() <= 350
     assert split.y.max() <= TARGET_UNIT

@@ -111,12 +111,17 @@ print(json.dumps([{"weight": (100 * weight).tolist(), "bias": 0.0}] * int(runs))
 """
 
 
-def test_another_interpreter_gets_the_cells_and_its_weights_are_measured_here(tmp_path: Path) -> None:
-    script = tmp_path / "fake.py"
-    script.write_text(FAKE)
-    python = tmp_path / "python"
+def interpreter(folder: Path, text: str) -> Path:
+    """A program that runs a script in place of the one that it is given."""
+    script, python = folder / "fake.py", folder / "python"
+    script.write_text(text)
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
     python.chmod(0o755)
+    return python
+
+
+def test_another_interpreter_gets_the_indicators_and_its_weights_are_measured_here(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, FAKE)
     found = diffprivlib_logistic(small(), "1", PENALTIES[0], 2, str(python))
     assert len(found) == 2
     assert found[0].accuracy > 0.9
@@ -141,11 +146,7 @@ for run in range(int(runs)):
 
 
 def test_another_interpreter_gets_the_columns_and_its_probabilities_are_measured_here(tmp_path: Path) -> None:
-    script = tmp_path / "fake.py"
-    script.write_text(FAKE_EBM)
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{script}" "$@"\n')
-    python.chmod(0o755)
+    python = interpreter(tmp_path, FAKE_EBM)
     found = dp_ebm(small(), "1", 2, str(python))
     assert [m.auc for m in found] == [0.5, 0.5]
     python.write_text("#!/bin/sh\necho ModuleNotFoundError: No module named interpret >&2; exit 1\n")

@@ -1,4 +1,4 @@
-"""Cells are run once, kept at once, and gone on from after a kill."""
+"""Trials are run once, kept at once, and gone on from after a kill."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.experiments.trials import CELLS, Outcome, Trial, read, run
+from benchmarks.experiments.trials import TRIALS_FILE, Outcome, Trial, read, run
 
 from adlm.errors import UserError
 from benchmarks import environment
@@ -37,7 +37,7 @@ def test_every_setting_of_a_cell_has_a_part_in_its_name_and_noise() -> None:
 def test_results_come_in_the_order_of_the_cells_and_are_kept(tmp_path: Path) -> None:
     done = run(GRID, tmp_path, perform)
     assert [item.trial for item in done] == GRID
-    assert {item.trial.key for item in read(tmp_path / CELLS)} == {trial.key for trial in GRID}
+    assert {item.trial.key for item in read(tmp_path / TRIALS_FILE)} == {trial.key for trial in GRID}
     assert done[4].outcome["accuracy"] == 0.51
 
 
@@ -57,7 +57,7 @@ def test_finished_cells_are_not_run_again_and_need_resume(tmp_path: Path) -> Non
 
 def test_a_line_cut_short_is_dropped_and_its_cell_run_again(tmp_path: Path) -> None:
     run(GRID[:2], tmp_path, perform)
-    path = tmp_path / CELLS
+    path = tmp_path / TRIALS_FILE
     text = path.read_text()
     path.write_text(text[:-20])
     assert len(read(path)) == 1
@@ -104,7 +104,7 @@ run([Trial("any", "digits", "1", seed=seed) for seed in range(100)], Path(sys.ar
 
 def test_a_killed_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     worker = subprocess.Popen([sys.executable, "-c", SLOW, str(tmp_path)], env=environment())
-    path = tmp_path / CELLS
+    path = tmp_path / TRIALS_FILE
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and (not path.exists() or path.read_text().count("\n") < 3):
         time.sleep(0.02)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adlm.analyst.evidence import drowned, estimated_accuracy
+from adlm.analyst.evidence import below_majority_baseline, estimated_accuracy
 from adlm.analyst.fit import fit
 from adlm.analyst.rounds import rounds_head
 from adlm.audit.rounds_controls import ROUNDS
@@ -30,7 +30,7 @@ from adlm.curator.noise import Source
 from adlm.curator.passes import LocalRecords
 from adlm.errors import UserError
 from adlm.estimation import exact
-from adlm.estimation.class_counts import class_offsets, plausible_counts, pulled_together
+from adlm.estimation.class_counts import class_offsets, plausible_counts, posterior_counts
 from adlm.estimation.gradient_head import (
     FEATURE_UNIT,
     GRADIENT_UNIT,
@@ -238,7 +238,7 @@ def test_what_is_believed_of_counts_is_the_mean_of_what_noise_leaves_possible() 
     for count in counts:
         odds = np.exp(-possible / 100 - 0.5 * ((possible - count) / spread) ** 2)
         means.append(float(possible @ odds / odds.sum()))
-    together = pulled_together(counts, spread)
+    together = posterior_counts(counts, spread)
     assert together is not None
     assert np.allclose(together, 300 * np.array(means) / sum(means), rtol=1e-3)
 
@@ -335,7 +335,7 @@ def test_a_model_without_a_signal_says_so_and_gives_the_largest_class() -> None:
     domain = Domain((6,), 0.0, 1.0, ("a", "b"))
     release = privatise(x, y, domain=domain, epsilon="0.5", delta="1e-5", seed=2)
     model = fit(release)
-    if drowned(release):
+    if below_majority_baseline(release):
         assert "largest class" in str(model.training["warning"])
         assert (model.predict(x) == 0).all()
     assert (model.predict(x) == y).mean() > 0.88

@@ -41,7 +41,7 @@ def one_by_one(column: Column, cells: list[str], missing: tuple[str, ...]) -> li
     found = []
     for row, cell in enumerate(cells):
         try:
-            found.append(float(encoding._cell_codes(column, pa.array([cell]), missing)[0]))
+            found.append(float(encoding._value_codes(column, pa.array([cell]), missing)[0]))
         except CellError as error:
             return row, error.reason
     return found
@@ -76,13 +76,13 @@ def test_a_plainly_written_number_is_the_one_that_python_reads(cells: list[str])
 def test_one_odd_cell_leaves_the_others_to_be_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The work for each cell is for odd ones alone: the others never reach the slow reader."""
     seen: list[int] = []
-    slow = encoding._cell_codes
+    slow = encoding._value_codes
 
     def counted(column: Column, values: pa.Array, missing: tuple[str, ...]) -> object:
         seen.append(len(values))
         return slow(column, values, missing)
 
-    monkeypatch.setattr(encoding, "_cell_codes", counted)
+    monkeypatch.setattr(encoding, "_value_codes", counted)
     encoding._codes(COLUMNS[1], pa.array(["1.5", "NA", " 2", *map(str, range(1000))]), MISSING)
     assert seen == [2]
 

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tests.declared import AGE_COLUMN, GROUPED, ILL, MISSING, SEEN, STAGE, column
 
 from adlm.errors import UserError
 from adlm.public.domain.column import Column
@@ -17,42 +18,20 @@ from adlm.public.features import build
 from adlm.public.features.tabular import TabularFeatures
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-TEXT = """
-missing = ["?", ""]
-crosses = [["sex", "stage"]]
-[columns.id]
-kind = "person"
-records = 2
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-missing = 50
-[columns.sex]
-kind = "boolean"
-values = ["F", "M"]
-[columns.stage]
-kind = "ordinal"
-values = ["I", "II", "III"]
-missing = "category"
-[columns.code]
-kind = "categorical"
-other = "rest"
-[columns.code.groups]
-heart = ["390..459", "785..785"]
-lung = ["460..519", "V1"]
-[columns.seen]
-kind = "date"
-lower = 2020-01-01
-upper = 2020-12-31
-[columns.note]
-kind = "ignored"
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-[columns.ill.aliases]
-"1" = "yes"
-"""
+TEXT = (
+    'missing = ["?", ""]\ncrosses = [["sex", "stage"]]\n'
+    + column("id", "person", records=2)
+    + AGE_COLUMN
+    + "missing = 50\n"
+    + column("sex", "boolean", values=("F", "M"))
+    + STAGE
+    + MISSING
+    + GROUPED
+    + SEEN
+    + column("note", "ignored")
+    + ILL
+    + '[columns.ill.aliases]\n"1" = "yes"\n'
+)
 
 
 @pytest.fixture

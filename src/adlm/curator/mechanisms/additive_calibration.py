@@ -97,7 +97,7 @@ def calibrate(
 
 
 def _table_sensitivity(unit: Clip, neighbours: str) -> Fraction:
-    """Distance of class tables of neighbours: cells are not negative, so two records are never opposite."""
+    """Distance of class tables of neighbours: no indicator is negative, so no two records are opposite."""
     if neighbours == "add-remove":
         return Fraction(unit.record_norm_bound)
     return (

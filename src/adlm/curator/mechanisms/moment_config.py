@@ -77,7 +77,7 @@ class MomentConfig:
     ----------
     epsilon, delta : the budget; delta 0 means Laplace noise.
     k : coordinates summed.
-    clip_norm : clip level of z in the norm of the noise.
+    clip_norm : clip norm of z in the norm of the noise.
     scales : (k,) relative noise scales b_j (the allocation); None: identical.
     constant : share of the clip that carries the class counts.
     share_sums : share of the budget for class sums and counts when second moments are released too.

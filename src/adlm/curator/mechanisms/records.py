@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -153,23 +154,20 @@ class RecordMechanism:
                 f"the noise is so large that nothing of a record would be left (Delta_h0 = {s.delta_h0}, "
                 f"|L| = {s.batch_size}); raise epsilon or the batch size."
             )
-        features = Charge(
+        charge = partial(
+            Charge, mechanism="laplace", neighbours=self.domain.neighbours, scale=Fraction(SCALE)
+        )
+        features = charge(
             what=f"{self.domain.size} features of every record, noise (1/|L|) Lap(Delta_h0/eps_j) each",
-            mechanism="laplace",
-            neighbours=self.domain.neighbours,
             sensitivity=Fraction(moved),
-            scale=Fraction(SCALE),
             proof="L1 distance of two records in grid steps, a grid for each feature; discrete Laplace noise",
             epsilon_claimed=s.epsilon2,
         )
         if not s.labelled:
             return (features,)
-        labels = Charge(
+        labels = charge(
             what=f"loss coefficients of order {', '.join(map(str, s.orders))} of every record",
-            mechanism="laplace",
-            neighbours=self.domain.neighbours,
             sensitivity=Fraction(label),
-            scale=Fraction(SCALE),
             proof="a label moves two coefficients of an order by its slope; discrete Laplace noise",
             epsilon_claimed=s.epsilon3,
         )

@@ -41,7 +41,7 @@ class CrossMoments:
 
     Attributes
     ----------
-    inside, outside : clip levels of a record along those directions, and outside the basis.
+    inside, outside : clip norms of a record along those directions, and outside the basis.
     share : of the second stage's budget.
     """
 
@@ -60,7 +60,7 @@ class Second:
         then the leading coordinates made orthogonal to it, so that stage two looks where stage one found the
         classes.
     around : `origin`, or `means`: each record less the released mean of its class.
-    clip_norm : clip level of the q numbers.
+    clip_norm : clip norm of the q numbers.
     scales : (q,) relative noise scales of the coordinates; None: identical.
     cross : with basis and around `means`, products with what lies outside the basis.
     """

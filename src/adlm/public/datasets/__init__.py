@@ -65,7 +65,28 @@ def size(name: str, split: str) -> int:
 
 
 def load(name: str, split: str, *, say: Say = progress.say) -> Records:
-    """Records of a data set's `train` or `test` split; `say` is told of each step of a download."""
+    """Load a public data set by name, fetching it if need be.
+
+    Parameters
+    ----------
+    name : as `adlm data list` shows it, such as `digits` or `mnist`.
+    split : `train` or `test`.
+    say : called with each step of a download, as a sentence.
+
+    Returns
+    -------
+    Records `x`, class codes `y` and the `domain`.
+
+    Raises
+    ------
+    UserError : there is no such set or split, or it cannot be fetched or does not match its checksum.
+
+    Examples
+    --------
+    >>> from adlm.public import datasets
+    >>> datasets.load("digits", "test").x.shape
+    (360, 8, 8)
+    """
     data = named(name)
     if split not in SPLITS:
         raise UserError(f"there is no split {split!r} of {name}; choose from {', '.join(SPLITS)}")

@@ -55,7 +55,7 @@ def _sheet(path: Path, count: int) -> NDArray[np.uint8]:
             pixels = np.asarray(image)
     except FileNotFoundError:
         raise
-    except (OSError, SyntaxError) as error:  # a broken PNG is told by either
+    except (OSError, SyntaxError) as error:  # a broken PNG raises either
         raise UserError(f"{path} cannot be read ({error}); fetch it again") from None
     return np.ascontiguousarray(pixels.transpose(0, 2, 1)).reshape(count, 3, 32, 32)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import numbers
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
 from adlm.errors import UserError
 
-Declared = TypeVar("Declared")
+Parsed = TypeVar("Parsed")
 
 
 def shape(given: Any) -> tuple[int, ...]:
@@ -115,11 +115,39 @@ def toml(text: str) -> dict[str, Any]:
         raise UserError(f"a domain must be valid TOML ({reason(error)})") from None
 
 
-def load(path: str | Path, parse: Callable[[str], Declared]) -> Declared:
-    """Read a domain file; mistakes in it are told with the file's name."""
+def named_columns(raw: Any) -> list[tuple[str, Any]] | None:
+    """Columns by name, from the sections of a file or from the list that `to_dict` gives; None for others."""
+    if isinstance(raw, Mapping):
+        return [(str(name), settings) for name, settings in raw.items()]
+    if isinstance(raw, list | tuple) and all(isinstance(c, Mapping) and "name" in c for c in raw):
+        return [(str(c["name"]), {key: v for key, v in c.items() if key != "name"}) for c in raw]
+    return None
+
+
+def load(path: str | Path, parse: Callable[[str], Parsed]) -> Parsed:
+    """Read a domain file; an error names the file."""
     try:
         return parse(Path(path).read_text(encoding="utf-8"))
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
     except (OSError, ValueError) as error:  # a missing file, or bytes that are not UTF-8
         raise UserError(f"cannot read the domain file {path} ({reason(error)})") from None
+
+
+class DomainFile:
+    """A domain that is declared in a TOML file."""
+
+    @classmethod
+    def from_dict(cls, values: Any) -> Self:
+        """The domain that a file's settings declare."""
+        raise NotImplementedError
+
+    @classmethod
+    def from_toml(cls, text: str) -> Self:
+        """The domain that the text of a domain file declares."""
+        return cls.from_dict(toml(text))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a domain file; an error in it names the file."""
+        return load(path, cls.from_toml)

@@ -10,7 +10,6 @@ import math
 import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -37,7 +36,7 @@ _BLOCK = 1 << 22  # values scaled at a time: keeps the float64 copy small beside
 
 
 @dataclass(frozen=True)
-class Domain:
+class Domain(declaration.DomainFile):
     """The declared, public description of a data set.
 
     Parameters
@@ -60,6 +59,19 @@ class Domain:
         `stretch`.
     target
         Bounds of the number that is predicted, where it is no class.
+
+    Raises
+    ------
+    UserError
+        A setting is missing or out of range, such as an upper bound that does not exceed the lower one.
+
+    Examples
+    --------
+    >>> from adlm import Domain
+    >>> domain = Domain((2,), lower=(18, 0), upper=(90, 250), classes=("healthy", "ill"))
+    >>> domain.scale([[54, 125], [17, 400]])
+    array([[0.5, 0.5],
+           [0. , 1. ]], dtype=float32)
     """
 
     shape: tuple[int, ...]
@@ -170,7 +182,7 @@ class Domain:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+    def from_dict(cls, values: Any) -> Self:
         """The domain that `to_dict` described."""
         if not isinstance(values, Mapping):
             raise UserError(f"a domain must be a table of settings (got {declaration.show(values)})")
@@ -188,16 +200,6 @@ class Domain:
     def to_toml(self) -> str:
         """Text of a domain file."""
         return tomli_w.dumps(self.to_dict())
-
-    @classmethod
-    def from_toml(cls, text: str) -> Self:
-        """The domain that a domain file's text declares."""
-        return cls.from_dict(declaration.toml(text))
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a domain file; mistakes in it are told with the file's name."""
-        return declaration.load(path, cls.from_toml)
 
     def _feature(self, index: int) -> str:
         return str(index) if self.features is None else repr(self.features[index])

@@ -1,4 +1,4 @@
-"""Cells to numbers: how a declared column reads a value. Each number depends on its own cell alone."""
+"""Columns as numbers: how a declared column is encoded. Each number depends on its own value alone."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from adlm.public.domain.declaration import show
 from adlm.public.domain.table import TableDomain
 from adlm.public.domain.values import CellError as CellError
 from adlm.public.domain.values import (
-    Cells,
+    ColumnValues,
     RefusedError,
     cell_text,
-    cells_of,
+    column_values,
     day_in,
     is_text,
     number_in,
@@ -134,7 +134,7 @@ class Survey:
 
 def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Survey:
     """Count the cells that are missing, outside the bounds, or refused; only a nested type is an error."""
-    cells = _cells(column, values)
+    cells = _column_values(column, values)
     counts = np.bincount(cells.rows, minlength=len(cells.distinct)).tolist()
     read = _reader(column, missing)
     absent = outside = 0
@@ -174,7 +174,7 @@ def _codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
             return _positions(column, _marked(column, numbers, missing))
         if is_text(values):
             return _number_texts(column, values, missing)
-    return _cell_codes(column, values, missing)
+    return _value_codes(column, values, missing)
 
 
 def _marked(column: Column, numbers: Codes, missing: tuple[str, ...]) -> Codes:
@@ -191,15 +191,15 @@ def _number_texts(column: Column, texts: Any, missing: tuple[str, ...]) -> Codes
     codes = _positions(column, _marked(column, numbers, missing))
     if odd.size:
         try:
-            codes[odd] = _cell_codes(column, texts.take(pa.array(odd)), missing)
+            codes[odd] = _value_codes(column, texts.take(pa.array(odd)), missing)
         except CellError as error:
             raise CellError(column.name, int(odd[error.row]), error.reason) from None
     return codes
 
 
-def _cell_codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
+def _value_codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
     """Read each different cell once, by the declared kind."""
-    cells = _cells(column, values)
+    cells = _column_values(column, values)
     read = _reader(column, missing)
     lookup = np.full(len(cells.distinct), np.nan)
     for code, cell in enumerate(cells.distinct):
@@ -212,9 +212,9 @@ def _cell_codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
     return np.asarray(lookup[cells.rows])
 
 
-def _cells(column: Column, values: Any) -> Cells:
+def _column_values(column: Column, values: Any) -> ColumnValues:
     try:
-        return cells_of(values)
+        return column_values(values)
     except RefusedError as refused:
         raise CellError(column.name, 0, str(refused)) from None
 

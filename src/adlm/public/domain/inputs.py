@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tomli_w
 
@@ -155,7 +155,7 @@ _READ = {"image": ImageInput.from_dict, "vector": VectorInput.from_dict}
 
 
 @dataclass(frozen=True)
-class InputDomain:
+class InputDomain(declaration.DomainFile):
     """What is declared of a data set whose records are one image or one vector each, with a label.
 
     Parameters
@@ -214,7 +214,7 @@ class InputDomain:
         return {"neighbours": self.neighbours, "columns": columns}
 
     @classmethod
-    def from_dict(cls, raw: Any) -> InputDomain:
+    def from_dict(cls, raw: Any) -> Self:
         """Read what `to_dict` or a domain file says."""
         if not isinstance(raw, Mapping):
             raise UserError(f"a domain must be a table of settings (got {declaration.show(raw)})")
@@ -224,8 +224,11 @@ class InputDomain:
                     f"a domain of images or vectors has no setting {declaration.show(key)}; it has "
                     f"{' and '.join(_SETTINGS)}"
                 )
+        columns = declaration.named_columns(raw.get("columns"))
+        if columns is None:
+            raise UserError("a domain file has one section [columns.NAME] for each column")
         found: dict[str, Any] = {}
-        for name, settings in named_columns(raw.get("columns")):
+        for name, settings in columns:
             kind = settings.get("kind") if isinstance(settings, Mapping) else None
             if kind == "ignored":
                 continue
@@ -275,25 +278,6 @@ class InputDomain:
         raw = self.to_dict()
         sections = {column.pop("name"): column for column in raw.pop("columns")}
         return tomli_w.dumps(raw | {"columns": sections})
-
-    @classmethod
-    def from_toml(cls, text: str) -> InputDomain:
-        """The domain that a file's text declares."""
-        return cls.from_dict(declaration.toml(text))
-
-    @classmethod
-    def load(cls, path: str | Path) -> InputDomain:
-        """Read a domain file; mistakes in it are told with the file's name."""
-        return declaration.load(path, cls.from_toml)
-
-
-def named_columns(raw: Any) -> list[tuple[str, Any]]:
-    """Columns by name, from the sections of a file or from the list that `to_dict` gives."""
-    if isinstance(raw, Mapping):
-        return [(str(name), settings) for name, settings in raw.items()]
-    if isinstance(raw, list | tuple) and all(isinstance(c, Mapping) and "name" in c for c in raw):
-        return [(str(c["name"]), {key: v for key, v in c.items() if key != "name"}) for c in raw]
-    raise UserError("a domain file has one section [columns.NAME] for each column")
 
 
 def is_input_domain(path: str | Path) -> bool:

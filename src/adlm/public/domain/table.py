@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tomli_w
 
@@ -45,7 +45,7 @@ _SETTINGS = (
 
 
 @dataclass(frozen=True)
-class TableDomain:
+class TableDomain(declaration.DomainFile):
     """What is declared of a table. Nothing in it is learnt from the records, unless it says so.
 
     Parameters
@@ -53,18 +53,30 @@ class TableDomain:
     columns : the columns; in a file without a header row, in the order of the file.
     neighbours : `replace-one` or `add-remove`, of persons if there is a person column, else of records.
     header : whether the file has a header row.
-    delimiter, quote : what stands between the cells of a CSV file, and around a cell that holds it. Found
+    delimiter, quote : between the values of a CSV file, and around a value that holds the delimiter. Found
         out from the header row if they are not declared; a comma and a double quote without one. An empty
         quote says that quotes are plain text.
-    newlines_in_values : whether a quoted cell of a CSV file may go over several lines. Only for files that
+    newlines_in_values : whether a quoted value of a CSV file may go over several lines. Only for files that
         were written by a program that doubles quotes: there, a quote that is left open takes rows in.
-    bad_rows : what a row with the wrong number of cells or a misplaced quote is: an `error`, or a record of
+    bad_rows : what a row with the wrong number of values or a misplaced quote is: an `error`, or a record of
         which all is `missing`. Then every column must declare what missing means, the label too.
     comment : lines above the header row that start with this are passed over.
     decimal : what stands before decimals in a CSV file: a point or a comma.
-    missing : texts that mean that a cell is missing.
+    missing : texts that mean that a value is missing.
     crosses : pairs of columns whose combinations are features of their own.
     bounds_learnt_from_data : set by `adlm domain init --peek`; every certificate made with it says so.
+
+    Raises
+    ------
+    UserError : columns contradict each other, or a setting is not allowed.
+
+    Examples
+    --------
+    >>> from adlm.public.domain.column import Column
+    >>> from adlm.public.domain.table import TableDomain
+    >>> age, ill = Column("age", "numeric", 0, 110), Column("ill", "label", classes=("no", "yes"))
+    >>> TableDomain((age, ill)).domain.classes
+    ('no', 'yes')
     """
 
     columns: tuple[Column, ...]
@@ -118,7 +130,7 @@ class TableDomain:
                 )
 
     def _check_dialect(self) -> None:
-        """Refuse what cannot be told apart in a CSV file, and bad rows that would mean nothing."""
+        """Refuse what is ambiguous in a CSV file, and bad rows that would mean nothing."""
         if self.delimiter is not None and not _mark(self.delimiter):
             raise UserError(f"delimiter must be one plain character (got {self.delimiter!r})")
         if self.quote and not _mark(self.quote):
@@ -129,7 +141,7 @@ class TableDomain:
             raise UserError(f'bad_rows must be "error" or "missing" (got {self.bad_rows!r})')
         if self.bad_rows == "missing":
             if self.person is not None:
-                raise UserError('bad_rows = "missing" does not go with persons: a bad row names nobody')
+                raise UserError('bad_rows = "missing" does not go with persons: a bad row has no person')
             for column in (*self.features, self.answer):
                 if column.missing is None:
                     raise UserError(
@@ -203,9 +215,9 @@ class TableDomain:
         return out | {"columns": [column.to_dict() for column in self.columns]}
 
     @classmethod
-    def from_dict(cls, raw: Any) -> TableDomain:
+    def from_dict(cls, raw: Any) -> Self:
         """Read what `to_dict` or a domain file says."""
-        columns = _named_columns(raw.get("columns")) if isinstance(raw, Mapping) else None
+        columns = declaration.named_columns(raw.get("columns")) if isinstance(raw, Mapping) else None
         if columns is None:
             raise UserError("a table's domain file has one section [columns.NAME] for each column")
         for key in raw:
@@ -239,29 +251,10 @@ class TableDomain:
             sections[column.pop("name")] = column
         return tomli_w.dumps(raw | {"columns": sections})
 
-    @classmethod
-    def from_toml(cls, text: str) -> TableDomain:
-        """The domain that a file's text declares."""
-        return cls.from_dict(declaration.toml(text))
-
-    @classmethod
-    def load(cls, path: str | Path) -> TableDomain:
-        """Read a domain file; mistakes in it are told with the file's name."""
-        return declaration.load(path, cls.from_toml)
-
 
 def _mark(text: str) -> bool:
-    """Whether a text is one character that can stand between or around cells."""
+    """Whether a text is one character that can stand between or around values."""
     return len(text) == 1 and text.isascii() and (text.isprintable() or text == "\t") and not text.isalnum()
-
-
-def _named_columns(raw: Any) -> list[tuple[str, Any]] | None:
-    """Columns by name, from the sections of a file or from the list that `to_dict` gives."""
-    if isinstance(raw, Mapping):
-        return [(str(name), settings) for name, settings in raw.items()]
-    if isinstance(raw, list | tuple) and all(isinstance(c, Mapping) and "name" in c for c in raw):
-        return [(str(c["name"]), {key: v for key, v in c.items() if key != "name"}) for c in raw]
-    return None
 
 
 def is_table_domain(path: str | Path) -> bool:

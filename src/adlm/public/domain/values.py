@@ -1,9 +1,9 @@
-"""The cells of a column, one by one: what a cell says never depends on the cells beside it.
+"""The values of a column, one by one: how a value is read never depends on the others.
 
-A table's library gives each column one type, and one odd cell can change it: a missing value turns whole
+A table's library gives each column one type, and one odd value can change it: a missing value turns whole
 numbers into floats, a text turns numbers into objects. So nothing is inferred here. A column is taken in the
-type that it has, and every cell is read by rules that give the same in all types that could hold it; where
-no such rule exists (is 1.0 in a categorical column "1" or "1.0"?) the cell is refused.
+type that it has, and every value is read by rules that give the same in all types that could hold it. Where
+no such rule exists (is 1.0 in a categorical column "1" or "1.0"?) the value is refused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class CellError(UserError):
 
 
 @dataclass(frozen=True, eq=False)
-class Cells:
+class ColumnValues:
     """A column as the different cells in it, None for a missing one, and which of them each row holds."""
 
     distinct: list[Any]
@@ -90,20 +90,20 @@ def numbers_in(texts: Any) -> NDArray[np.float64]:
     return found
 
 
-def cells_of(values: Any) -> Cells:
+def column_values(values: Any) -> ColumnValues:
     """Take a column apart; its type is the one that it has, and none is inferred from its cells."""
     array = _typed(values)
     if isinstance(array, pa.ChunkedArray):
-        return _joined([_arrow_cells(chunk) for chunk in array.chunks])
+        return _joined([_arrow_values(chunk) for chunk in array.chunks])
     if isinstance(array, pa.Array):
-        return _arrow_cells(array)
+        return _arrow_values(array)
     if _is_category(array):
         distinct = [plain(cell) for cell in array.categories]
         codes = np.asarray(array.codes, dtype=np.intp)
-        return Cells([*distinct, None], np.where(codes < 0, len(distinct), codes))
+        return ColumnValues([*distinct, None], np.where(codes < 0, len(distinct), codes))
     if isinstance(array, np.ndarray) and array.dtype.kind in "biuf":
         found, rows = np.unique(array, return_inverse=True)
-        return Cells([plain(cell) for cell in found.tolist()], rows.astype(np.intp).reshape(-1))
+        return ColumnValues([plain(cell) for cell in found.tolist()], rows.astype(np.intp).reshape(-1))
     return _listed(array.tolist() if isinstance(array, np.ndarray) else array)
 
 
@@ -127,7 +127,7 @@ def _is_category(values: Any) -> bool:
     return hasattr(values, "categories") and hasattr(values, "codes")
 
 
-def _arrow_cells(array: Any) -> Cells:
+def _arrow_values(array: Any) -> ColumnValues:
     kind = array.type
     if isinstance(array, pa.ExtensionArray):
         return _listed(array.to_pylist())
@@ -142,10 +142,10 @@ def _arrow_cells(array: Any) -> Cells:
             return _listed(array.to_pylist())
     distinct = [plain(cell) for cell in coded.dictionary.to_pylist()]
     rows = coded.indices.fill_null(len(distinct)) if coded.indices.null_count else coded.indices
-    return Cells([*distinct, None], np.asarray(rows.to_numpy(zero_copy_only=False), dtype=np.intp))
+    return ColumnValues([*distinct, None], np.asarray(rows.to_numpy(zero_copy_only=False), dtype=np.intp))
 
 
-def _listed(values: Iterable[Any]) -> Cells:
+def _listed(values: Iterable[Any]) -> ColumnValues:
     """Python values as they are; equal ones of a plain type are kept once."""
     distinct: list[Any] = []
     known: dict[tuple[type, Any], int] = {}
@@ -160,16 +160,16 @@ def _listed(values: Iterable[Any]) -> Cells:
             if isinstance(cell, _PLAIN) or cell is None:
                 known[key] = at
         rows.append(at)
-    return Cells(distinct, np.array(rows, dtype=np.intp))
+    return ColumnValues(distinct, np.array(rows, dtype=np.intp))
 
 
-def _joined(parts: list[Cells]) -> Cells:
+def _joined(parts: list[ColumnValues]) -> ColumnValues:
     distinct: list[Any] = []
     rows = [np.zeros(0, dtype=np.intp)]
     for part in parts:
         rows.append(part.rows + len(distinct))
         distinct.extend(part.distinct)
-    return Cells(distinct, np.concatenate(rows))
+    return ColumnValues(distinct, np.concatenate(rows))
 
 
 def plain(value: Any) -> Any:
@@ -214,7 +214,7 @@ def text_in(column: Column, cell: Any) -> str:
             f"the number {cell} in a {column.kind} column has more than one spelling, which depends on the "
             f"type that the whole column has; {AS_TEXT}"
         )
-    raise _strange(column, cell)
+    raise _unreadable(column, cell)
 
 
 def number_in(cell: Any) -> float:
@@ -234,7 +234,7 @@ def day_in(cell: Any) -> int | None:
     return cell.toordinal() if isinstance(cell, datetime.date) else None
 
 
-def _strange(column: Column, cell: Any) -> RefusedError:
+def _unreadable(column: Column, cell: Any) -> RefusedError:
     if isinstance(cell, list | tuple | dict | set | np.ndarray):
         return RefusedError(f"a cell holds one value (got a {type(cell).__name__}); unpack it first")
     if isinstance(cell, bytes):
@@ -257,7 +257,7 @@ def cell_text(value: Any) -> str | None:
 def person_texts(column: Column, values: Any, missing: tuple[str, ...] = ()) -> list[str]:
     """Name the person of each record, (n,); empty where nobody is named."""
     try:
-        cells = cells_of(values)
+        cells = column_values(values)
     except RefusedError as refused:
         raise CellError(column.name, 0, str(refused)) from None
     names = []

@@ -1,4 +1,4 @@
-"""Directions that tell synthetic classes apart: Fisher's discriminants of a random process.
+"""Directions that separate synthetic classes: Fisher's discriminants of a random process.
 
 What varies within synthetic classes is nuisance, what varies between them may be signal. With W the
 within-class covariance and B the between-class scatter, the directions v of largest v'Bv / v'Wv come first.
@@ -72,7 +72,7 @@ def directions(
     Within-class covariances are averaged after scaling to equal trace, and so are between-class scatters
     after whitening. `ridge`, relative to the mean diagonal, keeps directions in which the process happens to
     vary little from being blown up. `temper` in [0, 1] scales direction j by spectrum_j^(-temper / 2): real
-    classes are broader than synthetic ones, most so along what best tells synthetic classes apart.
+    classes are broader than synthetic ones, most so along what best separates synthetic classes.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def directions(
 
 
 def prior_statistics(z: Tensor, per_class: int) -> PriorStatistics:
-    """What synthetic classes tell about coordinates z (classes * per_class, k) of a feature map."""
+    """Statistics of coordinates z (classes * per_class, k) of a feature map."""
     moments = class_statistics(z, per_class)
     # The scatter of centres overstates the scatter of true means by the within-class variance over m.
     between = moments.centres.var(0) - moments.within.diagonal() / per_class

@@ -115,18 +115,18 @@ def build_natural(
     weights : what a weights file holds.
     """
 
-    def tell(what: str) -> Callable[[int, int], None]:
+    def step(what: str) -> Callable[[int, int], None]:
         return lambda done, total: progress(what, done, total) if progress is not None else None
 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        images, _ = scenes.draw(classes, per_class, generator, SIZE, tell("drawing scenes"))
+        images, _ = scenes.draw(classes, per_class, generator, SIZE, step("drawing scenes"))
         fine = learn_dictionary(
-            images, 6, atoms, generator, samples=samples, progress=tell("learning fine patches")
+            images, 6, atoms, generator, samples=samples, progress=step("learning fine patches")
         )
         half = functional.avg_pool2d(images, 2)
         coarse = learn_dictionary(
-            half, 6, atoms, generator, samples=samples, progress=tell("learning coarse patches")
+            half, 6, atoms, generator, samples=samples, progress=step("learning coarse patches")
         )
         stored = {"fine": fine.half(), "coarse": coarse.half()}
         above = learn_above(Patches(stored["fine"].float()), images, second, generator) if second else None
@@ -135,12 +135,12 @@ def build_natural(
         raw = torch.empty((len(images), sum(blocks.widths)))
         for start in range(0, len(images), _ROWS):
             part = slice(start, start + _ROWS)
-            map_blocks_threaded(lambda one, mine: mine.copy_(blocks(one)), images[part], raw[part], 1)
-            tell("taking features")(min(start + _ROWS, len(images)), len(images))
-        tell("finding principal directions")(0, 1)
+            map_blocks_threaded(lambda one, target: target.copy_(blocks(one)), images[part], raw[part], 1)
+            step("taking features")(min(start + _ROWS, len(images)), len(images))
+        step("finding principal directions")(0, 1)
         shared = list(zip(blocks.widths, SHARES, strict=True))
         stored |= principal_weights(raw, shared, per_class, width, generator)
-        tell("finding principal directions")(1, 1)
+        step("finding principal directions")(1, 1)
     return stored
 
 

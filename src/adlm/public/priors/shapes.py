@@ -1,10 +1,9 @@
 """Shape classes: silhouettes of things that do not exist.
 
-A class is a random silhouette of one of four builds: mirrored (a width profile with limbs, a cleft and a
-notch), side view (a height profile on a flat base, with an opening or a raised arch), box with a loop, or a
-union of parts; with a few inner lines. Its records vary in contour, size, limbs, brightness and gamma;
-texture, stripes, gradients and blotches are nuisance: they are drawn anew for each record and tell nothing of
-its class.
+A class is a random silhouette with a few inner lines, of one of four builds: mirrored (a width profile with
+limbs, a cleft and a notch), side view (a height profile on a flat base, with an opening or a raised arch),
+box with a loop, or a union of parts. Its records vary in contour, size, limbs, brightness and gamma. Texture,
+stripes, gradients and blotches are nuisance: they are drawn for each record, independently of its class.
 """
 
 from __future__ import annotations
@@ -275,9 +274,9 @@ def _fit(layers: Tensor, fill: Tensor, shift: Tensor) -> Tensor:
     return functional.grid_sample(layers, where, align_corners=True)
 
 
-def _smooth_field(generator: torch.Generator, n: int, cells: int) -> Tensor:
-    """Random fields of about `cells` blotches a side, unit variance: (n, CANVAS, CANVAS)."""
-    field = normal(generator, n, 1, cells, cells)
+def _smooth_field(generator: torch.Generator, n: int, blotches: int) -> Tensor:
+    """Random fields of about so many blotches a side, unit variance: (n, CANVAS, CANVAS)."""
+    field = normal(generator, n, 1, blotches, blotches)
     return functional.interpolate(field, size=(CANVAS, CANVAS), mode="bicubic", align_corners=True)[:, 0]
 
 

@@ -1,4 +1,4 @@
-"""Stroke classes: random characters that nobody ever wrote.
+"""Stroke classes: random characters that no person wrote.
 
 A class is a random drawing of one to four strokes (cubic curves, segments, closed loops and arcs), about
 half of them attached to an earlier stroke. Its records are the same drawing by an unsteady hand: control
@@ -173,14 +173,11 @@ def draw(classes: int, per_class: int, generator: torch.Generator, size: int = 2
 
     Parameters
     ----------
-    classes, per_class : numbers of classes, and of records of each.
-    generator : of the draw.
-    size : side of an image, in pixels.
+    classes, per_class, generator, size : as for `shapes.draw`.
 
     Returns
     -------
-    images : (classes * per_class, size, size) float32 in [0, 1], ink is 1.
-    labels : (classes * per_class,) int64, records of a class together.
+    images, labels : as `shapes.draw` gives them; ink is 1.
     """
     templates = _templates(2 * classes, generator)
     steady = _write(templates, 1, generator)[:, 0]

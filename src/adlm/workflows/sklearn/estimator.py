@@ -13,7 +13,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
@@ -24,14 +23,14 @@ from sklearn.base import ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from adlm.analyst.class_weights import weighed
+from adlm.analyst.class_weights import with_class_weights
 from adlm.analyst.model import Model
 from adlm.analyst.search import Search as Search
 from adlm.analyst.search import search_on_release as search_on_release
 from adlm.errors import UserError
 from adlm.privacy.release import Release
 from adlm.public.domain import Domain
-from adlm.public.domain.encoding import column_names, encode_frame
+from adlm.public.domain.encoding import encode_frame
 from adlm.public.domain.table import TableDomain
 from adlm.readers.frames import kept_records
 from adlm.workflows.options import Fourier
@@ -39,6 +38,7 @@ from adlm.workflows.sklearn.inputs import PrivacyWarning as PrivacyWarning
 from adlm.workflows.sklearn.inputs import (
     array_table,
     check_lengths,
+    check_no_person,
     coded,
     declared,
     encode_array,
@@ -93,6 +93,8 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     made for. There is no `partial_fit`: each part would be a release of its own, and be charged.
     """
 
+    _what = "classifier"
+
     def __init__(
         self,
         epsilon: float | str | Fraction = 1.0,
@@ -112,25 +114,6 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         )
         self.class_weight = class_weight
 
-    def fit(self, X: Any, y: Any, **refused: Any) -> Self:
-        """Make a release of the records and train on it; with `release`, train on that alone.
-
-        Sample weights are refused, with the reason.
-        """
-        given = self._start_fit(refused)
-        if given is not None:
-            return self._fit_release(given, y)
-        learnt = self._pipeline_steps()
-        table, domain, x, codes = self._public(X, one_column(y))
-        ledger = self._ledger()  # after the records were read: a mistake in them decides no budget
-        if learnt and table is not None:
-            table = replace(table, bounds_learnt_from_data=True)
-        known = table or domain
-        assert known is not None
-        self.release_ = self._privatised(known, x, codes, ledger)
-        self.model_ = self._trained(self.release_)
-        return self
-
     def _trained(self, release: Release) -> Model:
         """Train on a release; weights are by label, as `classes_` has it, or by name."""
         weights = self.class_weight
@@ -139,7 +122,7 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
                 raise UserError(f"class_weight is a dict of labels or 'balanced' (got {weights!r})")
             names = dict(zip(self.classes_.tolist(), release.certificate.domain.classes, strict=True))
             weights = {str(names.get(label, label)): weight for label, weight in weights.items()}
-        return weighed(super()._trained(release), release, weights)
+        return with_class_weights(super()._trained(release), release, weights)
 
     def _fit_release(self, release: Release, y: Any) -> Self:
         """Train on a release; labels, if there are any, say in which type classes are predicted."""
@@ -152,16 +135,26 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
             self.classes_, _ = labels_of(one_column(y), table)
         else:
             self.classes_, _ = coded(y, domain.encode_labels(y), domain.classes)
-        self._know(release, self._trained(release))
+        self._adopt(release, self._trained(release))
         return self
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
-        """Return (n, M) class probabilities."""
+        """Return (n, M) class probabilities, in the order of `classes_`.
+
+        Parameters
+        ----------
+        X : records, as `fit` takes them; a label column is not needed.
+        """
         check_is_fitted(self, "model_")
         return self.model_.probabilities(self._records(X))
 
     def predict(self, X: Any) -> npt.NDArray[Any]:
-        """Return (n,) class labels."""
+        """Return (n,) class labels.
+
+        Parameters
+        ----------
+        X : records, as `fit` takes them; a label column is not needed.
+        """
         check_is_fitted(self, "model_")
         return np.asarray(self.classes_[self.predict_proba(X).argmax(1)])
 
@@ -171,47 +164,33 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         logits = self.model_.logits(self._records(X)).double().numpy()
         return np.asarray(logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits)
 
-    def save(self, folder: Path | str) -> None:
-        """Write settings, release and model to a folder; no pickle."""
-        check_is_fitted(self, "model_")
-        further = {"classes": self.classes_.tolist(), "class_weight": self.class_weight}
-        self._write(folder, "classifier", further)
+    def _state(self) -> dict[str, Any]:
+        return {"classes": self.classes_.tolist(), "class_weight": self.class_weight}
 
-    @classmethod
-    def load(cls, folder: Path | str) -> AdLMClassifier:
-        """Read a saved classifier, checking release and model; its domain comes from the certificate."""
-        made, summary = cls._read(folder, "classifier")
-        made.classes_ = np.array(summary["classes"])
-        made.class_weight = summary.get("class_weight")
-        return made
+    def _restore(self, summary: Mapping[str, Any]) -> None:
+        self.classes_ = np.array(summary["classes"])
+        self.class_weight = summary.get("class_weight")
 
     def _public(
         self, X: Any, y: Any
-    ) -> tuple[TableDomain | None, Domain | None, npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+    ) -> tuple[TableDomain | Domain, npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Find out what is public, and encode the records by it."""
         given = TableDomain.load(self.domain) if isinstance(self.domain, str | Path) else self.domain
         if given is not None and given.target is not None:
             raise UserError("the domain declares a numeric target, not classes; take AdLMRegressor")
         if isinstance(given, TableDomain) and hasattr(X, "columns"):
-            self._table, self._shape = given, None
-            names = column_names(X)
-            self.n_features_in_ = len(names)
-            self.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
-            check_lengths(X, y)
+            self._set_frame(given, X, y)
             self.classes_, codes = labels_of(y, given)
             keep = kept_records(given, X, codes)
-            return given, None, encode_frame(given, X)[keep], codes[keep]
+            return given, encode_frame(given, X)[keep], codes[keep]
         if isinstance(given, Domain) and given.family in IMAGES:
             x = np.asarray(X)
             check_lengths(x, y)
             self._table, self._shape = None, given.shape
             self.n_features_in_ = given.size
             self.classes_, codes = coded(y, given.encode_labels(y), given.classes)
-            return None, given, x, codes
-        if isinstance(given, TableDomain) and given.person is not None:
-            raise UserError(
-                f"the domain names persons by column {given.person.name!r}; give a DataFrame with it"
-            )
+            return given, x, codes
+        check_no_person(given)
         x, labels = validate_data(self, X, y, dtype="numeric", ensure_min_samples=2)
         check_classification_targets(labels)
         table = given if isinstance(given, TableDomain) else array_table(x, labels, given)
@@ -222,4 +201,4 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
             self.classes_, codes = np.unique(labels, return_inverse=True)
         else:
             self.classes_, codes = labels_of(labels, table)
-        return table, None, encode_array(table, x), codes.astype(np.int64)
+        return table, encode_array(table, x), codes.astype(np.int64)

@@ -18,7 +18,7 @@ from adlm.public.domain import Domain
 from adlm.public.domain.column import Column
 from adlm.public.domain.encoding import encode_frame, encode_labels
 from adlm.public.domain.table import TableDomain
-from adlm.public.domain.values import cells_of
+from adlm.public.domain.values import column_values
 
 
 class PrivacyWarning(UserWarning):
@@ -95,7 +95,7 @@ def coded(
     given = np.asarray(y)
     kind = given.dtype
     if kind.kind == "O":
-        kinds = {_kind(cell) for cell in cells_of(y).distinct} - {"nothing"}
+        kinds = {_kind(value) for value in column_values(y).distinct} - {"nothing"}
         if len(kinds) > 1:
             raise UserError(
                 "labels are all texts, all whole numbers or all true and false (got "
@@ -113,67 +113,68 @@ def coded(
     return np.array(list(whole), dtype=kind), codes
 
 
-def _kind(cell: Any) -> str:
-    if cell is None:
+def _kind(value: Any) -> str:
+    if value is None:
         return "nothing"
-    if isinstance(cell, bool):
+    if isinstance(value, bool):
         return "truth"
-    return "numbers" if isinstance(cell, int | float) else "texts"
+    return "numbers" if isinstance(value, int | float) else "texts"
 
 
 def array_table(x: npt.NDArray[Any], y: npt.NDArray[Any], domain: Domain | None) -> TableDomain:
     """A table of numeric columns, with the bounds of a domain, or bounds learnt from data with a warning."""
-    if domain is None:
-        warnings.warn(
-            "no domain was given: bounds and classes are learnt from the data, which is not private; the "
-            "certificate says so",
-            PrivacyWarning,
-            stacklevel=4,
-        )
-        low, high = x.min(0).astype(float), x.max(0).astype(float)
-        names: tuple[str, ...] = tuple(str(v) for v in np.unique(y))
-        if len(names) < 2:
-            raise UserError(
-                "Classifier can't train when only one class is present; give at least two classes"
-            )
-        relation = "replace-one"
-    else:
-        if x.shape[1] != domain.size:
-            raise UserError(f"records have {x.shape[1]} features, the domain has {domain.size}")
-        low, high = np.broadcast_to(domain.lower, x.shape[1]), np.broadcast_to(domain.upper, x.shape[1])
-        names, relation = domain.classes, domain.neighbours
-    high = np.where(high > low, high, low + 1.0)
-    columns = [Column(f"x{j}", "numeric", float(low[j]), float(high[j])) for j in range(x.shape[1])]
+    columns, relation = _numeric_columns(x, domain, "bounds and classes are")
+    names = tuple(str(v) for v in np.unique(y)) if domain is None else domain.classes
+    if domain is None and len(names) < 2:
+        raise UserError("Classifier can't train when only one class is present; give at least two classes")
     label = Column("label", "label", classes=names)
     return TableDomain((*columns, label), neighbours=relation, bounds_learnt_from_data=domain is None)
 
 
 def target_table(x: npt.NDArray[Any], y: npt.NDArray[Any], domain: Domain | None) -> TableDomain:
     """A table of numeric columns and a numeric target, with a domain's bounds or bounds learnt from data."""
+    columns, relation = _numeric_columns(x, domain, "bounds of the columns and of the target are")
     if domain is None:
-        warnings.warn(
-            "no domain was given: bounds of the columns and of the target are learnt from the data, which is "
-            "not private; the certificate says so",
-            PrivacyWarning,
-            stacklevel=4,
-        )
-        low, high = x.min(0).astype(float), x.max(0).astype(float)
-        bottom, top, relation = float(np.min(y)), float(np.max(y)), "replace-one"
+        bottom, top = float(np.min(y)), float(np.max(y))
         top = top if top > bottom else bottom + 1.0
+    elif domain.target is None:
+        raise UserError(
+            "the domain has classes, and a regressor needs the target's bounds: "
+            "Domain(shape, lower, upper, (), target=(LOWER, UPPER))"
+        )
     else:
-        if x.shape[1] != domain.size:
-            raise UserError(f"records have {x.shape[1]} features, the domain has {domain.size}")
-        if domain.target is None:
-            raise UserError(
-                "the domain has classes, and a regressor needs the target's bounds: "
-                "Domain(shape, lower, upper, (), target=(LOWER, UPPER))"
-            )
-        low, high = np.broadcast_to(domain.lower, x.shape[1]), np.broadcast_to(domain.upper, x.shape[1])
-        (bottom, top), relation = domain.target, domain.neighbours
-    high = np.where(high > low, high, low + 1.0)
-    columns = [Column(f"x{j}", "numeric", float(low[j]), float(high[j])) for j in range(x.shape[1])]
+        bottom, top = domain.target
     target = Column("target", "target", bottom, top)
     return TableDomain((*columns, target), neighbours=relation, bounds_learnt_from_data=domain is None)
+
+
+def _numeric_columns(
+    x: npt.NDArray[Any], domain: Domain | None, learnt: str
+) -> tuple[tuple[Column, ...], str]:
+    """Columns of an array and the relation, by a domain; else learnt from the data, with a warning."""
+    if domain is None:
+        warnings.warn(
+            f"no domain was given: {learnt} learnt from the data, which is not private; the certificate "
+            "says so",
+            PrivacyWarning,
+            stacklevel=5,
+        )
+        low, high = x.min(0).astype(float), x.max(0).astype(float)
+    elif x.shape[1] != domain.size:
+        raise UserError(f"records have {x.shape[1]} features, the domain has {domain.size}")
+    else:
+        low, high = (np.broadcast_to(bound, x.shape[1]) for bound in (domain.lower, domain.upper))
+    high = np.where(high > low, high, low + 1.0)
+    columns = (Column(f"x{j}", "numeric", float(low[j]), float(high[j])) for j in range(x.shape[1]))
+    return tuple(columns), "replace-one" if domain is None else domain.neighbours
+
+
+def check_no_person(domain: TableDomain | Domain | None) -> None:
+    """Refuse an array where the domain names persons, whose column only a data frame has."""
+    if isinstance(domain, TableDomain) and domain.person is not None:
+        raise UserError(
+            f"the domain names persons by column {domain.person.name!r}; give a DataFrame with it"
+        )
 
 
 def encode_array(table: TableDomain, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, Self
@@ -28,10 +28,12 @@ from adlm.workflows.options import Fourier
 from adlm.workflows.privatise import privatise
 from adlm.workflows.sklearn.inputs import (
     PrivacyWarning,
+    check_lengths,
     check_no_weights,
     column_labels,
     declared,
     encode_array,
+    one_column,
     steps_before,
 )
 
@@ -39,7 +41,7 @@ BATCH = 8192
 
 
 @dataclass
-class _Family:
+class _FitCounts:
     """What an estimator and its clones have done together."""
 
     fits: int = 0
@@ -49,6 +51,7 @@ class _Family:
 class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     """An estimator whose `fit` makes one release and trains on it; `AdLMClassifier` says what it takes."""
 
+    _what = "estimator"
     release_: Release
     model_: Model
     _table: TableDomain | None
@@ -80,13 +83,21 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     @classmethod
     def from_release(cls, release: Release | str | Path, **training: Any) -> Self:
-        """Return an estimator that is trained on a release, and again at each `fit`, for nothing.
+        """Return an estimator that is trained on a release; `fit` then trains on it again at no cost.
 
         Parameters
         ----------
         release : the release, or its folder.
         training : what is free to tune, as for the parameter of that name; `GridSearchCV` may search over it.
             Scores on private records are statistics of them that nothing accounts for: search on public ones.
+
+        Raises
+        ------
+        UserError : the release has a numeric target where classes are predicted, or the other way round.
+
+        Examples
+        --------
+        >>> AdLMClassifier.from_release("R", noise_penalty=2.0).predict(frame)  # doctest: +SKIP
         """
         loaded = release if isinstance(release, Release) else Release.load(release)
         totals = loaded.certificate.totals
@@ -104,32 +115,80 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __sklearn_clone__(self) -> Any:
-        """Clone, and remember the family: its fits are counted together.
+        """Clone, and share the counts: an estimator and its clones are counted together.
 
         A search makes its clones here, but may fit them in other processes, whose warnings nobody sees; so
         the second clone warns.
         """
-        family = self._relatives()
-        family.clones += 1
-        if family.clones == 2 and self.release is None:
+        counts = self._fit_counts()
+        counts.clones += 1
+        if counts.clones == 2 and self.release is None:
             self._warn_of_refits(stacklevel=5)
         made = _clone_parametrized(self)
-        made._family = family
+        made._counts = counts
         return made
+
+    def fit(self, X: Any, y: Any, **refused: Any) -> Self:
+        """Make a release of the records and train on it; with `release`, train on that alone.
+
+        Parameters
+        ----------
+        X : private records: a DataFrame with the columns that the domain declares, an (n, d) array, or images
+            of the domain's shape.
+        y : (n,) class labels or target values; may be None when the estimator has a `release`.
+        refused : sample weights are refused with the reason; there are no other options.
+
+        Returns
+        -------
+        The estimator, with `release_`, `model_` and `certificate_`.
+
+        Raises
+        ------
+        UserError : records do not match the domain, sample weights were given, a budget was given without a
+            ledger, or the release would exceed the ledger's budget.
+
+        Examples
+        --------
+        >>> AdLMClassifier(epsilon=1, domain="visits.toml").fit(frame, frame["ill"])  # doctest: +SKIP
+        """
+        given = self._start_fit(refused)
+        if given is not None:
+            return self._fit_release(given, y)
+        learnt = self._pipeline_steps()
+        known, x, answers = self._public(X, one_column(y))
+        ledger = self._ledger()  # after the records were read: a mistake in them decides no budget
+        if learnt and isinstance(known, TableDomain):
+            known = replace(known, bounds_learnt_from_data=True)
+        self.release_ = self._privatised(known, x, answers, ledger)
+        self.model_ = self._trained(self.release_)
+        return self
 
     def _fit_release(self, release: Release, y: Any) -> Self:
         raise NotImplementedError
 
+    def _public(
+        self, X: Any, y: Any
+    ) -> tuple[TableDomain | Domain, npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Find out what is public, and encode the records by it."""
+        raise NotImplementedError
+
+    def _set_frame(self, table: TableDomain, X: Any, y: Any) -> None:
+        """Keep the declared table and the names of a frame's columns."""
+        names = column_names(X)
+        self._table, self._shape, self.n_features_in_ = table, None, len(names)
+        self.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
+        check_lengths(X, y)
+
     def _start_fit(self, refused: MutableMapping[str, Any]) -> Release | None:
         """Count a fit and warn of it; return the release that was given, if one was."""
         check_no_weights(refused)
-        family = self._relatives()
-        family.fits += 1
-        self.fits_ = family.fits
+        counts = self._fit_counts()
+        counts.fits += 1
+        self.fits_ = counts.fits
         if self.release is not None:
             return self.release if isinstance(self.release, Release) else Release.load(self.release)
-        if family.fits >= 2:
-            self._warn_of_refits(stacklevel=4, fit=family.fits)
+        if counts.fits >= 2:
+            self._warn_of_refits(stacklevel=4, fit=counts.fits)
         return None
 
     def _pipeline_steps(self) -> list[str]:
@@ -179,7 +238,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         """Train on a release, by the settings that are free to tune."""
         return train_on_release(release, self.training or {})
 
-    def _know(self, release: Release, model: Model) -> None:
+    def _adopt(self, release: Release, model: Model) -> None:
         """Keep a release, its model, and what is declared of its records."""
         table, domain = declared(release)
         self.release_, self.model_ = release, model
@@ -210,8 +269,17 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self, "release_")
         return self.release_.certificate
 
-    def _write(self, folder: Path | str, what: str, further: Mapping[str, Any]) -> None:
-        """Write settings, release and model to a folder; no pickle."""
+    def save(self, folder: Path | str) -> None:
+        """Write settings, release and model to a new folder; no pickle.
+
+        Parameters
+        ----------
+        folder : must not exist.
+
+        Raises
+        ------
+        UserError : the folder exists, or cannot be written.
+        """
         check_is_fitted(self, "model_")
         summary = {
             "epsilon": str(self.epsilon),
@@ -222,16 +290,25 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             "width": int(getattr(self, "n_features_in_", 0)),
             "fourier": self.fourier,
         }
-        with new_folder(Path(folder), what=what) as temporary:
+        with new_folder(Path(folder), what=self._what) as temporary:
             self.release_.save(temporary / "release")
             self.model_.save(temporary / "model")
-            (temporary / "estimator.json").write_bytes(canonical(summary | dict(further)))
+            (temporary / "estimator.json").write_bytes(canonical(summary | self._state()))
 
     @classmethod
-    def _read(cls, folder: Path | str, what: str) -> tuple[Self, Mapping[str, Any]]:
-        """Read what `_write` wrote, checking release and model; the domain comes from the certificate."""
+    def load(cls, folder: Path | str) -> Self:
+        """Read a saved estimator, checking release and model; its domain comes from the certificate.
+
+        Parameters
+        ----------
+        folder : one that `save` wrote.
+
+        Raises
+        ------
+        UserError : the folder is no such estimator, or something in it was altered.
+        """
         folder = Path(folder)
-        summary = read_json(folder / "estimator.json", what=what)
+        summary = read_json(folder / "estimator.json", what=cls._what)
         release, model = Release.load(folder / "release"), Model.load(folder / "model")
         table, images = declared(release)
         made = cls(
@@ -242,11 +319,19 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             random_state=summary["random_state"],
             fourier=summary["fourier"],
         )
-        made._know(release, model)
+        made._adopt(release, model)
         made.n_features_in_ = summary["width"]
         if summary["columns"]:
             made.feature_names_in_ = np.array(summary["columns"], dtype=object)
-        return made, summary
+        made._restore(summary)
+        return made
+
+    def _state(self) -> dict[str, Any]:
+        """What a kind of estimator saves besides, in JSON values."""
+        return {}
+
+    def _restore(self, summary: Mapping[str, Any]) -> None:
+        """Take back what `_state` gave."""
 
     def _ledger(self) -> Ledger | None:
         if self.ledger is None:
@@ -255,10 +340,10 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             return Ledger(Path(self.ledger))
         return Ledger(Path(self.ledger), Budget.parse(str(self.budget)))
 
-    def _relatives(self) -> _Family:
-        if not hasattr(self, "_family"):
-            self._family = _Family()
-        return self._family
+    def _fit_counts(self) -> _FitCounts:
+        if not hasattr(self, "_counts"):
+            self._counts = _FitCounts()
+        return self._counts
 
     def _warn_of_refits(self, stacklevel: int, fit: int | None = None) -> None:
         """Warn of each refit by its number; where clones are made and fits cannot be seen, once."""

@@ -12,7 +12,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -23,14 +22,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from adlm.errors import UserError
 from adlm.privacy.release import Release
-from adlm.public.domain.encoding import column_names, encode_frame, encode_target
+from adlm.public.domain.encoding import encode_frame, encode_target
 from adlm.public.domain.table import TableDomain
 from adlm.readers.frames import kept_records
 from adlm.workflows.sklearn.inputs import (
-    check_lengths,
+    check_no_person,
     declared,
     encode_array,
-    one_column,
     target_table,
 )
 from adlm.workflows.sklearn.private import PrivateEstimator
@@ -73,49 +71,29 @@ class AdLMRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     that `AdLMClassifier` gives.
     """
 
-    def fit(self, X: Any, y: Any, **refused: Any) -> Self:
-        """Make a release of the records and train on it; with `release`, train on that alone.
-
-        Sample weights are refused, with the reason.
-        """
-        given = self._start_fit(refused)
-        if given is not None:
-            return self._fit_release(given, y)
-        learnt = self._pipeline_steps()
-        table, x, positions = self._public(X, one_column(y))
-        ledger = self._ledger()  # after the records were read: a mistake in them decides no budget
-        if learnt:
-            table = replace(table, bounds_learnt_from_data=True)
-        self.release_ = self._privatised(table, x, positions, ledger)
-        self.model_ = self._trained(self.release_)
-        return self
+    _what = "regressor"
 
     def predict(self, X: Any) -> npt.NDArray[np.float64]:
-        """Return (n,) predictions, within the declared bounds of the target."""
+        """Return (n,) predictions, within the declared bounds of the target.
+
+        Parameters
+        ----------
+        X : records, as `fit` takes them; a target column is not needed.
+        """
         check_is_fitted(self, "model_")
         return self.model_.values(self._records(X))
-
-    def save(self, folder: Path | str) -> None:
-        """Write settings, release and model to a folder; no pickle."""
-        self._write(folder, "regressor", {})
-
-    @classmethod
-    def load(cls, folder: Path | str) -> AdLMRegressor:
-        """Read a saved regressor, checking release and model; its domain comes from the certificate."""
-        return cls._read(folder, "regressor")[0]
 
     def _fit_release(self, release: Release, y: Any) -> Self:
         """Train on a release; the targets of records are not read."""
         del y
         if declared(release)[1].target is None:
             raise UserError("this release has classes, not a numeric target; train AdLMClassifier on it")
-        self._know(release, self._trained(release))
+        self._adopt(release, self._trained(release))
         return self
 
     def _public(self, X: Any, y: Any) -> tuple[TableDomain, npt.NDArray[np.float32], npt.NDArray[np.int64]]:
         """Find out what is public, and encode the records by it."""
         given = TableDomain.load(self.domain) if isinstance(self.domain, str | Path) else self.domain
-        self._shape = None
         if isinstance(given, TableDomain):
             if given.target is None:
                 raise UserError(
@@ -123,19 +101,13 @@ class AdLMRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
                     "needs a column of kind target, with lower and upper; or take AdLMClassifier"
                 )
             if hasattr(X, "columns"):
-                names = column_names(X)
-                self._table, self.n_features_in_ = given, len(names)
-                self.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
-                check_lengths(X, y)
+                self._set_frame(given, X, y)
                 keep = kept_records(given, X)
                 positions = encode_target(given.target, y, given.missing)
                 return given, encode_frame(given, X)[keep], positions[keep]
-            if given.person is not None:
-                raise UserError(
-                    f"the domain names persons by column {given.person.name!r}; give a DataFrame with it"
-                )
+            check_no_person(given)
         x, values = validate_data(self, X, y, dtype="numeric", ensure_min_samples=2, y_numeric=True)
         table = given if isinstance(given, TableDomain) else target_table(x, values, given)
-        self._table = table
+        self._table, self._shape = table, None
         assert table.target is not None
         return table, encode_array(table, x), encode_target(table.target, values, table.missing)

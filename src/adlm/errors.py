@@ -30,4 +30,11 @@ class NoisyModelWarning(UserWarning):
 
     `fit` and the scikit-learn estimators warn of it; the command line prints the same sentence. It stays in
     `model.training["warning"]`, in reports and in model cards.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> from adlm import NoisyModelWarning
+    >>> warnings.simplefilter("error", NoisyModelWarning)  # stop rather than go on with such a model
+    >>> warnings.simplefilter("default", NoisyModelWarning)
     """

@@ -100,25 +100,22 @@ def domain_file(name: str) -> Path:
     return ROOT / "examples" / f"{name}.toml"
 
 
-SMALL = (
-    "satimage",
-    "optdigits",
-    "segment",
-    "spambase",
-    "ring",
-    "texture",
-)  # numeric columns, 2 to 11 classes
+DECLARED_HERE = ("adult", "diabetes130")  # data sets whose domain files are in `examples`
 
 
 def load(name: str, data: Path) -> Split:
     """Read a data set, split it, and keep a person's share to what the domain allows.
 
-    The small tables come with their own domain files and split, in the folder `tables`.
+    Any other table comes with its domain file and its split, in the folder `tables`: NAME.toml,
+    NAME-train.csv and NAME-test.csv.
     """
-    if name in SMALL:
+    if name not in DECLARED_HERE:
         place = data / "tables"
         if not (place / f"{name}.toml").is_file():
-            raise UserError(f"{name} is not in {place}; set ADLM_DATA to a folder that holds tables/")
+            raise UserError(
+                f"there is no {name}.toml in {place}; set ADLM_DATA to a folder with tables/{name}.toml, "
+                f"tables/{name}-train.csv and tables/{name}-test.csv"
+            )
         table = TableDomain.load(place / f"{name}.toml")
         sides = [read_side(place / f"{name}-{side}.csv", table) for side in ("train", "test")]
         return Split(name, table, *sides[0], *sides[1])

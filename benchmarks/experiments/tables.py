@@ -40,7 +40,7 @@ from benchmarks.experiments.table_methods import (
     OURS_FOURIER,
     PENALTIES,
 )
-from benchmarks.experiments.table_split import SMALL, Split, load
+from benchmarks.experiments.table_split import DECLARED_HERE, Split, load
 
 COMMAND = "adlm experiment tables"
 EPSILONS = ("0.1", "0.5", "1", "3")
@@ -117,7 +117,7 @@ def _cases(
     yield from _ours(split, epsilons, releases, (OURS,))
     if compare:
         # DP-SGD's relation, for a fair comparison; small tables are ahead of it under replace-one already
-        for e in epsilons if split.name not in SMALL else ():
+        for e in epsilons if split.name in DECLARED_HERE else ():
             case = Case(split.name, OURS_ADDED, "delta 1e-5", e, few)
             yield case, partial(methods.ours, split, e, "1e-5", few, neighbours="add-remove")
         for e in epsilons:
@@ -179,7 +179,8 @@ def markdown(rows: list[Row]) -> str:
         for library, method in (("diffprivlib", "diffprivlib"), ("interpret", EBM))
         if any(row.method.startswith(method) for row in rows)
     ]
-    small = [name for name in dict.fromkeys(row.data for row in rows) if name in SMALL]
+    names = dict.fromkeys(row.data.removesuffix(", validation") for row in rows)
+    small = [name for name in names if name not in DECLARED_HERE]
     command = COMMAND + (f" --names {','.join(small)}" if small else "")
     budgets = tuple(dict.fromkeys(row.epsilon for row in rows if row.epsilon is not None))
     runs = max((row.runs for row in rows), default=RELEASES)

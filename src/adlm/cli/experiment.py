@@ -139,7 +139,11 @@ for _name, _title in TITLES.items():
 @app.command("tables", epilog="Example: adlm experiment tables --releases 10")
 def tables(
     names: Annotated[
-        str, typer.Option(help="Which tables; also satimage, optdigits, segment, spambase, ring, texture.")
+        str,
+        typer.Option(
+            help="Which tables: adult, diabetes130, or any NAME with tables/NAME.toml, NAME-train.csv and "
+            "NAME-test.csv below ADLM_DATA."
+        ),
     ] = "adult,diabetes130",
     releases: Annotated[int, typer.Option(help="Fresh releases for each figure.")] = 10,
     epsilons: Epsilons = None,

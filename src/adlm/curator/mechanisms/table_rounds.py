@@ -50,7 +50,8 @@ FOURIER, PURE_FOURIER = (200, 512), 200  # fewest and most random Fourier featur
 FOURIER_MANY, VERY_MANY = 100, 200_000  # fewest of a table with more records than these, where they cost time
 FOURIER_EACH = 8  # for each of them
 PURE_FROM = 1_500.0  # signal from which rounds with radial noise do better than an additive model
-CATEGORICAL_FROM = 50_000.0  # the same with delta, for two classes and mostly categorical columns
+# With delta, two classes and mostly categorical columns: signals between which an additive model does better.
+ADDITIVE_RANGE = (600.0, 50_000.0)
 INDICATORS_SHARE, VALUES_SHARE, SUMS_SHARE = Fraction(1, 20), Fraction(1, 20), Fraction(1, 20)
 PURE_SHARE = Fraction(1, 10)  # of indicators, and of class sums, under pure epsilon
 MOST_NOISE = 0.5  # on second moments of rows of length 1, above which they say too little
@@ -193,8 +194,8 @@ def table_signal(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
 def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> bool:
     """Whether gradient rounds suit a table better than an additive model of noisy class tables.
 
-    Additive models do better under pure epsilon, unless epsilon n is large, and with delta on two classes and
-    columns that are mostly categories, unless the signal is strong.
+    Additive models do better under pure epsilon, unless epsilon n is large. With delta they do better on two
+    classes and columns that are mostly categories, unless the signal is weak or very strong.
 
     Parameters
     ----------
@@ -207,7 +208,7 @@ def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
         return signal >= PURE_FROM
     categorical = sum(column.kind == "categorical" for column in table.features)
     mostly = 2 * categorical >= len(table.features) and len(table.label.classes) == 2
-    return not mostly or signal >= CATEGORICAL_FROM
+    return not mostly or not ADDITIVE_RANGE[0] <= signal < ADDITIVE_RANGE[1]
 
 
 def configured(plan: TableRoundsPlan, table: TableDomain, budget: Budget) -> MomentConfig:

@@ -27,7 +27,7 @@ def exp(x: Reals) -> Reals:
     rest = np.maximum(x, LEAST)
     nearest = rest * -_EACH
     np.rint(nearest, out=nearest)
-    value = _table()[nearest.astype(np.int64)]
+    value = _table()[nearest.astype(np.intp)]
     nearest *= 1 / _EACH
     rest += nearest
     value *= _horner(_SERIES, rest)

@@ -54,12 +54,10 @@ def feature_integers(z: npt.ArrayLike) -> Small:
     out = np.empty(values.shape, dtype=np.int16)
     count = rows_in_cache(values.shape[1])
     for start in range(0, len(values), count):
-        block = values[start : start + count].astype(np.float64)
-        if not np.isfinite(block).all():
+        block = np.clip(values[start : start + count], -1.0, 1.0)
+        if not np.isfinite(values[start : start + count]).all():
             raise UserError("features hold a value that is not a finite number; check the feature map")
-        np.clip(block, -1.0, 1.0, out=block)
-        block *= FEATURE_UNIT
-        out[start : start + count] = block  # rounds towards zero
+        out[start : start + count] = block * FEATURE_UNIT  # a power of two; rounds towards zero
     return out
 
 
@@ -106,11 +104,13 @@ class GradientClip:
         Rows end in zeros up to whole vectors, on which products are faster. Those that are given next take
         the place of those before.
         """
-        (rows, width), space = z.shape, torch.empty(0)
-        for block in blocks_in_cache(rows, width // 2):  # fewer rows would spend more on calls
-            if not len(space):
-                space = torch.zeros((block.stop, in_vectors(width + 1)), dtype=torch.float64)
-                space[:, width] = self.unit
+        rows, width = z.shape
+        blocks = list(blocks_in_cache(rows, width // 2))  # fewer rows would spend more on calls
+        most = max((block.stop - block.start for block in blocks), default=0)
+        # torch begins arrays at a cache line
+        space = torch.empty((most, in_vectors(width + 1)), dtype=torch.float64)
+        space[:, width], space[:, width + 1 :] = self.unit, 0.0
+        for block in blocks:
             values = space[: block.stop - block.start]
             values.numpy()[:, :width] = z[block]
             yield block, values
@@ -164,7 +164,8 @@ class GradientClip:
     def errors(self, z: OnGrid, codes: Integers, head: Head) -> Reals:
         """Return (n, M) residuals p - y before they are bounded, in steps of 1 / FINE."""
         probability = self.probabilities(z, head)
-        probability.T[...] -= codes == np.arange(probability.shape[1])[:, None]
+        classes = np.arange(probability.shape[1], dtype=codes.dtype)
+        probability.T[...] -= codes == classes[:, None]
         probability *= FINE
         return np.asarray(np.rint(probability, out=probability))
 

@@ -21,7 +21,7 @@ ROUNDS = (100, 200)  # usual and most
 IMAGE_ROUNDS = 400  # most, of images and vectors: for the same path, short steps do better than long ones
 LEAST_ROUNDS, MANY_RECORDS = 50, 100_000  # of a table with more records than these, round for round fewer
 # The more columns, the less of a record's length lies in one direction: their steps may be longer, and fewer.
-WIDE_COLUMNS, WIDE_LEAST_ROUNDS, WIDE_POWER, WIDE_STEP = 20, 25, 4 / 3, 512.0
+WIDE_COLUMNS, WIDE_LEAST_ROUNDS, WIDE_STEP = 20, 25, 512.0
 REACH = 3.0  # momentum keeps at most e^-REACH of the first of all rounds
 PURE_ROUNDS = 30  # under pure epsilon, where every round costs its share of epsilon
 IMAGE_STEP, TABLE_STEP = 128.0, 32.0  # the longest stable steps, for a clip norm of CLIP_NORM
@@ -87,8 +87,8 @@ def fewer_rounds(plan: GradientRounds, columns: int = 0) -> GradientRounds:
     """Take fewer and longer steps over a table of many records, where a round takes long.
 
     The path is the same, so noise does the same to a score. Momentum must not reach back over too many of
-    the rounds that are left. Over a table of WIDE_COLUMNS and more, steps make up for less momentum as well,
-    up to WIDE_STEP for a clip norm of CLIP_NORM.
+    the rounds that are left. Over a table of WIDE_COLUMNS and more than twice MANY_RECORDS, rounds are fewer
+    still, and steps make up for less momentum as well, up to WIDE_STEP for a clip norm of CLIP_NORM.
 
     Parameters
     ----------
@@ -96,8 +96,10 @@ def fewer_rounds(plan: GradientRounds, columns: int = 0) -> GradientRounds:
     columns : of the table.
     """
     wide = columns >= WIDE_COLUMNS
-    least, power = (WIDE_LEAST_ROUNDS, WIDE_POWER) if wide else (LEAST_ROUNDS, 1.0)
-    most = max(least, round(ROUNDS[1] * (MANY_RECORDS / plan.size) ** power))
+    share = MANY_RECORDS / plan.size
+    most = max(LEAST_ROUNDS, round(ROUNDS[1] * share))
+    if wide and share < 1 / 2:
+        most = max(WIDE_LEAST_ROUNDS, round(ROUNDS[1] * 2 * share * share))
     if plan.rounds <= most:
         return plan
     step = plan.step * plan.rounds / most

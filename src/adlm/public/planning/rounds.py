@@ -21,7 +21,7 @@ ROUNDS = (100, 200)  # usual and most
 IMAGE_ROUNDS = 400  # most, of images and vectors: for the same path, short steps do better than long ones
 LEAST_ROUNDS, MANY_RECORDS = 50, 100_000  # of a table with more records than these, round for round fewer
 # The more columns, the less of a record's length lies in one direction: their steps may be longer, and fewer.
-WIDE_COLUMNS, WIDE_LEAST_ROUNDS, WIDE_STEP = 20, 25, 512.0
+WIDE_COLUMNS, WIDE_LEAST_ROUNDS, WIDE_STEP = 20, 36, 256.0
 REACH = 3.0  # momentum keeps at most e^-REACH of the first of all rounds
 PURE_ROUNDS = 30  # under pure epsilon, where every round costs its share of epsilon
 IMAGE_STEP, TABLE_STEP = 128.0, 32.0  # the longest stable steps, for a clip norm of CLIP_NORM

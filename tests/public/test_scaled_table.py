@@ -89,6 +89,31 @@ def test_rows_have_unit_norm_lie_on_the_grid_and_the_map_is_built_again(fourier:
     assert {features.column_of(i) for i in range(features.width)} - {None} == {c.name for c in table.features}
 
 
+@pytest.mark.parametrize("crosses", [(), (("age", "ill"),)])
+def test_features_are_those_of_their_definition(crosses: tuple[tuple[str, str], ...]) -> None:
+    table = made_table(crosses=crosses)
+    x, counted = encoded(table, 300), TableIndicators(table)
+    whole = counted(x)
+    features = ScaledTable(table, frequencies(whole.sum(0).numpy(), counted.blocks), fourier=20)
+    kept, values = features._kept, features.values(x)
+    entries = (whole[:, kept] - torch.from_numpy(features.frequencies[kept])) * torch.from_numpy(
+        features._scale
+    )
+    angles = (values[:, features._mixed_in] * 2**12) @ features._directions / 2.0**32 + features._phases
+    parts = [values * features._value_scale, entries, cosine(angles) * features._fourier_scale]
+    rows = torch.round(torch.cat(parts, 1) * 2**16)
+    unit = rows / (rows * rows).sum(1, keepdim=True).sqrt().clamp_min(1.0)
+    assert torch.equal(features(x), (torch.trunc(unit * 2**14) / 2**14).float())
+
+
+def test_indicators_of_some_columns_are_those_of_the_whole_table() -> None:
+    table = made_table()
+    x, counted = encoded(table, 50), TableIndicators(table)
+    named = [block for block in counted.blocks if block.name in ("age", "town", "ill")]
+    expected = torch.cat([counted(x)[:, block.span] for block in named], 1)
+    assert torch.equal(counted.of_columns(x, {"age", "town", "ill"}), expected)
+
+
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
 def test_a_records_features_do_not_depend_on_its_batch(neighbours: str) -> None:
     assert table_separability(neighbours).lower == 0

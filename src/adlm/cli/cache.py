@@ -18,7 +18,7 @@ def clear(as_json: AsJson = False, quiet: Quiet = False) -> None:
     "clusters"}.
     """
     from adlm.curator.featurise import clear_cache
-    from adlm.engines.ray_engine import remove_left_behind
+    from adlm.engines.ray_cluster import remove_left_behind
 
     removed, clusters = clear_cache(), remove_left_behind()
     words = f"{removed} files of features removed"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from adlm.curator.clipping import Clip
 from adlm.curator.passes import Integers, Records, as_records
-from adlm.public.domain.encoding import expand
+from adlm.public.domain.encoding import expanded
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import Features
 from adlm.public.features.table_indicators import TableIndicators
@@ -29,8 +29,7 @@ class Expanded:
     def __call__(self, part: Part) -> Part:
         """Return (n, width) numbers in [0, 1], and (n,) classes."""
         *columns, codes = part
-        kept = zip(self.table.features, columns, strict=True)
-        return np.hstack([expand(column, array) for column, array in kept]), codes
+        return expanded(self.table.features, columns), codes
 
 
 @dataclass(frozen=True, eq=False)

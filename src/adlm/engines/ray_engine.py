@@ -1,4 +1,4 @@
-"""The engine of a cluster: Ray Data reads, groups and takes features; passes are tasks on its blocks.
+"""The engine of a cluster: tasks read blocks and go over them; Ray Data groups persons and takes features.
 
 What lives where: records and what is kept of them lie in Ray's object store and, when that is full, in its
 spill folder. The driver has references to them and sums. A cluster that is started here keeps all its files
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
-import socket
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,30 +25,33 @@ from adlm.curator.passes import Chain, Keep, Partial, Records, Transform
 from adlm.curator.totals import Totals, merge
 from adlm.engines import ray_tasks as tasks
 from adlm.engines.engine import Engine
+from adlm.engines.ray_cluster import (
+    FOLDER,
+    knock,
+    memory_for_store,
+    processors,
+    quiet,
+    remove_left_behind,
+    short_folder,
+)
 from adlm.errors import UserError
 from adlm.public.domain import Domain
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import Features
 from adlm.readers.input_pieces import InputPieces
-from adlm.readers.tables import pieces_of
+from adlm.readers.tables import Piece, pieces_of
 from adlm.runtime import progress
 
 BLOCK_BYTES = 1 << 23  # of a block of kept records
 GROUP_ROWS = 1 << 20  # records of the persons that one group-by task sorts
 RETRIES = 10  # of a task whose worker or node was lost
-STORE_SHARE = 0.3  # of the free memory, for the object store of a cluster that is started here
 WAITING = 4  # tasks in the queue for each processor
-FOLDER = "adlm-ray-"  # and the number of the process that started the cluster
-LONGEST = 15  # characters of the folder for temporary files: a socket's path has at most 107
-ANSWER_SECONDS = 10.0
-_HOST_PORT = re.compile(r"(?:ray://)?([^:/]+):([0-9]+)")
 INSTALL = "the engine ray needs Ray; install it with: pip install 'adlm[ray]'"
 
 
 def _ray() -> Any:
     try:
         import ray
-        import ray.data
     except ImportError:
         raise UserError(INSTALL) from None
     return ray
@@ -87,7 +89,7 @@ class RayEngine(Engine):
             self._connect(address, workers, store_bytes)
         elif address is not None:
             raise UserError("this process is connected to a Ray cluster already; leave the address out")
-        _quiet()
+        quiet()
         self._check_versions()
 
     def _connect(self, address: str | None, workers: int | None, store_bytes: int | None) -> None:
@@ -98,12 +100,12 @@ class RayEngine(Engine):
         if address is None:
             remove_left_behind()
             prefix = f"{FOLDER}{os.getpid()}-"
-            self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_short_folder()))  # made with mode 0700
+            self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=short_folder()))  # made with mode 0700
             inner = str(self._folder / "r")  # Ray opens its own folder to everybody
             options |= {
-                "num_cpus": workers or _processors(),
+                "num_cpus": workers or processors(),
                 "include_dashboard": False,
-                "object_store_memory": store_bytes or _store_bytes(),
+                "object_store_memory": store_bytes or memory_for_store(),
                 "_temp_dir": inner,
                 "object_spilling_directory": str(self._folder),
             }
@@ -111,7 +113,7 @@ class RayEngine(Engine):
             options["address"] = address
         try:
             if address is not None:
-                _knock(address)
+                knock(address)
             self._ray.init(**options)
         except Exception as error:  # a start that takes too long is told by a bare one
             self.close()
@@ -135,25 +137,46 @@ class RayEngine(Engine):
     def table(self, source: Path | str, table: TableDomain) -> Records:
         """Read files on the workers, and keep their records in the object store."""
         pieces = pieces_of(source, table)
-        refusals = self._refusals()
-        data = self._data(len(pieces)).map_batches(
-            tasks.read_pieces, batch_size=1, batch_format="numpy", fn_args=(pieces, table, refusals)
-        )
-        total = sum(piece.size for piece in pieces)
         kept: list[Kept] = []
-        with progress.amounts(total, "reading") as advance:
-            for ref, rows, size in self._blocks(data):
-                kept.append(Kept(ref, rows))
-                advance(size, rows)
-        self._raise_refusals(refusals)
+        with progress.amounts(sum(piece.size for piece in pieces), "reading") as advance:
+            for part, size in self._read(pieces, table):
+                kept.append(part)
+                advance(size, part.rows)
         if table.person is not None and kept:
             kept = self._bounded(kept, table.contributions)
         return RayRecords(self, kept)
 
+    def _read(self, pieces: Sequence[Piece], table: TableDomain) -> Iterator[tuple[Kept, int]]:
+        """Run a task for each piece, and give its blocks as they come, with about how many bytes they took.
+
+        A mistake is raised at the end: the first one, in the order of the files.
+        """
+        remote = self._ray.remote(num_cpus=1, max_retries=RETRIES, num_returns="streaming")(tasks.read_piece)
+        declared, left = self._ray.put(table), deque(enumerate(pieces))
+        reading: dict[Any, int] = {}
+        refused: dict[int, str] = {}
+        try:
+            while left or reading:
+                while left and len(reading) < WAITING * self.processors():
+                    number, piece = left.popleft()
+                    reading[remote.remote(piece, declared, BLOCK_BYTES)] = number
+                for stream in self._ray.wait(list(reading), num_returns=1, fetch_local=False)[0]:
+                    told = self._get(next(stream, None))
+                    if told is None:
+                        del reading[stream]
+                    elif isinstance(told, tasks.Refusal):
+                        refused[reading[stream]] = told.sentence
+                    else:
+                        yield Kept(next(stream), told[0]), told[1]
+        except Exception as error:
+            raise self._sentence(error) from None
+        if refused:
+            raise UserError(refused[min(refused)])
+
     def _bounded(self, kept: Sequence[Kept], most: int) -> list[Kept]:
         """Group records by person, a share of the persons in each group, and keep at most so many of each."""
         shares = max(1, -(-sum(part.rows for part in kept) // GROUP_ROWS))
-        data = self._ray.data.from_arrow_refs([part.ref for part in kept])
+        data = self._quiet_data().from_arrow_refs([part.ref for part in kept])
         grouped = data.map_batches(
             tasks.with_share, batch_format="pyarrow", batch_size=None, fn_args=(shares,)
         ).groupby("share", num_partitions=min(shares, 2 * self.processors()))
@@ -209,9 +232,13 @@ class RayEngine(Engine):
         starts = range(0, len(records), size)
         return [self._ray.put((records[i : i + size], codes[i : i + size])) for i in starts]
 
-    def _data(self, parts: int) -> Any:
-        """Return a Ray data set of the numbers of parts, one a block."""
-        context = self._ray.data.DataContext.get_current()
+    def _quiet_data(self) -> Any:
+        """Return Ray Data, which says nothing and keeps to the size of blocks; it takes long to load."""
+        try:
+            import ray.data
+        except ImportError:
+            raise UserError(INSTALL) from None
+        context = ray.data.DataContext.get_current()
         context.target_max_block_size = BLOCK_BYTES
         context.enable_progress_bars = False
         context.enable_rich_progress_bars = False
@@ -219,7 +246,12 @@ class RayEngine(Engine):
         context.use_ray_tqdm = False
         context.log_internal_stack_trace_to_stdout = False
         context.execution_options.verbose_progress = False
-        return self._ray.data.range(parts, override_num_blocks=parts)
+        quiet()
+        return ray.data
+
+    def _data(self, parts: int) -> Any:
+        """Return a Ray data set of the numbers of parts, one a block."""
+        return self._quiet_data().range(parts, override_num_blocks=parts)
 
     def _blocks(self, data: Any) -> Iterator[tuple[Any, int, int]]:
         """Run a Ray data set, and give references to its blocks with their rows and bytes as they come."""
@@ -276,7 +308,7 @@ class RayEngine(Engine):
 
     def _get(self, ref: Any) -> Any:
         try:
-            return self._ray.get(ref)
+            return None if ref is None else self._ray.get(ref)
         except Exception as error:
             raise self._sentence(error) from None
 
@@ -338,57 +370,3 @@ class RayRecords(Records):
     def close(self) -> None:
         """Let go of the references, so that the object store and its spill folder are emptied."""
         self._parts = []
-
-
-def _knock(address: str) -> None:
-    """Raise OSError if nobody listens at HOST:PORT; Ray itself would try for minutes."""
-    match = _HOST_PORT.fullmatch(address)
-    if match is not None:
-        with socket.create_connection((match[1], int(match[2])), timeout=ANSWER_SECONDS):
-            pass
-
-
-def _short_folder() -> Path:
-    """Return the folder for temporary files, if paths of sockets in it are not too long for the system."""
-    usual = Path(tempfile.gettempdir())
-    return usual if len(str(usual)) <= LONGEST else Path("/tmp")
-
-
-def remove_left_behind() -> int:
-    """Remove the folders of clusters whose driver was killed; return how many there were."""
-    count = 0
-    for folder in _short_folder().glob(f"{FOLDER}*"):
-        number = folder.name.removeprefix(FOLDER).partition("-")[0]
-        if number.isdecimal() and not _alive(int(number)) and folder.stat().st_uid == os.getuid():
-            shutil.rmtree(folder, ignore_errors=True)
-            count += 1
-    return count
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _store_bytes() -> int:
-    """Return a share of the memory that is free now, at least the least that Ray takes."""
-    try:
-        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        free = 1 << 31
-    return max(100 << 20, int(STORE_SHARE * free))
-
-
-def _quiet() -> None:
-    """Keep Ray's own words off the terminal."""
-    for name in ("ray", "ray.data"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -69,31 +69,42 @@ def versions() -> dict[str, str]:
     }
 
 
-def read_pieces(
-    numbers: dict[str, NDArray[np.int64]], pieces: Sequence[Piece], table: TableDomain, refusals: Any
-) -> Iterator[pa.Table]:
-    """Read pieces of a table, as blocks of an array a column, class codes and digests of persons.
+def read_piece(piece: Piece, table: TableDomain, block_bytes: int) -> Iterator[Any]:
+    """Read a piece of a table, as blocks of an array a column, class codes and digests of persons.
+
+    Before each block come its number of records and about how many bytes of the file it took; a row that
+    cannot be read ends the piece with a refusal.
 
     Parameters
     ----------
-    numbers : which pieces this task reads, by their numbers.
-    pieces : all of them.
+    piece : what to read.
     table : the declared columns.
-    refusals : where rows that cannot be read are reported.
+    block_bytes : about the size of a block.
     """
-    import ray
+    waiting: list[pa.Table] = []
+    taken = 0
+    try:
+        for batch in read_compact(piece, table):
+            arrays = {str(at): array for at, array in enumerate(batch.columns)}
+            arrays["y"] = batch.y.astype(np.int32)
+            if batch.persons is not None and batch.records is not None:
+                arrays |= {name: batch.persons[:, at] for at, name in enumerate(PERSON)}
+                arrays[RECORD] = batch.records
+            waiting.append(pa.table({name: pa.array(np.ascontiguousarray(a)) for name, a in arrays.items()}))
+            taken += batch.size
+            if sum(part.nbytes for part in waiting) >= block_bytes:
+                yield from _block(waiting, taken)
+                waiting, taken = [], 0
+        yield from _block(waiting, taken)
+    except UserError as error:
+        yield Refusal(str(error))
 
-    for number in numbers["id"].tolist():
-        try:
-            for batch in read_compact(pieces[number], table):
-                arrays = {str(at): array for at, array in enumerate(batch.columns)}
-                arrays["y"] = batch.y.astype(np.int32)
-                if batch.persons is not None and batch.records is not None:
-                    arrays |= {name: batch.persons[:, at] for at, name in enumerate(PERSON)}
-                    arrays[RECORD] = batch.records
-                yield pa.table({name: pa.array(np.ascontiguousarray(a)) for name, a in arrays.items()})
-        except UserError as error:
-            ray.get(refusals.add.remote(number, str(error)))
+
+def _block(parts: Sequence[pa.Table], taken: int) -> Iterator[Any]:
+    if parts:
+        whole = pa.concat_tables(parts).combine_chunks()
+        yield whole.num_rows, taken
+        yield whole
 
 
 def with_share(block: pa.Table, shares: int) -> pa.Table:
@@ -113,9 +124,11 @@ def arrays_of(block: pa.Table | Part) -> Part:
     """Return the arrays of a block: what is kept of records, without the digests of persons."""
     if isinstance(block, tuple):
         return block
-    from ray.data.block import BlockAccessor
-
     names = [name for name in block.column_names if name not in (*PERSON, RECORD, SHARE)]
+    if not any(isinstance(kind, pa.BaseExtensionType) for kind in block.schema.types):
+        return tuple(np.concatenate([np.from_dlpack(c) for c in block[name].chunks]) for name in names)
+    from ray.data.block import BlockAccessor  # of features, a row of numbers in each cell
+
     columns = BlockAccessor.for_block(block.select(names)).to_numpy(names)
     return tuple(columns[name] for name in names)
 

@@ -2,39 +2,45 @@
 
 A library's `exp` may differ in the last bit between the vectorised body of an array and its tail,
 so that a record's numbers would depend on its place in a batch. This one uses additions, multiplications,
-roundings and powers of two alone, each of which IEEE 754 fixes to the last bit.
+roundings and a fixed table alone; IEEE 754 fixes each of these operations to the last bit.
 """
 
 from __future__ import annotations
 
 import math
+from decimal import Decimal, localcontext
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
 
 Reals = npt.NDArray[np.float64]
 
-_LOG2_E = 1 / math.log(2.0)
-_LN2_HIGH = 0.6931471803691238  # ends in zeros, so that its product with a small integer is exact
-_LN2_LOW = 1.9082149292705877e-10
-_EXP = tuple(1 / math.factorial(i) for i in range(11, -1, -1))
 GRID = 2.0**20
-LEAST = -700.0  # exponents below this give exp(LEAST)
+LEAST = -32.0  # exponents below this give exp(LEAST), which is nothing on a grid of 2^-30
+_EACH = 256  # entries of the table in a step of 1
+_SERIES = tuple(1 / math.factorial(i) for i in range(4, -1, -1))
 
 
 def exp(x: Reals) -> Reals:
-    """Return e^x for x <= 0, elementwise, to about 15 digits."""
+    """Return e^x for x <= 0, elementwise, to about 15 digits: a table of whole 256ths, and a short series."""
     rest = np.maximum(x, LEAST)
-    whole = rest * _LOG2_E
-    np.rint(whole, out=whole)
-    rest -= whole * _LN2_HIGH
-    rest -= whole * _LN2_LOW
-    power = whole.astype(np.int64)
-    power += 1023  # of a double 2^whole, whose exponent is at least -1010
-    power <<= 52
-    value = _horner(_EXP, rest)
-    value *= power.view(np.float64)
+    nearest = rest * -_EACH
+    np.rint(nearest, out=nearest)
+    value = _table()[nearest.astype(np.intp)]
+    nearest *= 1 / _EACH
+    rest += nearest
+    value *= _horner(_SERIES, rest)
     return value
+
+
+@cache
+def _table() -> Reals:
+    """Return e^(-i / 256) for the i that are in use: products of e^-whole and of e^-(256ths)."""
+    with localcontext(prec=40):
+        whole = [float(Decimal(-i).exp()) for i in range(int(-LEAST) + 1)]
+        parts = [float((Decimal(-i) / _EACH).exp()) for i in range(_EACH)]
+    return np.outer(whole, parts).ravel()
 
 
 def product(rows: Reals, weights: Reals) -> Reals:
@@ -50,8 +56,9 @@ def product(rows: Reals, weights: Reals) -> Reals:
 
 
 def _horner(coefficients: tuple[float, ...], x: Reals) -> Reals:
-    value = np.full_like(x, coefficients[0])
-    for coefficient in coefficients[1:]:
-        value *= x
+    value = x * coefficients[0]
+    for coefficient in coefficients[1:-1]:
         value += coefficient
+        value *= x
+    value += coefficients[-1]
     return value

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ WEIGHT_UNIT = 1 << 20  # grid steps in one unit of a weight
 # |weight| WEIGHT_UNIT times the length of z, at most 2 FEATURE_UNIT around a mean, stays below 2^53, with the
 # root of k that turns a bound on each weight into one on their length, for k below 2^14.
 LARGEST_WEIGHT = 1 << 11
+VECTOR = 8  # doubles
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,16 @@ class Head:
     integers: Reals
     constant: float
 
+    @cached_property
+    def columns(self) -> Reals:
+        """(k + 1, M) weights of (z, constant) in whole vectors, that give scores of z in grid steps."""
+        classes, width = self.integers.shape
+        columns = np.zeros((in_vectors(width), in_vectors(classes)))
+        columns[: width - 1, :classes] = self.integers[:, 1:].T
+        columns[width - 1, :classes] = self.integers[:, 0]
+        columns *= 1 / (FEATURE_UNIT * WEIGHT_UNIT)  # a power of two
+        return columns
+
     @property
     def weight(self) -> Reals:
         """Weights of the features, (M, k)."""
@@ -111,6 +123,11 @@ class Head:
         integers = self.integers.copy()
         integers[:, 0] -= np.rint(moved / (FEATURE_UNIT * self.constant))
         return Head(integers, self.constant)
+
+
+def in_vectors(count: int) -> int:
+    """Return the least number of doubles in whole vectors, on which products are faster, for so many."""
+    return -(-count // VECTOR) * VECTOR
 
 
 class Descent:

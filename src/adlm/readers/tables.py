@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pyarrow import parquet
 
 from adlm.errors import UserError
-from adlm.public.domain.encoding import CellError, Compact, compact, encode_answer, expand
+from adlm.public.domain.encoding import CellError, Compact, compact, encode_answer, expanded
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import TABLES
 from adlm.readers.contributions import Digests, chosen_in_parts, person_digests, record_digests
@@ -159,18 +159,13 @@ def read_batches(
         )
     done = 0
     for batch in batches(persons=False):
-        x, y = expanded(table, batch.columns), batch.y
+        x, y = expanded(table.features, batch.columns), batch.y
         if keep is not None:
             mine = keep[done : done + len(batch)]
             x, y = x[mine], y[mine] if labels else y
         done += len(batch)
         if len(x):
             yield Encoded(x, y, batch.first)
-
-
-def expanded(table: TableDomain, columns: Sequence[Compact]) -> NDArray[np.float32]:
-    """Turn what is kept of records into the (n, width) numbers that encode them."""
-    return np.hstack([expand(c, kept) for c, kept in zip(table.features, columns, strict=True)])
 
 
 def read_compact(

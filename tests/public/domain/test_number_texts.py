@@ -99,5 +99,10 @@ def test_what_is_kept_of_a_column_expands_to_its_encoding() -> None:
         assert kept.ndim == 1
         assert np.array_equal(encoding.expand(column, kept), encoding.encode_column(column, cells, ("?",)))
         assert encoding.expand(column, kept).shape == (3, column.width)
+    all_kept = [encoding.compact(column, pa.array(cells), ("?",)) for column, cells in columns]
+    side_by_side = np.hstack(
+        [encoding.expand(column, kept) for (column, _), kept in zip(columns, all_kept, strict=True)]
+    )
+    assert np.array_equal(encoding.expanded([column for column, _ in columns], all_kept), side_by_side)
     with pytest.raises(UserError, match="the cell is missing"):
         encoding.compact(COLUMNS[0], pa.array(["1", "?"]), ("?",))

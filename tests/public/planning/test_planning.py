@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,7 +20,15 @@ from adlm.public.planning.moments import (
     energy_within,
     plan_moments,
 )
-from adlm.public.planning.rounds import LEAST_ROUNDS, MANY_RECORDS, fewer_rounds
+from adlm.public.planning.rounds import (
+    CLIP_NORM,
+    LEAST_ROUNDS,
+    MANY_RECORDS,
+    WIDE_COLUMNS,
+    WIDE_LEAST_ROUNDS,
+    WIDE_STEP,
+    fewer_rounds,
+)
 
 EPSILONS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 3.0, 10.0)
 
@@ -164,3 +173,15 @@ def test_many_records_are_gone_over_in_fewer_and_longer_rounds_of_the_same_path(
     assert most.rounds * most.step == 200 * 8.0
     assert most.momentum == 0.94
     assert fewer_rounds(GradientRounds(30, 1.0, 8.0, 100 * MANY_RECORDS)).rounds == 30
+
+
+def test_wide_tables_of_very_many_records_have_fewer_rounds_still_and_longer_steps() -> None:
+    few = GradientRounds(200, 1.0, 8.0, 2 * MANY_RECORDS, momentum=0.97)
+    assert fewer_rounds(few, WIDE_COLUMNS) == fewer_rounds(few)
+    many = replace(few, size=5 * MANY_RECORDS // 2)
+    fewer, narrow = fewer_rounds(many, WIDE_COLUMNS), fewer_rounds(many, WIDE_COLUMNS - 1)
+    assert (fewer.rounds, narrow.rounds) == (64, 80)
+    path = few.rounds * few.step / (1 - few.momentum)  # what noise does to a score
+    assert fewer.rounds * fewer.step / (1 - fewer.momentum) == pytest.approx(path, rel=1e-3)
+    most = fewer_rounds(replace(few, size=100 * MANY_RECORDS), WIDE_COLUMNS)
+    assert (most.rounds, most.step) == (WIDE_LEAST_ROUNDS, WIDE_STEP * CLIP_NORM)

@@ -26,26 +26,26 @@ from adlm.estimation.gradient_head import (
     FEATURE_UNIT,
     GRADIENT_UNIT,
     RESIDUAL_UNIT,
-    WEIGHT_UNIT,
     Descent,
     GradientRounds,
     Head,
+    in_vectors,
 )
 from adlm.privacy.accounting import Mechanism
 from adlm.runtime import progress
-from adlm.runtime.memory import rows_in_cache
+from adlm.runtime.memory import blocks_in_cache, rows_in_cache
 from adlm.runtime.part_store import Part, PartStore
 from adlm.runtime.roots import root_up
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 Small = npt.NDArray[np.int16]
+OnGrid = Reals | Small | torch.Tensor  # features in grid steps, or what `GradientClip.extended` gives
 
 ROWS = 1 << 12  # records worked on at once: 2^12 products below 2^30 add up exactly in doubles
 LARGEST_SMALL = (1 << 15) - 1  # that 16 bits hold
 FINE = 1 << 24  # grid of p - y before it is bounded: M squares add up exactly
 PROBABILITY_UNIT = 1 << 30  # grid of exp(score - largest score): M of them add up exactly
-VECTOR, CLASSES = 8, 4  # doubles; products of whole vectors, and of so many classes, are faster
 
 
 def feature_integers(z: npt.ArrayLike) -> Small:
@@ -54,12 +54,10 @@ def feature_integers(z: npt.ArrayLike) -> Small:
     out = np.empty(values.shape, dtype=np.int16)
     count = rows_in_cache(values.shape[1])
     for start in range(0, len(values), count):
-        block = values[start : start + count].astype(np.float64)
-        if not np.isfinite(block).all():
+        block = np.clip(values[start : start + count], -1.0, 1.0)
+        if not np.isfinite(values[start : start + count]).all():
             raise UserError("features hold a value that is not a finite number; check the feature map")
-        np.clip(block, -1.0, 1.0, out=block)
-        block *= FEATURE_UNIT
-        out[start : start + count] = block  # rounds towards zero
+        out[start : start + count] = block * FEATURE_UNIT  # a power of two; rounds towards zero
     return out
 
 
@@ -100,31 +98,46 @@ class GradientClip:
         """
         return Fraction(self.bound if neighbours == "add-remove" else 2 * self.bound)
 
+    def extended(self, z: Reals | Small) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Give (z, c, 0, ...) as doubles, a few rows at a time: as many as a processor's own cache holds.
+
+        Rows end in zeros up to whole vectors, on which products are faster. Those that are given next take
+        the place of those before.
+        """
+        rows, width = z.shape
+        blocks = list(blocks_in_cache(rows, width // 2))  # fewer rows would spend more on calls
+        most = max((block.stop - block.start for block in blocks), default=0)
+        # torch begins arrays at a cache line
+        space = torch.empty((most, in_vectors(width + 1)), dtype=torch.float64)
+        space[:, width], space[:, width + 1 :] = self.unit, 0.0
+        for block in blocks:
+            values = space[: block.stop - block.start]
+            values.numpy()[:, :width] = z[block]
+            yield block, values
+
     def allowed(self, z: Reals | Small) -> Integers:
         """Return what the squared norm of each record's residual may be: (n,).
 
         The product with |(c, z)|^2, which is exact, then stays within the square of the bound.
         """
         squares = np.empty(len(z))
-        for rows, values in _doubles(z):
-            squares[rows] = (values * values).sum(1).numpy()  # whole numbers: exact in any order
-        return np.asarray(self.bound**2 // (squares.astype(np.int64) + self.unit**2))
+        for rows, values in self.extended(z):
+            squares[rows] = torch.linalg.vecdot(values, values).numpy()  # whole numbers: exact in any order
+        return np.asarray(self.bound**2 // squares.astype(np.int64))
 
-    def scores(self, z: Reals | Small, head: Head) -> Reals:
-        """Return (n, M) scores of features on the grid: exact, for every sum stays below 2^53 steps."""
-        classes = len(head.integers)
-        # class by class: what follows runs along records
-        whole = np.empty((_whole(classes, CLASSES), len(z)))
-        into, weights = torch.from_numpy(whole), torch.zeros((len(whole), _padded(z)), dtype=torch.float64)
-        weights[:classes, : z.shape[1]] = torch.from_numpy(head.integers[:, 1:])
-        for rows, values in _doubles(z):
-            torch.mm(weights, values.T, out=into[:, rows])
-        scores = whole[:classes]
-        scores += (self.unit * head.integers[:, 0])[:, None]
-        scores *= 1 / (FEATURE_UNIT * WEIGHT_UNIT)  # a power of two
+    def scores(self, z: OnGrid, head: Head) -> Reals:
+        """Return (n, M) scores of features on the grid: exact, for every sum stays below 2^53 steps.
+
+        z may be what `extended` gives, and then is not extended again.
+        """
+        weights, classes = torch.from_numpy(head.columns), len(head.integers)
+        scores = np.empty((classes, len(z)))  # class by class: what follows runs along records
+        blocks = [(slice(0, len(z)), z)] if isinstance(z, torch.Tensor) else self.extended(z)
+        for rows, values in blocks:
+            scores[:, rows] = torch.mm(values, weights).numpy().T[:classes]
         return scores.T
 
-    def probabilities(self, z: Reals | Small, head: Head) -> Reals:
+    def probabilities(self, z: OnGrid, head: Head) -> Reals:
         """Return (n, M) predicted probabilities, the same in any batch."""
         scores = self.scores(z, head)
         scores -= scores.max(1)[:, None]
@@ -148,18 +161,19 @@ class GradientClip:
         """
         return self.shrunk(self.errors(z, codes, head), self.allowed(z) if allowed is None else allowed)
 
-    def errors(self, z: Reals | Small, codes: Integers, head: Head) -> Reals:
+    def errors(self, z: OnGrid, codes: Integers, head: Head) -> Reals:
         """Return (n, M) residuals p - y before they are bounded, in steps of 1 / FINE."""
         probability = self.probabilities(z, head)
-        probability[np.arange(len(codes)), codes] -= 1.0
+        classes = np.arange(probability.shape[1], dtype=codes.dtype)
+        probability.T[...] -= codes == classes[:, None]
         probability *= FINE
         return np.asarray(np.rint(probability, out=probability))
 
     def shrunk(self, fine: Reals, allowed: Integers) -> Reals:
         """Shrink (n, M) residuals in steps of 1 / FINE to the allowed squared norms, in exact integers."""
-        size = np.sqrt((fine * fine).sum(1)) * (RESIDUAL_UNIT / FINE)
-        shrink = np.minimum(1.0, np.sqrt(allowed.astype(np.float64)) / np.maximum(size, 1e-300))
-        fine = fine * (RESIDUAL_UNIT / FINE)
+        unit = RESIDUAL_UNIT / FINE  # a power of two
+        size = np.sqrt((fine * fine).sum(1)) * unit
+        shrink = np.minimum(1.0, np.sqrt(allowed.astype(np.float64)) / np.maximum(size, 1e-300)) * unit
         rows = fine * shrink[:, None]
         np.trunc(rows, out=rows)
         over = np.flatnonzero((rows * rows).sum(1) > allowed)
@@ -177,41 +191,16 @@ class GradientClip:
         z, codes, head : (n, k) features in grid steps, (n,) classes, and the head of this round.
         allowed : what `allowed` gives for z, if it is known already.
         """
-        found = self.residuals(z, codes, head, allowed).T
-        classes = len(found)
-        residuals = np.zeros((_whole(classes, CLASSES), len(z)))
-        residuals[:classes] = found
-        across = torch.from_numpy(residuals)
-        sums = torch.zeros((len(residuals), _padded(z)), dtype=torch.float64)
-        for rows, values in _doubles(z):
-            sums.addmm_(across[:, rows], values)  # every sum is exact: products below 2^29, 2^12 records
-        total = np.empty((classes, 1 + z.shape[1]), dtype=np.int64)
-        total[:, 0] = self.unit * found.sum(1).astype(np.int64)
-        total[:, 1:] = sums.numpy()[:classes, : z.shape[1]]
+        bounds = self.allowed(z) if allowed is None else allowed
+        classes, width = len(head.integers), z.shape[1]
+        sums = torch.zeros((classes, in_vectors(width + 1)), dtype=torch.float64)
+        for rows, values in self.extended(z):  # once for both products
+            found = self.shrunk(self.errors(values, codes[rows], head), bounds[rows])
+            sums.addmm_(torch.from_numpy(found.T), values)  # exact: products below 2^29, 2^12 records
+        total = np.empty((classes, 1 + width), dtype=np.int64)
+        total[:, 0] = sums[:, width]
+        total[:, 1:] = sums[:, :width]
         return total
-
-
-def _padded(z: Reals | Small) -> int:
-    """Return the width of whole numbers as doubles: of whole vectors, on which products are faster."""
-    return _whole(int(z.shape[1]), VECTOR)
-
-
-def _whole(count: int, of: int) -> int:
-    """Return the next multiple."""
-    return -(-count // of) * of
-
-
-def _doubles(z: Reals | Small) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Give whole numbers as doubles, a few rows at a time: about as many as a processor's own cache holds.
-
-    Rows end in zeros up to `_padded`. Those that are given next take the place of those before.
-    """
-    whole, count = torch.from_numpy(z), 2 * rows_in_cache(z.shape[1])  # fewer would spend more on calls
-    space = torch.zeros((min(count, len(z)), _padded(z)), dtype=torch.float64)
-    for start in range(0, len(z), count):
-        rows = slice(start, min(start + count, len(z)))
-        space[: rows.stop - start, : z.shape[1]] = whole[rows]
-        yield rows, space[: rows.stop - start]
 
 
 @dataclass(frozen=True)

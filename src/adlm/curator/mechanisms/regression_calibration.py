@@ -15,7 +15,7 @@ from adlm.curator.mechanisms.calibration import Calibration, Spending, within_bu
 from adlm.curator.mechanisms.gradient_rounds import (
     FINE,
     GradientClip,
-    Small,
+    OnGrid,
 )
 from adlm.curator.mechanisms.moments import Indicators
 from adlm.estimation.gradient_head import Head
@@ -73,7 +73,7 @@ class TargetClip(GradientClip):
         """Return (n,) targets in standard deviations, clipped at FARTHEST."""
         return np.clip(self.scale.standardised(positions / TARGET_UNIT), -FARTHEST, FARTHEST)
 
-    def errors(self, z: Reals | Small, codes: Integers, head: Head) -> Reals:
+    def errors(self, z: OnGrid, codes: Integers, head: Head) -> Reals:
         """Return (n, 1) errors w.x - t, in steps of 1 / FINE."""
         return np.asarray(np.rint((self.scores(z, head) - self.targets(codes)[:, None]) * FINE))
 

@@ -107,7 +107,8 @@ def plan_table(
     count = fourier or fourier_count(table, n, delta)
     clip_norm = table_clip_norm(signal)
     path = TABLE_PATH if delta else PURE_TABLE_PATH
-    rounds = fewer_rounds(plan_rounds(n, signal, path=path, longest_step=TABLE_STEP, clip_norm=clip_norm))
+    rounds = plan_rounds(n, signal, path=path, longest_step=TABLE_STEP, clip_norm=clip_norm)
+    rounds = fewer_rounds(rounds, len(table.features) if delta else 0)
     if not delta:
         rounds = replace(rounds, rounds=PURE_ROUNDS, step=rounds.step * rounds.rounds / PURE_ROUNDS)
     values, check = values_share(table, n, epsilon, delta), check_share(signal, table.neighbours)

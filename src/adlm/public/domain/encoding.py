@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,16 +61,24 @@ def compact(column: Column, values: Any, missing: tuple[str, ...]) -> Compact:
 
 def expand(column: Column, kept: Compact) -> NDArray[np.float32]:
     """Turn what `compact` gave into the (n, width) numbers of a column."""
-    out = np.zeros((len(kept), column.width), dtype=np.float32)
-    if column.kind == "categorical":
-        out[np.arange(len(kept)), kept.astype(np.intp)] = 1.0
-        return out
-    if column.missing is None:
-        out[:, 0] = kept
-        return out
-    is_missing = kept < 0
-    out[:, 0] = np.where(is_missing, np.float32(constant(column)), kept)
-    out[:, 1] = is_missing
+    return expanded((column,), (kept,))
+
+
+def expanded(columns: Sequence[Column], kept: Sequence[Compact]) -> NDArray[np.float32]:
+    """Turn what `compact` gave of several columns into the numbers that encode them, side by side."""
+    widths = [column.width for column in columns]
+    out = np.zeros((len(kept[0]), sum(widths)), dtype=np.float32)
+    stop = 0
+    for column, cells, width in zip(columns, kept, widths, strict=True):
+        start, stop = stop, stop + width
+        if column.kind == "categorical":
+            out[np.arange(len(cells)), start + cells.astype(np.intp)] = 1.0
+        elif column.missing is None:
+            out[:, start] = cells
+        else:
+            is_missing = cells < 0
+            out[:, start] = np.where(is_missing, np.float32(constant(column)), cells)
+            out[:, start + 1] = is_missing
     return out
 
 

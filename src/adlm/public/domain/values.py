@@ -55,9 +55,7 @@ def numbers_of(values: Any) -> NDArray[np.float64] | None:
     array = _typed(values)
     if isinstance(array, pa.Array | pa.ChunkedArray):
         if pa.types.is_floating(array.type) or pa.types.is_integer(array.type):
-            chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
-            parts = [np.array(c.to_numpy(zero_copy_only=False), dtype=np.float64) for c in chunks]
-            return np.concatenate([np.zeros(0), *parts])
+            return _doubles(array)
         return None
     if isinstance(array, np.ndarray) and array.dtype.kind in "iuf":
         return np.array(array, dtype=np.float64)
@@ -83,11 +81,19 @@ def numbers_in(texts: Any) -> NDArray[np.float64]:
     except pa.ArrowInvalid:
         plain = pc.match_substring_regex(texts, _PLAIN_NUMBER)
         numbers = pc.cast(pc.if_else(plain, texts, pa.scalar(None, texts.type)), pa.float64())
-    chunks = numbers.chunks if isinstance(numbers, pa.ChunkedArray) else [numbers]
-    parts = [np.array(chunk.to_numpy(zero_copy_only=False), dtype=np.float64) for chunk in chunks]
-    found = np.concatenate([np.zeros(0), *parts])
+    found = _doubles(numbers)
     found[np.isinf(found)] = np.nan
     return found
+
+
+def _doubles(numbers: Any) -> NDArray[np.float64]:
+    """(n,) doubles of an Arrow array of numbers, NaN where a cell is missing.
+
+    `to_numpy` loads pandas where that is installed, which takes long, so it is for missing cells alone.
+    """
+    chunks = numbers.chunks if isinstance(numbers, pa.ChunkedArray) else [numbers]
+    parts = [c.to_numpy(zero_copy_only=False) if c.null_count else np.from_dlpack(c) for c in chunks]
+    return np.concatenate([np.zeros(0), *parts]).astype(np.float64, copy=False)
 
 
 def column_values(values: Any) -> ColumnValues:
@@ -142,7 +148,7 @@ def _arrow_values(array: Any) -> ColumnValues:
             return _listed(array.to_pylist())
     distinct = [plain(cell) for cell in coded.dictionary.to_pylist()]
     rows = coded.indices.fill_null(len(distinct)) if coded.indices.null_count else coded.indices
-    return ColumnValues([*distinct, None], np.asarray(rows.to_numpy(zero_copy_only=False), dtype=np.intp))
+    return ColumnValues([*distinct, None], np.from_dlpack(rows).astype(np.intp))
 
 
 def _listed(values: Iterable[Any]) -> ColumnValues:

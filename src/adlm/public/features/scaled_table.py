@@ -93,7 +93,8 @@ class ScaledTable(Features):
                 kept.append(np.arange(block.start, block.stop))
             weights.append(np.full(len(kept[-1]), BIN_ENERGY if bins else VALUE_ENERGY + BIN_ENERGY))
         self._kept = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
-        self._entries = _span(self._kept.tolist())
+        self._needed = None if table.crosses else {self._block_of(entry) for entry in self._kept.tolist()}
+        self._entries = _span(self._places().tolist())
         variance = self.frequencies * (1 - self.frequencies)
         scale = np.zeros(len(self._kept))
         if len(self._kept):
@@ -134,6 +135,15 @@ class ScaledTable(Features):
     def valued(self) -> int:
         """Number of columns that have a value: all but categorical ones."""
         return len(self._valued)
+
+    def _places(self) -> npt.NDArray[np.int64]:
+        """Where the kept entries stand among those of the columns that are needed."""
+        if self._needed is None:
+            return self._kept
+        there = [column.name for run in self.indicators.runs(self._needed) for column in run]
+        blocks = [block for block in self.indicators.blocks if block.name in there]
+        standing = np.concatenate([np.arange(b.start, b.stop) for b in blocks]) if blocks else self._kept
+        return np.searchsorted(standing, self._kept)
 
     def _block_of(self, entry: int) -> str:
         return next(b.name for b in self.indicators.blocks if b.start <= entry < b.stop)
@@ -181,30 +191,31 @@ class ScaledTable(Features):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, inputs) encoded records to (n, width) float32 on a grid of 2^-14, rows of norm 1."""
-        x = x.flatten(1)
-        counted = self.indicators(x)
-        x = x.double()
+        x = x.flatten(1).double()
         parts = []
         values = None
         if self._valued:
             values = self._mixed(self.values(x))
-            parts.append(values * self._value_scale)
+            parts.append(values * (self._value_scale * _LENGTH))
         if len(self._kept):
+            needed = self._needed
+            counted = self.indicators(x) if needed is None else self.indicators.of_columns(x, needed)
             centre = torch.from_numpy(self.frequencies[self._kept]).to(x)
-            parts.append((counted[:, self._entries] - centre) * torch.from_numpy(self._scale).to(x))
+            scale = torch.from_numpy(self._scale * _LENGTH).to(x)
+            parts.append((counted[:, self._entries] - centre).mul_(scale))
         if self.fourier:
             assert values is not None
             angle = (values[:, self._mixed_in] * _VALUE) @ self._directions.to(x)
             angle = angle.mul_(1 / (_VALUE * _ANGLE)).add_(self._phases.to(x))
-            parts.append(cosine(angle).mul_(self._fourier_scale))
-        whole = torch.cat(parts, 1).mul_(_LENGTH).round_()  # in place: this is what a pass waits for
-        length = (whole * whole).sum(1, keepdim=True).sqrt().clamp_min(1.0)
-        unit = whole.div_(length).mul_(_UNIT)
+            parts.append(cosine(angle).mul_(self._fourier_scale * _LENGTH))
+        whole = torch.cat(parts, 1).round_()  # in place: this is what a pass waits for
+        length = (whole * whole).sum(1, keepdim=True).sqrt_().clamp_min_(1.0).mul_(1 / _UNIT)
+        unit = whole.div_(length)
         if torch.onnx.is_in_onnx_export():  # ONNX has no trunc
             unit = torch.where(unit < 0, torch.ceil(unit), torch.floor(unit))
         else:
             unit.trunc_()
-        return unit.mul_(1 / _UNIT).float()
+        return unit.float().mul_(1 / _UNIT)
 
     def values(self, x: Tensor) -> Tensor:
         """Standardised values of (n, inputs) encoded records, (n, d) on a grid; 0 where missing."""

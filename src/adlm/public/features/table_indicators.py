@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -145,15 +146,7 @@ class TableIndicators:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map (n, inputs) encoded records to (n, width) indicators in double precision."""
-        x = x.flatten(1)
-        if x.shape[1] != self.inputs:
-            raise UserError(f"encoded records have {self.inputs} numbers here, got {x.shape[1]}")
-        x = x.double()
-        found = []
-        for run in self._runs:  # columns that are alike, together
-            here = x[:, self.spans[run[0].name].start : self.spans[run[-1].name].stop]
-            found.append(indicators(run[0], here.reshape(-1, len(run), run[0].width)).flatten(1))
-        whole = found[0] if len(found) == 1 else torch.cat(found, 1)
+        whole = self.of_columns(x, [column.name for column in self.table.features])
         if not self.table.crosses:
             return whole
         parts = {block.name: whole[:, block.span] for block in self.blocks[: len(self.table.features)]}
@@ -162,3 +155,19 @@ class TableIndicators:
             for left, right in self.table.crosses
         ]
         return torch.cat([whole, *crossed], 1)
+
+    def of_columns(self, x: Tensor, names: Collection[str]) -> Tensor:
+        """Indicators of some columns of (n, inputs) encoded records, and of those beside them like them."""
+        x = x.flatten(1)
+        if x.shape[1] != self.inputs:
+            raise UserError(f"encoded records have {self.inputs} numbers here, got {x.shape[1]}")
+        x = x.double()
+        found = []
+        for run in self.runs(names):  # columns that are alike, together
+            here = x[:, self.spans[run[0].name].start : self.spans[run[-1].name].stop]
+            found.append(indicators(run[0], here.reshape(-1, len(run), run[0].width)).flatten(1))
+        return found[0] if len(found) == 1 else torch.cat(found, 1)
+
+    def runs(self, names: Collection[str]) -> list[tuple[Column, ...]]:
+        """Columns in a row that are alike, of which one has such a name."""
+        return [run for run in self._runs if any(column.name in names for column in run)]

@@ -20,6 +20,8 @@ TABLE_PATH, PURE_TABLE_PATH = 0.15, 0.2  # step x clip norm x rounds, over the s
 ROUNDS = (100, 200)  # usual and most
 IMAGE_ROUNDS = (200, 400)  # of images and vectors: for the same path, short steps do better than long ones
 LEAST_ROUNDS, MANY_RECORDS = 50, 100_000  # of a table with more records than these, round for round fewer
+# The more columns, the less of a record's length lies in one direction: their steps may be longer, and fewer.
+WIDE_COLUMNS, WIDE_LEAST_ROUNDS, WIDE_STEP = 20, 36, 256.0
 REACH = 3.0  # momentum keeps at most e^-REACH of the first of all rounds
 PURE_ROUNDS = 30  # under pure epsilon, where every round costs its share of epsilon
 IMAGE_STEP, TABLE_STEP = 128.0, 32.0  # the longest stable steps, for a clip norm of CLIP_NORM
@@ -89,17 +91,30 @@ def _with_steps(
     return GradientRounds(rounds, clip_norm, float(f"{step:.6g}"), n, momentum=float(f"{momentum:.6g}"))
 
 
-def fewer_rounds(plan: GradientRounds) -> GradientRounds:
+def fewer_rounds(plan: GradientRounds, columns: int = 0) -> GradientRounds:
     """Take fewer and longer steps over a table of many records, where a round takes long.
 
     The path is the same, so noise does the same to a score. Momentum must not reach back over too many of
-    the rounds that are left.
+    the rounds that are left. Over a table of WIDE_COLUMNS and more than twice MANY_RECORDS, rounds are fewer
+    still, and steps make up for less momentum as well, up to WIDE_STEP for a clip norm of CLIP_NORM.
+
+    Parameters
+    ----------
+    plan : the rounds of a table of fewer records.
+    columns : of the table.
     """
-    most = max(LEAST_ROUNDS, round(ROUNDS[1] * MANY_RECORDS / plan.size))
+    wide = columns >= WIDE_COLUMNS
+    share = MANY_RECORDS / plan.size
+    most = max(LEAST_ROUNDS, round(ROUNDS[1] * share))
+    if wide and share < 1 / 2:
+        most = max(WIDE_LEAST_ROUNDS, round(ROUNDS[1] * 2 * share * share))
     if plan.rounds <= most:
         return plan
     step = plan.step * plan.rounds / most
     momentum = min(plan.momentum, 1 - REACH / most)
+    if wide:
+        longest = max(step, WIDE_STEP * CLIP_NORM / plan.clip_norm)
+        step = min(step * (1 - momentum) / (1 - plan.momentum), longest)
     return replace(plan, rounds=most, step=float(f"{step:.6g}"), momentum=float(f"{momentum:.6g}"))
 
 

@@ -1,0 +1,71 @@
+"""A Ray cluster on this machine: its folder, its size, and what was left behind by one whose driver died."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import socket
+import tempfile
+from pathlib import Path
+
+STORE_SHARE = 0.3  # of the free memory, for the object store of a cluster that is started here
+FOLDER = "adlm-ray-"  # and the number of the process that started the cluster
+LONGEST = 15  # characters of the folder for temporary files: a socket's path has at most 107
+ANSWER_SECONDS = 10.0
+_HOST_PORT = re.compile(r"(?:ray://)?([^:/]+):([0-9]+)")
+
+
+def knock(address: str) -> None:
+    """Raise OSError if nobody listens at HOST:PORT; Ray itself would try for minutes."""
+    match = _HOST_PORT.fullmatch(address)
+    if match is not None:
+        with socket.create_connection((match[1], int(match[2])), timeout=ANSWER_SECONDS):
+            pass
+
+
+def short_folder() -> Path:
+    """Return the folder for temporary files, if paths of sockets in it are not too long for the system."""
+    usual = Path(tempfile.gettempdir())
+    return usual if len(str(usual)) <= LONGEST else Path("/tmp")
+
+
+def remove_left_behind() -> int:
+    """Remove the folders of clusters whose driver was killed; return how many there were."""
+    count = 0
+    for folder in short_folder().glob(f"{FOLDER}*"):
+        number = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if number.isdecimal() and not _alive(int(number)) and folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
+            count += 1
+    return count
+
+
+def _alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def memory_for_store() -> int:
+    """Return a share of the memory that is free now, at least the least that Ray takes."""
+    try:
+        free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        free = 1 << 31
+    return max(100 << 20, int(STORE_SHARE * free))
+
+
+def quiet() -> None:
+    """Keep Ray's own words off the terminal."""
+    for name in ("ray", "ray.data"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)

@@ -24,14 +24,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from adlm.public.features.scattering import Scattering
 
 SIGNS = (1, -1)
 # Reflections of a frequency that count for the real part of a response, and for the imaginary part.
 REFLECTIONS = (((1, 1), (-1, -1)), ((1, -1), (-1, 1)))
-BANDS = 3  # of rows, one after the other from responses to cells: they stay in a core's cache
 NOTHING = 1e-12  # of the largest weight: far below the last bit of any sum it enters
 
 
@@ -77,6 +75,12 @@ def reflection(size: int, rows: int, columns: int) -> NDArray[np.int64]:
     return np.asarray((rows * ky % size) * size + columns * kx % size)
 
 
+def reflecting(size: int, before: int, padded: int) -> NDArray[np.float64]:
+    """Matrix (padded, size) that mirrors a signal at its edges, `before` places in front of it."""
+    place = np.abs(np.arange(padded) - before)
+    return np.eye(size)[np.minimum(place, 2 * (size - 1) - place)]
+
+
 def mirrored_channels(J: int, L: int) -> NDArray[np.int64]:
     """Which scattering channel of the mirrored image each channel is: an angle t pi / L becomes -t pi / L."""
     turned = [-angle % L for angle in range(L)]
@@ -104,42 +108,60 @@ class FlipScattering(nn.Module):
     """
 
     basis: Tensor
+    entry: Tensor
     coarse: Tensor
-    first: Tensor
+    across: Tensor
     reflected: Tensor
-    second: Tensor
+    fine: Tensor
+    broad: Tensor
     sources: Tensor
-    pools: Tensor
-    last_pool: Tensor
-    turned: Tensor
+    second: Tensor
+    image_pool: Tensor
+    fine_pool: Tensor
+    broad_pool: Tensor
+    own: Tensor
+    mirrored: Tensor
 
     def __init__(self, of: Scattering) -> None:
         super().__init__()
         assert of.J == 2
         assert of.shape[0] == of.shape[1]
-        size, angles = of.padded[0], of.L
-        before = 2 ** (of.J - 1)
-        self.margins = 2 * (before, size - of.shape[0] - before)
+        size, angles, half = of.padded[0], of.L, of.padded[0] // 2
         self.size, self.angles, self.channels = size, angles, of.channels
         self.cells = of.output[0] // 2, (of.output[1] // 2 + 1) // 2
-        self._keep("basis", hartley(size))
-        self._keep("coarse", hartley(size)[::2, : size // 2])
+        basis, padding = hartley(size), reflecting(of.shape[0], 2 ** (of.J - 1), size)
+        fine_pool, broad_pool = (self._pool(of, j).reshape(-1, size, size) for j in range(2))
+        seen = (np.abs(broad_pool) > NOTHING * np.abs(broad_pool).max()).any((0, 1))  # columns of any weight
+        self._keep("basis", basis)
+        self._keep("entry", basis @ padding)
+        self._keep("coarse", basis[::2, :half])
+        self._keep("across", basis[seen])
+        self._keep("image_pool", (padding.T @ fine_pool @ padding).reshape(len(fine_pool), -1))
+        self._keep("fine_pool", fine_pool.reshape(len(fine_pool), -1))
+        self._keep("broad_pool", broad_pool[:, ::2, seen].reshape(len(broad_pool), -1))
         weights = reflected_weights(of.wavelets.real.double().numpy().reshape(-1, size, size))
-        self._keep("first", weights.transpose(2, 0, 1, 3, 4).reshape(2, 2, 2 * angles, 1, -1))
-        places = [[reflection(size, *pair) for pair in pairs] for pairs in REFLECTIONS]
-        self._keep("reflected", np.stack([[p[i] for p in places] for i in range(2)]).reshape(-1))
-        half = size // 2
-        # Rows of the second order are sampled every 2: the frequencies ky and ky + P / 2 fall together.
-        aliases = np.stack([np.stack([p[:half], p[half:]]) for pair in places for p in pair])
-        self._keep("sources", aliases.transpose(2, 3, 0, 1).reshape(-1))
-        joint = np.zeros((2, angles, 2, 2, 2, half, size))  # part, angle; part, reflection, alias; ky, kx
+        places = np.array([[reflection(size, *pair) for pair in pairs] for pairs in REFLECTIONS])
+        self._keep("reflected", places.transpose(1, 0, 2, 3).reshape(-1))
+        self._keep("fine", weights[:, :angles].transpose(2, 0, 1, 3, 4).reshape(2, 2, angles, 1, -1))
+        # Rows of the broad scale are sampled every 2: the frequencies ky and ky + P / 2 fall together.
+        aliased = weights[:, angles:].reshape(2, angles, 4, half * size)
+        self._keep("broad", aliased.transpose(2, 0, 1, 3)[:, :, :, None])
+        self._keep("sources", places.reshape(8, -1).T.reshape(-1))
+        joint = np.zeros((half * size, 2, angles, 2, 4))  # frequency; part, angle; part, reflection and alias
         for part in range(2):
-            joint[part, :, part] = weights[part, angles:].reshape(angles, 2, 2, half, size)
-        self._keep("second", joint.transpose(5, 6, 0, 1, 2, 3, 4).reshape(half * size, 2 * angles, -1))
-        pools = [self._pool(of, j) for j in range(2)]
-        self._keep("pools", np.concatenate(pools).T)
-        self._keep("last_pool", pools[1].reshape(-1, size, size)[:, ::2].reshape(len(pools[1]), -1))
-        self._keep("turned", mirrored_channels(2, angles))
+            joint[:, part, :, part] = aliased[part].transpose(2, 0, 1)
+        self._keep("second", joint.reshape(half * size, 2 * angles, -1))
+        self._keep_order()
+
+    def _keep_order(self) -> None:
+        """Keep where the cells of each channel of `Scattering` are found among `_all_cells`."""
+        L, count = self.angles, self.cells[0] * self.cells[1]
+        second = 1 + 2 * L + np.arange(L * L).reshape(L, L).T  # they are found by their second angle first
+        found = np.array([*range(1 + 2 * L), *second.ravel()])
+        cells = np.arange(count) * self.channels
+        self._keep("own", (found[:, None] + cells).ravel())
+        turned = found[mirrored_channels(2, L)]
+        self._keep("mirrored", (turned[:, None] + cells).ravel() + count * self.channels)
 
     def _keep(self, name: str, values: NDArray[np.float64] | NDArray[np.int64]) -> None:
         """Register what follows from the wavelets, and so is not in the fingerprint."""
@@ -159,46 +181,51 @@ class FlipScattering(nn.Module):
         cells = np.einsum("ay,fbx->fabyx", down, np.stack([left, left[:, ::-1]])) / 2
         return np.asarray(cells.reshape(-1, self.size**2))
 
-    def _moduli(self, x: Tensor) -> Tensor:
-        """|x * psi| of padded images (n, P, P), of every scale, angle and image: (2 L n, P P)."""
+    def _moduli(self, product: Tensor, down: Tensor, across: Tensor) -> Tensor:
+        """Moduli of signals, from coefficients of both parts (2, m, ky, kx): (y, x, m), signals innermost."""
+        _, m, *_ = product.shape
+        turned = torch.bmm(across.expand(2, -1, -1), product.view(2, -1, self.size).transpose(1, 2))
+        turned = turned.view(2, -1, down.shape[1]).transpose(1, 2)
+        return modulus(*torch.bmm(down.expand(2, -1, -1), turned)).view(len(down), len(across), m)
+
+    def _first(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """|x * psi| of images (n, H, H), of the fine and of the broad scale: (y, x, L n), angles outermost."""
         size, n = self.size, len(x)
-        coefficients = torch.matmul(self.basis, x @ self.basis).view(n, -1)
+        coefficients = torch.matmul(self.entry, x @ self.entry.T).view(n, -1)
         taken = coefficients.index_select(1, self.reflected).view(n, 2, 2, 1, -1).permute(1, 2, 3, 0, 4)
-        product = (taken[0] * self.first[0]).addcmul_(taken[1], self.first[1])
-        across = (product.view(-1, size) @ self.basis).view(-1, size, size)
-        real, imaginary = torch.matmul(self.basis, across).view(2, -1, size * size)
-        return modulus(real, imaginary)
+        fine = (taken[0] * self.fine[0]).addcmul_(taken[1], self.fine[1])
+        halves = taken.unflatten(4, (2, -1))
+        broad = halves[0, ..., 0, :] * self.broad[0]
+        for i in range(1, 4):
+            broad.addcmul_(halves[i // 2, ..., i % 2, :], self.broad[i])
+        return (
+            self._moduli(fine.view(2, -1, size, size), self.basis, self.basis),
+            self._moduli(broad.view(2, -1, size // 2, size), self.coarse, self.across),
+        )
 
     def _second(self, u: Tensor) -> Tensor:
-        """Cells of ||x * psi_(0, .)| * psi_(1, .)|, from moduli (m, P P): (2 cells, L m)."""
-        size, half = self.size, self.size // 2
-        down = self.basis @ u.t().contiguous().view(size, -1)
-        coefficients = torch.matmul(self.basis, down.view(size, size, -1)).view(size * size, -1)
-        taken = coefficients.index_select(0, self.sources).view(half * size, 8, -1)
+        """||x * psi_(0, .)| * psi_(1, .)| from moduli (y, x, m): (y, x, L m), second angles outermost."""
+        size, half, signals = self.size, self.size // 2, u.shape[2]
+        down = torch.mm(self.basis, u.view(size, -1)).view(size, size, -1)
+        coefficients = torch.matmul(self.basis, down).view(size * size, -1)
+        taken = coefficients.index_select(0, self.sources).view(half * size, 8, signals)
         product = torch.bmm(self.second, taken).view(half, -1)
-        response = torch.matmul(self.basis, (self.coarse @ product).view(half, size, -1))
-        places = half * size // BANDS
-        bands = zip(
-            torch.split(response.view(half * size, 2, -1), places),
-            torch.split(self.last_pool, places, 1),
-            strict=True,
+        response = torch.matmul(self.across, torch.mm(self.coarse, product).view(half, size, -1))
+        return modulus(*response.view(half, len(self.across), 2, -1).unbind(2))
+
+    def _all_cells(self, x: Tensor) -> Tensor:
+        """Cells of the image, then of its mirror image, of every order and angle: (2 cells, channels, n)."""
+        fine, broad = self._first(x)
+        parts = (
+            (self.image_pool, x.reshape(len(x), -1).T),
+            (self.fine_pool, fine.flatten(0, 1)),
+            (self.broad_pool, broad.flatten(0, 1)),
+            (self.broad_pool, self._second(fine).flatten(0, 1)),
         )
-        return torch.stack([pool @ modulus(*part.unbind(1)) for part, pool in bands]).sum(0)
+        return torch.cat([pool @ values for pool, values in parts], 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (n, H, H) to cells (n, channels, rows, left)."""
-        n, angles = len(x), self.angles
-        padded, cells = functional.pad(x, self.margins, mode="reflect"), len(self.last_pool)
-        u = self._moduli(padded)
-        second = self._second(u[: n * angles])
-        first = (u @ self.pools).T
-        # Channels come in the order of `Scattering`: the second order by the first angle, then the second.
-        parts = [
-            (padded.reshape(n, -1) @ self.pools[:, :cells]).T.reshape(cells, 1, n),
-            first[:cells, : n * angles].reshape(cells, angles, n),
-            first[cells:, n * angles :].reshape(cells, angles, n),
-            second.view(cells, angles, angles, n).transpose(1, 2).reshape(cells, -1, n),
-        ]
-        image, mirrored = torch.split(torch.cat(parts, 1), cells // 2)
-        both = image + mirrored.index_select(1, self.turned)
-        return both.permute(2, 1, 0).reshape(n, self.channels, *self.cells)
+        cells = self._all_cells(x).view(-1, len(x))
+        both = cells.index_select(0, self.own) + cells.index_select(0, self.mirrored)
+        return both.T.reshape(len(x), self.channels, *self.cells)

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from adlm.public.features.flip_scattering import FlipScattering, hartley, reflected_weights
+from adlm.public.features.flip_scattering import FlipScattering
+from adlm.public.features.hartley_scattering import hartley, reflected_weights
 from adlm.public.features.scattering import Scattering
 
 

@@ -27,6 +27,7 @@ def flip_average(maps: Tensor) -> Tensor:
 
 
 @cache
+@torch.inference_mode(mode=False)  # what is kept may later be part of a slope
 def folded_pooling(height: int, width: int, grid: int) -> Tensor:
     """Matrix (cells, height * width) that averages over the cells of a grid and over the flip."""
     places = pooling(height, width, grid).view(-1, 1, grid, grid)

@@ -6,10 +6,10 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from adlm.public.features.colour import opponent
 from adlm.public.features.flip_scattering import FlipScattering
+from adlm.public.features.order_norms import OrderNorms
 from adlm.public.features.scattering import Scattering
 
 CHANNELS = 3
@@ -32,8 +32,6 @@ class ColourScattering(nn.Module):
     L : angles of the scattering.
     """
 
-    members: Tensor
-    averages: Tensor
     floors: Tensor
 
     def __init__(self, size: int = 32, L: int = 8) -> None:
@@ -44,9 +42,7 @@ class ColourScattering(nn.Module):
         self.counts = torch.bincount(self.orders).tolist()
         self.left = self.flipped.cells[1]
         self.width = CHANNELS * self.scattering.channels * math.prod(self.flipped.cells)
-        members = functional.one_hot(self.orders.repeat_interleave(math.prod(self.flipped.cells))).float().T
-        self.register_buffer("members", members.contiguous(), persistent=False)
-        self.register_buffer("averages", (members / members.sum(1, keepdim=True)).T, persistent=False)
+        self.norms = OrderNorms(self.orders.repeat_interleave(math.prod(self.flipped.cells)))
         self.register_buffer("floors", torch.tensor(FLOORS), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,7 +61,6 @@ class ColourScattering(nn.Module):
         flat = cells.reshape(len(cells) * CHANNELS, -1)
         plain = self.counts[0] * cells.shape[3]
         roots = torch.cat([flat[:, :plain], flat[:, plain:].clamp_min(0.0).sqrt()], 1)
-        # Sums over an order, and what is put back in its places, are products with its members.
-        centred = torch.addmm(roots, roots @ self.averages, self.members, alpha=-1)
-        norms = (centred.square() @ self.members.T).sqrt() + self.floors
-        return (centred * (norms.reciprocal() @ self.members)).view(len(cells), -1)
+        centred = self.norms.centred(roots)
+        scale = (self.norms.norms(centred) + self.floors).reciprocal()
+        return (centred * self.norms.spread(scale)).view(len(cells), -1)

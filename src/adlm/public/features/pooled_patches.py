@@ -17,6 +17,7 @@ CONTRAST_FLOOR = 10.0 / 255.0  # added to a patch's standard deviation: flat pat
 
 
 @cache
+@torch.inference_mode(mode=False)  # what is kept may later be part of a slope
 def pooling(height: int, width: int, grid: int | tuple[int, int]) -> Tensor:
     """Matrix (height * width, cells) that averages over the cells of a grid, flattened."""
     places = torch.eye(height * width).reshape(-1, 1, height, width)
@@ -24,6 +25,7 @@ def pooling(height: int, width: int, grid: int | tuple[int, int]) -> Tensor:
 
 
 @cache
+@torch.inference_mode(mode=False)
 def windows(size: int, side: int, repeats: int = 1) -> Tensor:
     """Matrix (size - side + 1, repeats * size) that adds `side` neighbours, in each repeat of the axis."""
     start, place = torch.arange(size - side + 1)[:, None], torch.arange(size)
@@ -31,6 +33,7 @@ def windows(size: int, side: int, repeats: int = 1) -> Tensor:
 
 
 @cache
+@torch.inference_mode(mode=False)
 def mirrored_columns(width: int, side: int) -> Tensor:
     """Matrices that add each column of a patch and the one that mirrors it, then subtract them.
 
@@ -59,6 +62,7 @@ def symmetric_halves(filters: Tensor) -> Tensor:
 
 
 @cache
+@torch.inference_mode(mode=False)
 def members(height: int, width: int, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
     """Which places lie in which cell, for atoms, then for mirrored atoms, whose cells are mirrored.
 

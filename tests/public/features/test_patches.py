@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 
 from adlm.public.features.patches import (
-    CONTRAST_FLOOR,
     Patches,
     learn_dictionary,
     mirror,
@@ -17,6 +16,7 @@ from adlm.public.features.patches import (
     spherical_kmeans,
     zca,
 )
+from adlm.public.features.pooled_patches import CONTRAST_FLOOR
 from adlm.public.priors import scenes
 
 

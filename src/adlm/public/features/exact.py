@@ -52,31 +52,35 @@ class ExactDirections(nn.Module):
         steps = self.steps[:, :width]
         if _rounded(rows):
             return rows @ (steps * self.unit).to(rows)
-        if (digits := self._digits(rows)) is not None and self.small is not None:
-            products = torch._int_mm(digits.flatten(0, 1), self.small[:, :width]).double()
-            weights = products.new_tensor([2.0 ** (DIGIT * i) for i in range(DIGITS)]) * (self.unit / self.grid)
-            return torch.tensordot(weights, products.view(DIGITS, len(rows), -1), 1)
+        if self.small is not None and self._few_digits(rows):
+            return self._by_digits(rows, self.small[:, :width])
         whole = rows.new_empty(rows.shape, dtype=torch.float64)
         for part, mine in zip(torch.split(rows, CACHED), torch.split(whole, CACHED), strict=True):
             mine.copy_(part).clamp_(-self.limit, self.limit).mul_(self.grid).round_()
         product: Tensor = (whole @ steps).mul_(self.unit / self.grid)
         return product
 
-    def _digits(self, rows: Tensor) -> Tensor | None:
-        """Digits of float rows on the grid, the lowest first: (digits, n, p) bytes; None if they do not fit."""
-        if self.small is None or rows.dtype != torch.float32 or rows.device.type != "cpu" or not fast_bytes():
-            return None
-        largest = 2.0 ** (DIGIT * DIGITS - 1)
-        if not bool((rows.abs().amax() * self.grid < min(largest - 1, self.limit * self.grid)).all()):
-            return None
+    def _few_digits(self, rows: Tensor) -> bool:
+        """Say whether rows can be cut into `DIGITS` digits on this machine."""
+        if rows.dtype != torch.float32 or rows.device.type != "cpu" or not len(rows) or not fast_bytes():
+            return False
+        lowest, highest = (float(end) for end in rows.aminmax())
+        return max(-lowest, highest) < min(self.limit, (2.0 ** (DIGITS * DIGIT - 1) - 1) / self.grid)
+
+    def _by_digits(self, rows: Tensor, small: Tensor) -> Tensor:
+        """Return rows times directions of 8 bits, digit by digit, the lowest first."""
         digits = rows.new_empty(DIGITS, *rows.shape, dtype=torch.int8)
         for part, mine in zip(torch.split(rows, CACHED), torch.split(digits, CACHED, 1), strict=True):
             steps = (part * self.grid).round_().to(torch.int32)
-            for i in range(DIGITS - 1):
-                mine[i] = steps & (2**DIGIT - 1)
+            for digit in mine[:-1]:
+                digit.copy_(steps & (2**DIGIT - 1))
                 steps >>= DIGIT
             mine[-1] = steps
-        return digits
+        sums = torch._int_mm(digits.flatten(0, 1), small).double().view(DIGITS, len(rows), -1)
+        total = sums[-1]
+        for lower in sums.flip(0)[1:]:
+            total = total * 2**DIGIT + lower
+        return total * (self.unit / self.grid)
 
 
 @cache

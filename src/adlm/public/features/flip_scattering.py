@@ -1,8 +1,9 @@
 """Scattering of two scales, averaged over cells and over the horizontal flip.
 
 The coefficients are those of `Scattering` (J = 2) of an image and of its mirror image, averaged over blocks
-of 2 x 2 outputs and over the two. The mirror image is never transformed: |x * psi_theta| of it is the mirrored
-|x * psi_-theta| of the image, and a second set of cells averages that where the mirror image is sampled.
+of 2 x 2 outputs and over the two. The mirror image is never transformed: |x * psi_theta| of it is the
+mirrored |x * psi_-theta| of the image, and a second set of cells averages that where the mirror image is
+sampled.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def reflection(size: int, rows: int, columns: int) -> NDArray[np.int64]:
 def reflecting(size: int, before: int, padded: int) -> NDArray[np.float64]:
     """Matrix (padded, size) that mirrors a signal at its edges, `before` places in front of it."""
     place = np.abs(np.arange(padded) - before)
-    return np.eye(size)[np.minimum(place, 2 * (size - 1) - place)]
+    return np.asarray(np.eye(size)[np.minimum(place, 2 * (size - 1) - place)])
 
 
 class HartleyScattering(nn.Module):
@@ -116,6 +116,7 @@ class HartleyScattering(nn.Module):
         self._keep("coarse", basis[::2, :half])
         self._keep("across", basis[seen])
         self._keep("image_pool", (padding.T @ fine_pool @ padding).reshape(len(fine_pool), -1))
+        self.level = float(fine_pool[0].sum())  # what is left of a constant, in every cell
         self._keep("fine_pool", fine_pool.reshape(len(fine_pool), -1))
         self._keep("broad_pool", broad_pool[:, ::2, seen].reshape(len(broad_pool), -1))
         weights = reflected_weights(of.wavelets.real.double().numpy().reshape(-1, size, size))
@@ -148,7 +149,7 @@ class HartleyScattering(nn.Module):
         return modulus(*torch.bmm(down.expand(2, -1, -1), turned)).view(len(down), len(across), m)
 
     def _first(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """|x * psi| of images (n, H, H), of the fine and of the broad scale: (y, x, L n), angles outermost."""
+        """|x * psi| of images (n, H, H), of the fine and of the broad scale: (y, x, L n), by angle."""
         size, n = self.size, len(x)
         coefficients = torch.matmul(self.entry, x @ self.entry.T).view(n, -1)
         taken = coefficients.index_select(1, self.reflected).view(n, 2, 2, 1, -1).permute(1, 2, 3, 0, 4)
@@ -170,14 +171,17 @@ class HartleyScattering(nn.Module):
 
     def all_cells(self, x: Tensor) -> Tensor:
         """Cells of every order and angle, of images (n, H, H): (cells * channels, n)."""
-        fine, broad = self._first(x)
-        parts = (
-            (self.image_pool, x.reshape(len(x), -1).T),
-            (self.fine_pool, fine.flatten(0, 1)),
-            (self.broad_pool, broad.flatten(0, 1)),
-            (self.broad_pool, self._second(fine).flatten(0, 1)),
-        )
-        return torch.cat([pool @ values for pool, values in parts], 1).view(-1, len(x))
+        # No wavelet sees a constant, and averages keep it. Less its corner, a flat image is exactly zero.
+        corner = x[:, 0, 0]
+        uneven = x - corner[:, None, None]
+        fine, broad = self._first(uneven)
+        parts = [
+            self.image_pool @ uneven.flatten(1).T + self.level * corner,
+            self.fine_pool @ fine.flatten(0, 1),
+            self.broad_pool @ broad.flatten(0, 1),
+            self.broad_pool @ self._second(fine).flatten(0, 1),
+        ]
+        return torch.cat(parts, 1).view(-1, len(x))
 
 
 class SquareScattering(HartleyScattering):
@@ -207,4 +211,5 @@ def axis_weights(of: Scattering, j: int) -> tuple[NDArray[np.float64], NDArray[n
 
 def outer(rows: NDArray[np.float64], columns: NDArray[np.float64]) -> NDArray[np.float64]:
     """Weights of places in cells, from those of rows (a, P) and of columns (b, P): (a b, P, P)."""
-    return np.einsum("ay,bx->abyx", rows, columns).reshape(-1, rows.shape[1], columns.shape[1])
+    places = np.einsum("ay,bx->abyx", rows, columns)
+    return np.asarray(places.reshape(-1, rows.shape[1], columns.shape[1]))

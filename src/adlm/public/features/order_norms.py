@@ -18,12 +18,14 @@ class OrderNorms(nn.Module):
     """
 
     members: Tensor
+    first: Tensor
     averages: Tensor
 
     def __init__(self, orders: Tensor) -> None:
         super().__init__()
         members = functional.one_hot(orders).float()
         self.register_buffer("members", members.T.contiguous(), persistent=False)
+        self.register_buffer("first", members.argmax(0), persistent=False)
         self.register_buffer("averages", members / members.sum(0), persistent=False)
 
     def means(self, rows: Tensor) -> Tensor:
@@ -35,8 +37,9 @@ class OrderNorms(nn.Module):
         return values @ self.members
 
     def centred(self, rows: Tensor) -> Tensor:
-        """Rows less the mean of each order: (n, width)."""
-        return torch.addmm(rows, self.means(rows), self.members, alpha=-1)
+        """Rows less the mean of each order, which is zero where an order is constant: (n, width)."""
+        uneven = rows - self.spread(rows.index_select(1, self.first))
+        return torch.addmm(uneven, self.means(uneven), self.members, alpha=-1)
 
     def norms(self, rows: Tensor) -> Tensor:
         """L2 norm of each order, or next to nothing: (n, orders)."""

@@ -142,16 +142,17 @@ class HartleyScattering(nn.Module):
         self.register_buffer(name, kept, persistent=False)
 
     def _moduli(self, product: Tensor, down: Tensor, across: Tensor) -> Tensor:
-        """Moduli of signals, from coefficients of both parts (2, m, ky, kx): (y, x, m), signals innermost."""
-        _, m, *_ = product.shape
+        """Moduli of signals, from coefficients of both parts (2, m, ky, kx): (y x, m), signals innermost."""
         turned = torch.bmm(across.expand(2, -1, -1), product.view(2, -1, self.size).transpose(1, 2))
         turned = turned.view(2, -1, down.shape[1]).transpose(1, 2)
-        return modulus(*torch.bmm(down.expand(2, -1, -1), turned)).view(len(down), len(across), m)
+        found = modulus(*torch.bmm(down.expand(2, -1, -1), turned))
+        return found.view(len(down) * len(across), -1)
 
     def _first(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """|x * psi| of images (n, H, H), of the fine and of the broad scale: (y, x, L n), by angle."""
+        """|x * psi| of images (n, H, H), of the fine and of the broad scale: (y x, L n), by angle."""
         size, n = self.size, len(x)
-        coefficients = torch.matmul(self.entry, x @ self.entry.T).view(n, -1)
+        along = torch.mm(x.view(-1, x.shape[2]), self.entry.T).view(n, -1, size)
+        coefficients = torch.bmm(self.entry.expand(n, -1, -1), along).view(n, -1)
         taken = coefficients.index_select(1, self.reflected).view(n, 2, 2, 1, -1).permute(1, 2, 3, 0, 4)
         product = (taken[0] * self.first[0]).addcmul_(taken[1], self.first[1]).view(2, -1, size, size)
         fine, broad = torch.chunk(product, 2, 1)
@@ -160,26 +161,27 @@ class HartleyScattering(nn.Module):
         return self._moduli(fine, self.basis, self.basis), self._moduli(broad, self.coarse, self.across)
 
     def _second(self, u: Tensor) -> Tensor:
-        """||x * psi_(0, .)| * psi_(1, .)| from moduli (y, x, m): (y, x, L m), second angles outermost."""
-        size, half, signals = self.size, self.size // 2, u.shape[2]
+        """||x * psi_(0, .)| * psi_(1, .)| from moduli (y x, m): (y x, L m), by the second angle."""
+        size, half = self.size, self.size // 2
         down = torch.mm(self.basis, u.view(size, -1)).view(size, size, -1)
-        coefficients = torch.matmul(self.basis, down).view(size * size, -1)
-        taken = coefficients.index_select(0, self.sources).view(half * size, 8, signals)
+        coefficients = torch.bmm(self.basis.expand(size, -1, -1), down).view(size * size, -1)
+        taken = coefficients.index_select(0, self.sources).view(half * size, 8, -1)
         product = torch.bmm(self.second, taken).view(half, -1)
-        response = torch.matmul(self.across, torch.mm(self.coarse, product).view(half, size, -1))
-        return modulus(*response.view(half, len(self.across), 2, -1).unbind(2))
+        along = torch.mm(self.coarse, product).view(half, size, -1)
+        response = torch.bmm(self.across.expand(half, -1, -1), along)
+        return modulus(*response.view(half * len(self.across), 2, -1).unbind(1))
 
     def all_cells(self, x: Tensor) -> Tensor:
         """Cells of every order and angle, of images (n, H, H): (cells * channels, n)."""
         # No wavelet sees a constant, and averages keep it. Less its corner, a flat image is exactly zero.
         corner = x[:, 0, 0]
-        uneven = x - corner[:, None, None]
+        uneven = (x - corner[:, None, None]).contiguous()
         fine, broad = self._first(uneven)
         parts = [
-            self.image_pool @ uneven.flatten(1).T + self.level * corner,
-            self.fine_pool @ fine.flatten(0, 1),
-            self.broad_pool @ broad.flatten(0, 1),
-            self.broad_pool @ self._second(fine).flatten(0, 1),
+            torch.mm(self.image_pool, uneven.view(len(x), -1).T).add_(corner, alpha=self.level),
+            torch.mm(self.fine_pool, fine),
+            torch.mm(self.broad_pool, broad),
+            torch.mm(self.broad_pool, self._second(fine)),
         ]
         return torch.cat(parts, 1).view(-1, len(x))
 

@@ -112,15 +112,15 @@ def pooled_patches(image: Tensor, halves: Tensor, side: int, threshold: float, g
     pool, counts = members(height // bands, width, (grid // bands, grid))
     sums = image.new_empty(2, bands, cells, atoms)
     products, d = image.new_empty(2, 2, places, atoms)  # each used twice: they stay in a core's cache
-    (even, odd), above = products, products.view(-1, atoms)
-    below = d.view(-1, atoms)
-    for band in range(bands):
-        mine = slice(band * places, (band + 1) * places)
-        scaled = (patches[..., mine] * contrast[mine]).view(2, -1, places)
-        torch.bmm(scaled.transpose(1, 2), halves, out=products)
-        torch.add(even, odd, out=d[0])
-        torch.sub(even, odd, out=d[1])
-        torch.mm(pool, torch.clamp_min(below, threshold, out=above), out=sums[0, band])
-        torch.mm(pool, below.clamp_max_(-threshold), out=sums[1, band])
+    (even, odd), (straight, mirrored) = products, d
+    above, below = products.view(-1, atoms), d.view(-1, atoms)
+    for part, scale, highs, lows in zip(
+        patches.split(places, 2), contrast.split(places), *sums.unbind(), strict=True
+    ):
+        torch.bmm((part * scale).view(2, -1, places).transpose(1, 2), halves, out=products)
+        torch.add(even, odd, out=straight)
+        torch.sub(even, odd, out=mirrored)
+        torch.mm(pool, torch.clamp_min(below, threshold, out=above), out=highs)
+        torch.mm(pool, below.clamp_max_(-threshold), out=lows)
     means = sums.div_(counts).abs_().sub_(threshold).clamp_min_(0.0).sqrt_()
     return means.view(2, -1, atoms).transpose(1, 2)

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from adlm.analyst.in_chunks import ROWS
 from adlm.curator.noise import Source
 from benchmarks.bench.engines import engines, reading
+from benchmarks.bench.image_maps import photographs
 from benchmarks.bench.ratio import Ratio, Sense, exponent, interleave, ratio
 from benchmarks.bench.subjects import Figures, measure, write_table
 from benchmarks.bench.wide_table import wide
@@ -87,9 +88,6 @@ def _opendp(sample: int) -> Any | None:
     return lambda: measurement(zeros)
 
 
-Mapped = Callable[[torch.Tensor], torch.Tensor]
-
-
 def featurising(scale: Scale) -> list[Ratio]:
     """Scattering of 28x28 images against kymatio's, and all of our feature map against it too.
 
@@ -155,54 +153,6 @@ NETWORKS = {
     "paper-mnist": (1800, 1800, "the paper's network"),
     "tanh": (2048, 4096, "DP-SGD's tanh network"),
 }
-
-
-def photographs(scale: Scale) -> list[Ratio]:
-    """Features of photographs and of drawn images, each image mapped alone, against their plain forms.
-
-    One thread. The plain forms get their images in batches of 500, and then one by one.
-    """
-    from adlm.public.features.natural import NaturalImages
-    from adlm.public.features.prior import PriorProjection
-    from adlm.public.features.threads import records_together
-    from benchmarks.bench.plain_drawings import plain_drawings
-    from benchmarks.bench.plain_photographs import plain_features
-
-    images = 250 if scale.quick else 2000
-    natural, drawn = NaturalImages(1000), PriorProjection("drawn")
-    maps: dict[str, tuple[torch.Tensor, Mapped, Mapped]] = {
-        "photographs": (torch.rand(images, 3, 32, 32), natural, partial(plain_features, natural)),
-        "drawn images": (torch.rand(images, 28, 28), drawn, partial(plain_drawings, drawn)),
-    }
-
-    def clock(mapped: Mapped, x: torch.Tensor, rows: int = 500) -> float:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with torch.inference_mode():
-                mapped(x[:8])
-                start = time.process_time()  # of this process: others on the machine do not count
-                for part in torch.split(x, rows):
-                    mapped(part)
-                return images / (time.process_time() - start)
-        finally:
-            torch.set_num_threads(before)
-
-    found = []
-    for name, (x, own, plain) in maps.items():
-        actions = {
-            "own": partial(clock, own, x),
-            "batches": records_together()(partial(clock, plain, x)),
-            "alone": partial(clock, plain, x, 1),
-        }
-        rates = interleave(actions, scale.repeats)
-        detail = {"images": images, "a second": round(float(np.median(rates["own"])))}
-        for form, called in (("batches", "in batches"), ("alone", "one by one")):
-            sense: Sense | None = "at least" if name == "photographs" else None
-            title = f"features: {name}' rate over their plain form {called}, one thread"
-            asked = 3 if sense else None
-            found.append(ratio(title, rates["own"], rates[form], sense=sense, asked=asked, detail=detail))
-    return found
 
 
 def training(scale: Scale) -> list[Ratio]:

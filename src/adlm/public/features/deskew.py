@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 STEEPEST = 1.0  # columns for a row, beyond which a drawing is not taken to lean
 FLATTEST = 1.0  # rows: ink that is spread less than this in height has no direction to lean in
-
-
-@cache
-@torch.inference_mode(mode=False)
-def _about_centre(size: int) -> Tensor:
-    return torch.arange(size, dtype=torch.float32) - (size - 1) / 2
 
 
 def deskew(images: Tensor) -> Tensor:
@@ -26,14 +18,14 @@ def deskew(images: Tensor) -> Tensor:
     cheques). Between pixels the ink is interpolated; what leaves the image is cut off.
     """
     _, height, width = images.shape
-    rows, columns = (_about_centre(size).to(images) for size in (height, width))
-    # Ink of each row, and its moment about the middle column.
-    ink, moment = (images @ torch.stack([torch.ones_like(columns), columns], 1)).unbind(2)
-    mass = ink.sum(1, keepdim=True).clamp_min(1e-3)
-    y = rows - (ink @ rows)[:, None] / mass
-    spread = (ink * y * y).sum(1, keepdim=True).clamp_min(0).maximum(mass * FLATTEST**2)
-    slope = ((moment * y).sum(1, keepdim=True) / spread).clamp(-STEEPEST, STEEPEST)
-    shift = slope * y
+    rows = torch.arange(height, dtype=images.dtype, device=images.device) - (height - 1) / 2
+    columns = torch.arange(width, dtype=images.dtype, device=images.device) - (width - 1) / 2
+    ink = images.sum(2)
+    mass = ink.sum(1).clamp_min(1e-3)
+    y = rows - (ink @ rows / mass)[:, None]
+    spread = (ink * y * y).sum(1).clamp_min(0).maximum(mass * FLATTEST**2)
+    slope = (((images @ columns) * y).sum(1) / spread).clamp(-STEEPEST, STEEPEST)
+    shift = slope[:, None] * y
     whole = shift.floor()
     first = (torch.arange(1, width + 1, device=images.device) + whole.long()[:, :, None]).clamp(0, width + 1)
     padded = functional.pad(images, (1, 2))

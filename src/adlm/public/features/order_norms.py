@@ -23,14 +23,14 @@ class OrderNorms(nn.Module):
 
     def __init__(self, orders: Tensor) -> None:
         super().__init__()
-        members = functional.one_hot(orders).float()
-        self.register_buffer("members", members.T.contiguous(), persistent=False)
-        self.register_buffer("first", members.argmax(0), persistent=False)
-        self.register_buffer("averages", members / members.sum(0), persistent=False)
+        members = functional.one_hot(orders).float().T.contiguous()
+        self.register_buffer("members", members, persistent=False)
+        self.register_buffer("first", members.argmax(1), persistent=False)
+        self.register_buffer("averages", members / members.sum(1, keepdim=True), persistent=False)
 
     def means(self, rows: Tensor) -> Tensor:
         """Mean of each order of rows (n, width): (n, orders)."""
-        return rows @ self.averages
+        return rows @ self.averages.T
 
     def spread(self, values: Tensor) -> Tensor:
         """Put a value of each order (n, orders) in all places of that order: (n, width)."""

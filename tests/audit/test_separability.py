@@ -105,7 +105,7 @@ def test_last_bits_that_follow_the_batch_are_caught(features: type[Identity]) ->
 
 
 def test_a_map_in_floating_point_stays_close_to_the_exact_one() -> None:
-    """What the grid costs: less than a part in a hundred thousand of the norm, unless an image is all but flat.
+    """What the grid costs: less than a part in a hundred thousand of the norm, unless an image is near flat.
 
     The contrast of such an image is next to the last bits of its average, and those follow the batch.
     """

@@ -114,9 +114,8 @@ def pooled_patches(image: Tensor, halves: Tensor, side: int, threshold: float, g
     products, d = image.new_empty(2, 2, places, atoms)  # each used twice: they stay in a core's cache
     (even, odd), (straight, mirrored) = products, d
     above, below = products.view(-1, atoms), d.view(-1, atoms)
-    for part, scale, highs, lows in zip(
-        patches.split(places, 2), contrast.split(places), *sums.unbind(), strict=True
-    ):
+    parts, scales = torch.split(patches, places, 2), torch.split(contrast, places)
+    for part, scale, highs, lows in zip(parts, scales, *sums.unbind(), strict=True):
         torch.bmm((part * scale).view(2, -1, places).transpose(1, 2), halves, out=products)
         torch.add(even, odd, out=straight)
         torch.sub(even, odd, out=mirrored)

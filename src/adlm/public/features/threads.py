@@ -94,7 +94,7 @@ def _fill(
         work(x, out)
         return
     if alone:
-        for record, place in zip(x.split(1), out.split(1), strict=True):
+        for record, place in zip(torch.split(x, 1), torch.split(out, 1), strict=True):
             found = place.new_empty(place.shape)
             work(record.clone(memory_format=torch.contiguous_format), found)
             place.copy_(found)

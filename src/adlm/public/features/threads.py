@@ -95,7 +95,7 @@ def _fill(
         return
     if alone:
         for record, place in zip(torch.split(x, 1), torch.split(out, 1), strict=True):
-            found = place.new_empty(place.shape)
+            found = place.clone(memory_format=torch.contiguous_format)
             work(record.clone(memory_format=torch.contiguous_format), found)
             place.copy_(found)
         return

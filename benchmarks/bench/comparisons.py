@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ import torch
 from adlm.analyst.in_chunks import ROWS
 from adlm.curator.noise import Source
 from benchmarks.bench.engines import engines, reading
+from benchmarks.bench.image_maps import photographs
 from benchmarks.bench.ratio import Ratio, Sense, exponent, interleave, ratio
 from benchmarks.bench.subjects import Figures, measure, write_table
 from benchmarks.bench.wide_table import wide
@@ -152,41 +153,6 @@ NETWORKS = {
     "paper-mnist": (1800, 1800, "the paper's network"),
     "tanh": (2048, 4096, "DP-SGD's tanh network"),
 }
-
-
-def photographs(scale: Scale) -> list[Ratio]:
-    """Features of 32x32 photographs against their plain form, in batches of 500 on one thread."""
-    from adlm.public.features.natural import NaturalImages
-    from benchmarks.bench.plain_photographs import plain_features
-
-    images = 250 if scale.quick else 2000
-    x, features = torch.rand(images, 3, 32, 32), NaturalImages(1000)
-
-    def clock(mapped: Callable[[torch.Tensor], torch.Tensor]) -> float:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
-            with torch.inference_mode():
-                mapped(x[:8])
-                start = time.process_time()  # of this process: others on the machine do not count
-                for part in torch.split(x, 500):
-                    mapped(part)
-                return images / (time.process_time() - start)
-        finally:
-            torch.set_num_threads(before)
-
-    actions = {"own": partial(clock, features), "plain": partial(clock, partial(plain_features, features))}
-    rates = interleave(actions, scale.repeats)
-    return [
-        ratio(
-            "features: photographs' rate over their plain form, one thread",
-            rates["own"],
-            rates["plain"],
-            sense="at least",
-            asked=3,
-            detail={"images": images},
-        )
-    ]
 
 
 def training(scale: Scale) -> list[Ratio]:

@@ -16,7 +16,8 @@ from adlm.public.features.base import unit_norm
 from adlm.public.features.colour import NAMES, Colour, flip_average, opponent
 from adlm.public.features.colour_scattering import CHANNELS, ColourScattering
 from adlm.public.features.natural import NaturalImages
-from adlm.public.features.patches import CONTRAST_FLOOR, Patches
+from adlm.public.features.patches import Patches
+from adlm.public.features.pooled_patches import CONTRAST_FLOOR
 from adlm.public.features.scattering import Scattering
 
 ROWS = 16  # images that patches are cut from together

@@ -18,7 +18,8 @@ from adlm.public.features.colour import Colour, flip_average, opponent
 from adlm.public.features.colour_scattering import CHANNELS, FLOORS, ColourScattering
 from adlm.public.features.multiscale import MultiscaleImages
 from adlm.public.features.natural import NaturalImages
-from adlm.public.features.patches import CONTRAST_FLOOR, Patches
+from adlm.public.features.patches import Patches
+from adlm.public.features.pooled_patches import CONTRAST_FLOOR
 from adlm.public.features.prior import PriorProjection
 from adlm.public.features.scattering import Scattering, fold
 

@@ -8,7 +8,6 @@ import torch
 from numpy.typing import NDArray
 
 from adlm.public.features.patches import (
-    CONTRAST_FLOOR,
     Patches,
     learn_dictionary,
     mirror,
@@ -17,6 +16,7 @@ from adlm.public.features.patches import (
     spherical_kmeans,
     zca,
 )
+from adlm.public.features.pooled_patches import CONTRAST_FLOOR
 from adlm.public.priors import scenes
 
 
@@ -47,9 +47,9 @@ def slow_twin(
     return np.sqrt(total)
 
 
-@pytest.mark.parametrize(("size", "cells"), [(14, 3), (16, 3), (13, 2)])
-def test_patch_features_equal_their_slow_twin(size: int, cells: int) -> None:
-    filters = torch.randn((4, 3, 6, 6), generator=seeded(0)) * 0.1
+@pytest.mark.parametrize(("size", "cells", "side"), [(14, 3, 6), (16, 3, 6), (13, 2, 6), (13, 3, 5)])
+def test_patch_features_equal_their_slow_twin(size: int, cells: int, side: int) -> None:
+    filters = torch.randn((4, 3, side, side), generator=seeded(0)) * 0.1
     filters = filters - filters.mean((1, 2, 3), keepdim=True)
     images = torch.rand((2, 3, size, size), generator=seeded(1))
     fast = Patches(filters, 0.3, cells)(images)

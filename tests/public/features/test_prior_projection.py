@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import torch
+from benchmarks.bench.plain_drawings import plain_drawings
 from sklearn.datasets import load_digits
 from torch import Tensor
 
@@ -169,3 +170,15 @@ def test_what_it_cannot_take_is_told() -> None:
         PriorProjection("drawn", (3, 32, 32))
     with pytest.raises(UserError, match=r"\(28, 28\)"):
         PriorProjection("drawn")(torch.zeros(1, 27, 27))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_fast_form_gives_what_the_plain_form_gives(family: str) -> None:
+    features = PriorProjection(family)
+    images = strokes.draw(6, 4, torch.Generator().manual_seed(5))[0]
+    assert float((features(images) - plain_drawings(features, images)).abs().max()) < 1e-5
+
+
+def test_a_flat_picture_has_coefficients_of_zero() -> None:
+    rows = PriorProjection("garments").transform(torch.full((1, 28, 28), 0.3))
+    assert float(rows.abs().max()) == 0.0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from adlm.public.features.patches import pooling
+from adlm.public.features.pooled_patches import pooling
 
 # Rows: luminance, blue against yellow, red against green, each in [-0.5, 0.5] about grey for x in [0, 1].
 _AXES = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.25, 0.25, -0.5], [0.5, -0.5, 0.0]])
@@ -23,6 +24,14 @@ def flip_average(maps: Tensor) -> Tensor:
     """Average maps (n, c, h, w) with their mirror images and keep the left half, which holds it all."""
     half = (maps.shape[3] + 1) // 2
     return (0.5 * (maps + maps.flip(3)))[..., :half]
+
+
+@cache
+@torch.inference_mode(mode=False)  # what is kept may later be part of a slope
+def folded_pooling(height: int, width: int, grid: int) -> Tensor:
+    """Matrix (cells, height * width) that averages over the cells of a grid and over the flip."""
+    places = pooling(height, width, grid).view(-1, 1, grid, grid)
+    return flip_average(places).flatten(1).T.contiguous()
 
 
 class Colour(nn.Module):
@@ -68,16 +77,15 @@ class Colour(nn.Module):
         # Triangular bins, of all three channels in one go: the memberships of a value sum to one.
         n, bins = len(colours), [len(self.get_buffer(name)) for name in NAMES]
         values = colours.flatten(2).clamp(self.lowest, self.highest).index_select(1, self.channel)
-        members = (1.0 - (values - self.centres).abs() * self.steepness).clamp_min(0.0)
+        members = values.sub_(self.centres).abs_().mul_(self.steepness).neg_().add_(1.0).clamp_min_(0.0)
         light, yellow, red = torch.split(members, bins, 1)
         # The share of a joint bin in a cell is a product of matrices: pairs of bins times bins by cell.
-        cells = pooling(*colours.shape[2:], self.grid).to(colours).T.contiguous()
+        cells = folded_pooling(*colours.shape[2:], self.grid).to(colours)
         pairs = (light[:, :, None] * yellow[:, None]).view(n, bins[0] * bins[1], -1)
         by_cell = (red[:, :, None] * cells).view(n, bins[2] * len(cells), -1)
-        joint = (pairs @ by_cell.transpose(1, 2)).reshape(n, -1, self.grid, self.grid)
-        return flip_average(joint).flatten(1).sqrt()
+        return torch.bmm(pairs, by_cell.transpose(1, 2)).sqrt_().view(n, -1)
 
     def forward(self, x: Tensor) -> Tensor:
         colours = opponent(x)
-        small = flip_average(functional.adaptive_avg_pool2d(colours, self.thumbnail)).flatten(1)
-        return torch.cat([self.histogram(colours), small], 1)
+        small = colours.flatten(2) @ folded_pooling(*colours.shape[2:], self.thumbnail).to(colours).T
+        return torch.cat([self.histogram(colours), small.flatten(1)], 1)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from adlm.public.features.colour import opponent
 from adlm.public.features.flip_scattering import FlipScattering
+from adlm.public.features.order_norms import OrderNorms
 from adlm.public.features.scattering import Scattering
 
 CHANNELS = 3
@@ -31,6 +32,8 @@ class ColourScattering(nn.Module):
     L : angles of the scattering.
     """
 
+    floors: Tensor
+
     def __init__(self, size: int = 32, L: int = 8) -> None:
         super().__init__()
         self.scattering = Scattering((size, size), 2, L)
@@ -39,11 +42,14 @@ class ColourScattering(nn.Module):
         self.counts = torch.bincount(self.orders).tolist()
         self.left = self.flipped.cells[1]
         self.width = CHANNELS * self.scattering.channels * math.prod(self.flipped.cells)
+        self.norms = OrderNorms(self.orders.repeat_interleave(math.prod(self.flipped.cells)))
+        self.register_buffer("floors", torch.tensor(FLOORS), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map RGB images (n, 3, size, size) to (n, width)."""
         rows = TOGETHER if x.device.type == "cpu" else ACCELERATED
-        return self.normed(torch.cat([self.cells(part) for part in torch.split(x, rows)]))
+        parts = [self.normed(self.cells(part)) for part in torch.split(x, rows)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def cells(self, x: Tensor) -> Tensor:
         """Flip-averaged cells of every opponent channel: (n, 3, channels, cells)."""
@@ -52,9 +58,9 @@ class ColourScattering(nn.Module):
 
     def normed(self, cells: Tensor) -> Tensor:
         """Root, centre and norm each channel and order of flip-averaged cells: (n, width)."""
-        parts = []
-        for order, part in enumerate(torch.split(cells, self.counts, 2)):
-            flat = (part if order == 0 else part.clamp_min(0.0).sqrt()).flatten(2)
-            flat = flat - flat.mean(2, keepdim=True)
-            parts.append(flat / (torch.linalg.vector_norm(flat, dim=2, keepdim=True) + FLOORS[order]))
-        return torch.cat(parts, 2).flatten(1)
+        flat = cells.reshape(len(cells) * CHANNELS, -1)
+        plain = self.counts[0] * cells.shape[3]
+        roots = torch.cat([flat[:, :plain], flat[:, plain:].clamp_min(0.0).sqrt()], 1)
+        centred = self.norms.centred(roots)
+        scale = (self.norms.norms(centred) + self.floors).reciprocal()
+        return (centred * self.norms.spread(scale)).view(len(cells), -1)

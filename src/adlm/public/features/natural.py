@@ -8,7 +8,8 @@ partial whitening, and scaled to unit norm. Nothing in the map was learnt from a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,21 @@ class Blocks(nn.Module):
 
     def parts(self, x: Tensor) -> list[Tensor]:
         """Return the blocks one by one; colour is one of them."""
-        half = functional.avg_pool2d(x, 2)
-        if self.scattering is not None:
-            return [self.fine(x), self.coarse(half), self.scattering(x), self.colour(x)]
-        assert self.second is not None
+        if self.second is None:
+            return [block(x) for block, _ in self.passes()]
         beyond = self.fine.beyond(x)
-        return [self.fine.of(beyond), self.coarse(half), self.second(beyond), self.colour(x)]
+        return [self.fine.of(beyond), self._half_size(x), self.second(beyond), self.colour(x)]
+
+    def passes(self) -> list[tuple[Callable[[Tensor], Tensor], int]]:
+        """Maps to blocks that lie side by side, with their widths, that share no work."""
+        if self.scattering is None:
+            return [(self, sum(self.widths))]
+        blocks = (self.fine, self._half_size, self.scattering, self.colour)
+        return list(zip(blocks, (*self.widths[:3], self.colour.width), strict=True))
+
+    def _half_size(self, x: Tensor) -> Tensor:
+        found: Tensor = self.coarse(functional.avg_pool2d(x, 2))
+        return found
 
 
 def compress(projection: Tensor, prefix: str = "projection") -> dict[str, Tensor]:
@@ -182,16 +192,12 @@ class NaturalImages(Features):
                 f"natural-image features take arrays of shape (n, 3, {SIZE}, {SIZE}) (got {tuple(x.shape)}); "
                 "resize the images and put the channels first"
             )
-        out = x.new_empty(len(x), len(self.scale), dtype=torch.float32)
-        rows = map_blocks_threaded(self._scaled, x, out, ROWS)
+        rows, start = x.new_empty(len(x), len(self.scale), dtype=torch.float32), 0
+        # One block of all images, then the next: what it multiplies with stays in a core's cache.
+        for block, width in self.blocks.passes():
+            own = slice(start, start := start + width)
+            map_blocks_threaded(partial(_scaled, block, self.scale[own]), x, rows[:, own], ROWS)
         return exact_unit_norm(self.directions(rows) * self.columns - self.offset)
-
-    def _scaled(self, x: Tensor, out: Tensor) -> None:
-        """Fill `out` with the blocks of images, each number by its scale."""
-        start = 0
-        for part in self.blocks.parts(x):
-            own = slice(start, start := start + part.shape[1])
-            out[:, own] = part * self.scale[own]
 
     def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor:
         """Draw classes of scenes and map them: (classes, per_class, width)."""
@@ -210,3 +216,8 @@ class NaturalImages(Features):
     def from_spec(cls, spec: Mapping[str, Any]) -> NaturalImages:
         """Make it from its description."""
         return cls(int(spec["width"]), str(spec["weights"]))
+
+
+def _scaled(block: Callable[[Tensor], Tensor], scale: Tensor, x: Tensor, out: Tensor) -> None:
+    """Fill `out` with a block of images, each number by its scale."""
+    out.copy_(block(x) * scale)

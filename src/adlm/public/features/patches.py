@@ -11,14 +11,13 @@ costs one convolution only: the flip's answer is the mirrored atom's answer in t
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-PLACES = 512  # of images worked on together: their responses to all atoms then stay in a core's cache
-CONTRAST_FLOOR = 10.0 / 255.0  # added to a patch's standard deviation: flat patches stay near zero
+from adlm.public.features.pooled_patches import CONTRAST_FLOOR, pooled_patches, pooling, symmetric_halves
+
 ACCELERATED = 512  # images worked on together on an accelerator
 
 
@@ -130,13 +129,6 @@ def learn_dictionary(
     return filters.reshape(atoms, images.shape[1], side, side)
 
 
-@cache
-def pooling(height: int, width: int, grid: int | tuple[int, int]) -> Tensor:
-    """Matrix (height * width, cells) that averages over the cells of a grid, flattened."""
-    places = torch.eye(height * width).reshape(-1, 1, height, width)
-    return functional.adaptive_avg_pool2d(places, grid).flatten(1)
-
-
 def window_means(maps: Tensor, side: int) -> Tensor:
     """Average maps (n, c, h, w) over windows of `side` places: (n, c, h', w').
 
@@ -204,56 +196,6 @@ class Patches(nn.Module):
         folded = 0.5 * (pooled[..., 0, :] + pooled[..., 1, :].flip(3))
         return folded.permute(0, 1, 4, 2, 3).reshape(len(rows), -1).sqrt()
 
-    def symmetric(self, x: Tensor) -> Tensor:
-        """Sums and differences of each patch and its mirror image: (2, n, c * columns, side, h' * w').
-
-        A filter has the same product with a patch as its own two halves with these, at half the work: d.p is
-        the sum of both products, and that of the mirrored filter their difference.
-        """
-        side = self.filters.shape[-1]
-        height, width = (size - side + 1 for size in x.shape[2:])
-        columns = (side + 1) // 2
-        # Narrow and stack: ONNX has no unfold of a part.
-        shifted = torch.stack([x.narrow(3, i, width) for i in range(side)], 2)  # (n, c, side, h, w')
-        left, right = shifted[:, :, :columns], shifted.flip(2)[:, :, :columns]
-        pairs = x.new_empty(2, *left.shape)
-        torch.add(left, right, out=pairs[0])
-        torch.sub(left, right, out=pairs[1])
-        # Rows lie one after the other, so a window of them is one stretch of memory.
-        rows = pairs.reshape(2, len(x), -1, x.shape[2] * width)
-        starts = range(0, (x.shape[2] - height) * width + 1, width)
-        return torch.stack([rows.narrow(3, i, height * width) for i in starts], 3)
-
-    def pooled(self, x: Tensor) -> Tensor:
-        """Map images (n, c, h, w) to (n, width): what `of(beyond(x))` gives, in fewer passes.
-
-        relu(d - t) is max(d, t) - t, so what is pooled is max(d, t) and -min(d, -t), with weights one.
-        """
-        side, grid, atoms, t = self.filters.shape[-1], self.grid, len(self.filters), self.threshold
-        height, width = (size - side + 1 for size in x.shape[2:])
-        # Cells that do not overlap fall into bands of rows, each with its own places.
-        bands = grid if height % grid == 0 else 1
-        patches, contrast = self.symmetric(x), self.contrast(x).view(len(x), 1, 1, -1)
-        places, cells = height * width // bands, grid * grid // bands
-        together = max(1, PLACES // places)
-        sums = x.new_empty(2, 2, len(x), bands, cells, atoms)  # above, below; atoms, mirrored atoms
-        for start in range(0, len(x), together):
-            images = slice(start, start + together)
-            for band in range(bands):
-                mine = slice(band * places, (band + 1) * places)
-                scaled = _divided(patches[:, images, ..., mine], contrast[images, ..., mine])
-                even, odd = torch.bmm(scaled.transpose(1, 2), self.halves)
-                d = x.new_empty(2, *even.shape)
-                torch.add(even, odd, out=d[0])
-                torch.sub(even, odd, out=d[1])
-                pool, _ = members(height // bands, width, (grid // bands, grid), len(even) // places)
-                for side_of, limited in enumerate((d.clamp_min(t), d.clamp_max_(-t))):
-                    pooled = torch.bmm(pool, limited.view(len(pool), places, atoms))
-                    sums[side_of, :, images, band] = pooled.view(2, -1, cells, atoms)
-        counts = members(height // bands, width, (grid // bands, grid), 1)[1]
-        means = (sums.sum(1) / counts).abs_().sub_(t).clamp_min_(0.0).sqrt_()
-        return means.flatten(2, 3).permute(1, 0, 3, 2).reshape(len(x), -1)
-
     def forward(self, x: Tensor) -> Tensor:
         """Map images (n, c, h, w) to (n, 2 * atoms * cells * cells)."""
         if x.device.type == "cpu" and not x.requires_grad:
@@ -261,42 +203,9 @@ class Patches(nn.Module):
         rows = 1 if x.device.type == "cpu" else ACCELERATED
         return torch.cat([self.of(self.beyond(part)) for part in torch.split(x, rows)])
 
-
-def _divided(patches: Tensor, contrast: Tensor) -> Tensor:
-    """Divide patches (2, n, columns, side, places) by their contrast: (2, columns * side, n * places)."""
-    halves, images, columns, side, places = patches.shape
-    found = patches.new_empty(halves, columns, side, images, places)
-    torch.div(patches, contrast, out=found.permute(0, 3, 1, 2, 4))
-    return found.view(halves, columns * side, images * places)
-
-
-def symmetric_halves(filters: Tensor) -> Tensor:
-    """Halves of filters (atoms, c, side, side) that `Patches.symmetric` is multiplied with.
-
-    (2, c * columns * side, atoms): of the filter plus its mirror image, then of the difference.
-    """
-    side = filters.shape[-1]
-    columns = (side + 1) // 2
-    mirrored = filters.flip(3)
-    # The middle column of an odd side is its own mirror image, and is met twice.
-    share = [0.25 if 2 * column + 1 == side else 0.5 for column in range(columns)]
-    both = torch.stack([filters + mirrored, filters - mirrored])[..., :columns] * filters.new_tensor(share)
-    return both.permute(0, 2, 4, 3, 1).reshape(2, -1, len(filters)).contiguous()
-
-
-@cache
-def members(height: int, width: int, grid: tuple[int, int], images: int) -> tuple[Tensor, Tensor]:
-    """Which places lie in which cell, for atoms, then for mirrored atoms, whose cells are mirrored.
-
-    (2 * images, cells, places); and how many they are, both counted: (cells, 1).
-
-    Parameters
-    ----------
-    height, width : of the places.
-    grid : rows and columns of cells.
-    images : how often each is repeated.
-    """
-    inside = (pooling(height, width, grid) > 0).float().T
-    mirrored = inside.view(*grid, -1).flip(1).view(inside.shape)
-    both = torch.stack([inside, mirrored]).repeat_interleave(images, 0)
-    return both, 2 * inside.sum(1, keepdim=True)
+    def pooled(self, x: Tensor) -> Tensor:
+        """What `of(beyond(x))` gives, image by image and in fewer passes: (n, width)."""
+        side, found = self.filters.shape[-1], x.new_empty(len(x), 2, len(self.filters), self.grid**2)
+        for image, mine in zip(x.contiguous(), found, strict=True):
+            mine.copy_(pooled_patches(image, self.halves, side, self.threshold, self.grid))
+        return found.flatten(1)

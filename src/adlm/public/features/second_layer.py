@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adlm.public.features.patches import pooling, sample_patches
+from adlm.public.features.patches import sample_patches
+from adlm.public.features.pooled_patches import pooling
 
 SIDE = 3  # of a second patch, in places of the reduced maps
 POOL, STEP = 3, 2  # places of the first layer that are averaged, and how far apart

@@ -94,10 +94,10 @@ def _fill(
         work(x, out)
         return
     if alone:
-        for one in (slice(i, i + 1) for i in range(len(x))):
-            found = out[one].clone()
-            work(x[one].clone(), found)
-            out[one] = found
+        for record, place in zip(torch.split(x, 1), torch.split(out, 1), strict=True):
+            found = place.clone(memory_format=torch.contiguous_format)
+            work(record.clone(memory_format=torch.contiguous_format), found)
+            place.copy_(found)
         return
     if x.device.type == "cpu" or len(x) == rows:
         work(x, out)

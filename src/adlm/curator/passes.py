@@ -162,7 +162,9 @@ class LocalRecords(Records):
             return
         waiting: deque[Future[Any]] = deque()
         threads = threads_here()
-        with _one_thread_each(), ThreadPoolExecutor(threads) as pool:
+        # OpenMP has a number of threads for each thread, and new ones start with that of the machine.
+        started = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+        with _one_thread_each(), started as pool:
             waiting.extend(pool.submit(_loaded, work, loader) for loader in (first, second))
             try:
                 for loader in loaders:

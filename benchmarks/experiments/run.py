@@ -41,16 +41,18 @@ def run_experiment(
     preset : `quick` or `full`.
     epsilons, seeds, methods : instead of the preset's.
     resume : whether to keep what was done before.
-    jobs : processes; as many as there are cores when not given; 0 runs nothing and makes the page of what is
-        finished.
+    jobs : processes; as many as there are cores when not given; 0 runs nothing and makes the page of all that
+        is finished, also by an earlier version of the features, and says how many trials that are.
     out : folder of results.
     """
     experiment = named(name)
     trials = experiment.trials(preset, epsilons=epsilons, seeds=seeds, methods=methods)
     folder, kept = out / name, "-full" if experiment.kind == "paper" and preset == "full" else ""
-    finished = {done.trial.key: done for done in read(folder / TRIALS_FILE) if current(done)}
+    there = {done.trial.key: done for done in read(folder / TRIALS_FILE)}
+    finished = {key: done for key, done in there.items() if current(done)}
     if jobs == 0:
-        done = [finished[trial.key] for trial in trials if trial.key in finished]
+        wanted = {trial.key for trial in trials} if experiment.kind == "paper" else there
+        done = [there[key] for key in there if key in wanted]
         if not done:
             raise UserError(f"{folder / TRIALS_FILE} holds no finished trial of these; leave out --jobs 0")
     else:
@@ -67,6 +69,8 @@ def run_experiment(
     )
     if len(done) < len(trials):
         summary["finished"] = f"{len(done)} of {len(trials)} trials"
+    if earlier := sum(not current(one) for one in done):
+        summary["earlier"] = f"{earlier} of {len(done)} trials"
     write_file(folder / SUMMARY.replace(".", f"{kept}."), canonical(summary), what="summary")
     figures.draw(summary, folder, experiment.curves, kept)
     write_file(folder / PAGE, _page(experiment, folder, summary).encode(), what="table")

@@ -37,6 +37,8 @@ def page(summary: Mapping[str, Any]) -> str:
         lines += [f"Every method was given the first {sizes.pop():,} training records.", ""]
     if "finished" in summary:
         lines += [f"Finished so far: {summary['finished']}.", ""]
+    if "earlier" in summary:
+        lines += [f"By an earlier version of the public features: {summary['earlier']}.", ""]
     software = ", ".join(f"{name} {version}" for name, version in summary["software"].items())
     lines += [
         f"Run again: `{summary['command']}`",

@@ -161,13 +161,13 @@ class RayEngine(Engine):
                     number, piece = left.popleft()
                     reading[remote.remote(piece, declared, BLOCK_BYTES)] = number
                 for stream in self._ray.wait(list(reading), num_returns=1, fetch_local=False)[0]:
-                    told = self._get(next(stream, None))
-                    if told is None:
+                    message = self._get(next(stream, None))
+                    if message is None:
                         del reading[stream]
-                    elif isinstance(told, tasks.Refusal):
-                        refused[reading[stream]] = told.sentence
+                    elif isinstance(message, tasks.Refusal):
+                        refused[reading[stream]] = message.sentence
                     else:
-                        yield Kept(next(stream), told[0]), told[1]
+                        yield Kept(next(stream), message[0]), message[1]
         except Exception as error:
             raise self._sentence(error) from None
         if refused:

@@ -34,7 +34,7 @@ ROUNDS_CLIP = 0.12  # likewise
 # Coordinates for gradient rounds: at least, and for a unit of the root of the signal; likewise. The weaker
 # the signal, the more it helps that what is left out takes no part in the norm.
 ROUNDS_WIDTH = {"drawn": (60, 2.4), "garments": (400, 15.0)}
-LEANING = ("drawn",)  # families whose pictures are stood up first
+LEANING = ("drawn",)  # families whose images are deskewed first
 TOGETHER = 8  # images whose responses stay in a core's cache
 SHORTEST = 1e-6  # norm of an order that is scaled to one; what is shorter stays short
 FLOOR = 1e-3  # of the mean coefficient: what is less is next to rounding, which a root would enlarge

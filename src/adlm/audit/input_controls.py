@@ -113,10 +113,4 @@ def batch_rounding(runs: int, source: Source) -> Finding:
     return replace(found, control=True)
 
 
-INPUTS: tuple[Control, ...] = (
-    shifting_window,
-    batch_maximum,
-    batch_rounding,
-    exact_number,
-    seeded_input,
-)
+INPUTS: tuple[Control, ...] = (shifting_window, batch_maximum, batch_rounding, exact_number, seeded_input)

@@ -58,13 +58,7 @@ def released(
 
 
 def side_by_side(
-    epsilon: Fraction,
-    delta: Fraction,
-    neighbours: str,
-    runs: int,
-    source: Source,
-    *,
-    alpha: float = ALPHA,
+    epsilon: Fraction, delta: Fraction, neighbours: str, runs: int, source: Source, *, alpha: float = ALPHA
 ) -> Finding:
     """Distinguish two neighbours by what is released of one class: a record at one end of its bound, or not.
 

@@ -96,13 +96,7 @@ def low_bits(draw: Sampler, runs: int, *, one: float, two: float) -> tuple[Reals
 
 
 def support(
-    draw: Sampler,
-    name: str,
-    runs: int,
-    *,
-    scale: float = 4.0,
-    alpha: float = ALPHA,
-    control: bool = False,
+    draw: Sampler, name: str, runs: int, *, scale: float = 4.0, alpha: float = ALPHA, control: bool = False
 ) -> Finding:
     """Attack noise of a given scale on inputs 0 and 1, whose epsilon is 1/scale, by its bits alone.
 

@@ -13,16 +13,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from adlm.audit.reading_case import (
-    ODD_TEXTS,
-    RELATIONS,
-    Case,
-    N,
-    Record,
-    Written,
-    declared,
-    neighbours,
-)
+from adlm.audit.reading_case import ODD_TEXTS, RELATIONS, Case, N, Record, Written, declared, neighbours
 from adlm.public.domain.table import TableDomain
 
 _EAST = datetime.timezone(datetime.timedelta(hours=9))

@@ -172,12 +172,7 @@ class Trained:
 
 
 def certify(
-    settings: Settings,
-    n: int,
-    epsilon: object,
-    delta: object = "1e-5",
-    *,
-    neighbours: str = NEIGHBOURS,
+    settings: Settings, n: int, epsilon: object, delta: object = "1e-5", *, neighbours: str = NEIGHBOURS
 ) -> Certificate:
     """Choose the noise that spends at most `epsilon` over all steps, and at least 99% of it.
 

@@ -36,9 +36,7 @@ def new(
 
 @app.command("show", epilog="Example: adlm key show curator.key.pub")
 def show(
-    path: Annotated[Path, typer.Argument(help="A public key.")],
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    path: Annotated[Path, typer.Argument(help="A public key.")], as_json: AsJson = False, quiet: Quiet = False
 ) -> None:
     """Print the fingerprint of a public key, to be compared by another way. With --json: {"fingerprint"}."""
     from adlm.privacy.signature import fingerprint, load_public

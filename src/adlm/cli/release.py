@@ -67,8 +67,7 @@ def release(
         str | None, typer.Option(help="What the --backbone was trained on; it is said in the report.")
     ] = None,
     public_size: Annotated[
-        int | None,
-        typer.Option(help="A public guess of the number of records, if that is private.", min=1),
+        int | None, typer.Option(help="A public guess of the number of records, if that is private.", min=1)
     ] = None,
     limit: option.Limit = None,
     seed: option.Seed = None,

@@ -21,8 +21,7 @@ Out = Annotated[Path, typer.Option(help="Folder to make.")]
 Neighbours = Annotated[str | None, typer.Option(help="replace-one or add-remove.")]
 LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="The data set's ledger; made if need be.")]
 Total = Annotated[
-    str | None,
-    typer.Option("--budget", help="Epsilon (or EPSILON,DELTA) that the ledger may spend in all."),
+    str | None, typer.Option("--budget", help="Epsilon (or EPSILON,DELTA) that the ledger may spend in all.")
 ]
 Limit = Annotated[
     int | None,

@@ -46,8 +46,7 @@ def release_records(
         ),
     ] = None,
     batch_size: Annotated[
-        int | None,
-        typer.Option(help="|L|. When not given: 7200 for paper-cifar10, 1800 for every other."),
+        int | None, typer.Option(help="|L|. When not given: 7200 for paper-cifar10, 1800 for every other.")
     ] = None,
     delta_h0: Annotated[
         str, typer.Option(help="counted, per-patch (the authors' code) or a number.")

@@ -42,12 +42,7 @@ class Relevances:
 
 
 def relevance(
-    network: nn.Module,
-    x: Tensor,
-    *,
-    target: Tensor | None = None,
-    mu: float = 1e-2,
-    batch_size: int = 256,
+    network: nn.Module, x: Tensor, *, target: Tensor | None = None, mu: float = 1e-2, batch_size: int = 256
 ) -> Relevances:
     """Propagate the outcome of ``network`` back to its input, record by record.
 

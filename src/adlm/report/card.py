@@ -210,7 +210,7 @@ def _guarantee(certificate: Certificate) -> str:
                     f"{float(totals.delta):g}",
                     totals.neighbours,
                     unit_of(certificate),
-                ),
+                )
             ],
         ),
         f"By {totals.neighbours}, {RELATIONS[totals.neighbours]}. {_meaning(certificate)}\n",

@@ -58,10 +58,7 @@ class Subject:
 
 
 def find(
-    folder: Path,
-    *,
-    evaluation: Mapping[str, Any] | None = None,
-    audit: Mapping[str, Any] | None = None,
+    folder: Path, *, evaluation: Mapping[str, Any] | None = None, audit: Mapping[str, Any] | None = None
 ) -> Subject:
     """Read a release, a model, or a folder that holds some with one certificate; check all of it."""
     folder = Path(folder)

@@ -58,10 +58,7 @@ def gather(
     own = () if domain is None else (from_file(domain, size),)
     subjects = artefacts.subjects(folders)
     return Shown(
-        (*own, *named()),
-        artefacts.artefacts(subjects),
-        artefacts.pairs(subjects),
-        artefacts.ledgers(ledgers),
+        (*own, *named()), artefacts.artefacts(subjects), artefacts.pairs(subjects), artefacts.ledgers(ledgers)
     )
 
 

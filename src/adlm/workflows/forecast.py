@@ -168,12 +168,7 @@ def _pooled(bank: Tensor) -> Tensor:
 
 
 def _noisy(
-    followed: MomentConfig,
-    means: Tensor,
-    within: Tensor,
-    n: int,
-    neighbours: str,
-    generator: torch.Generator,
+    followed: MomentConfig, means: Tensor, within: Tensor, n: int, neighbours: str, generator: torch.Generator
 ) -> Moments:
     """Return moments of n records around the class means, with noise of the release's own size."""
     scales, _ = calibrate(followed, neighbours)

@@ -135,10 +135,7 @@ def _privatise_files(
     source: Path | str, table: TableDomain, budget: Budget, options: ReleaseOptions
 ) -> Release:
     """Read a table's files once, by an engine, which keeps what the passes need."""
-    with (
-        _engine(options) as engine,
-        contextlib.closing(engine.table(source, table)) as records,
-    ):
+    with _engine(options) as engine, contextlib.closing(engine.table(source, table)) as records:
         return replace(privatise_table(records, table, budget, options), engine=engine.described())
 
 

@@ -60,11 +60,7 @@ class RelevanceNetwork:
 
     @classmethod
     def load(
-        cls,
-        folder: Path | str,
-        *,
-        provenance: str | None = None,
-        trusted: Sequence[Ed25519PublicKey] = (),
+        cls, folder: Path | str, *, provenance: str | None = None, trusted: Sequence[Ed25519PublicKey] = ()
     ) -> RelevanceNetwork:
         """Read what `save` wrote; altered weights are refused.
 

@@ -19,12 +19,7 @@ from adlm.curator.clipping import Clip
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import second_moments as stage
 from adlm.curator.mechanisms.calibration import off_diagonal
-from adlm.curator.mechanisms.gradient_rounds import (
-    GradientRecords,
-    feature_integers,
-    on_grid,
-    run_rounds,
-)
+from adlm.curator.mechanisms.gradient_rounds import GradientRecords, feature_integers, on_grid, run_rounds
 from adlm.curator.mechanisms.moments import Indicators
 from adlm.curator.mechanisms.regression_calibration import (
     ERROR_UNIT,
@@ -51,9 +46,7 @@ from adlm.public.features import described
 from adlm.public.features.frequencies import frequencies
 from adlm.public.features.scaled_table import ScaledTable
 from adlm.public.features.table_indicators import TableIndicators
-from adlm.public.planning.regression import (
-    RegressionPlan,
-)
+from adlm.public.planning.regression import RegressionPlan
 from adlm.runtime import progress
 from adlm.runtime.part_store import Part
 

@@ -12,11 +12,7 @@ import numpy.typing as npt
 from adlm.curator.clipping import Clip
 from adlm.curator.mechanisms import second_moments as stage
 from adlm.curator.mechanisms.calibration import Calibration, Spending, within_budget
-from adlm.curator.mechanisms.gradient_rounds import (
-    FINE,
-    GradientClip,
-    OnGrid,
-)
+from adlm.curator.mechanisms.gradient_rounds import FINE, GradientClip, OnGrid
 from adlm.curator.mechanisms.moments import Indicators
 from adlm.estimation.gradient_head import Head
 from adlm.estimation.regression import BINS, ERROR_BOUND, FARTHEST, TargetScale

@@ -28,12 +28,7 @@ class Backbone(Features):
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        shape: tuple[int, ...],
-        centre: Tensor | None = None,
-        *,
-        provenance: str = "",
+        self, module: nn.Module, shape: tuple[int, ...], centre: Tensor | None = None, *, provenance: str = ""
     ) -> None:
         super().__init__()
         self.provenance = declared(provenance, f"the backbone {type(module).__name__}")

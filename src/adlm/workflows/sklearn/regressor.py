@@ -25,12 +25,7 @@ from adlm.privacy.release import Release
 from adlm.public.domain.encoding import encode_frame, encode_target
 from adlm.public.domain.table import TableDomain
 from adlm.readers.frames import kept_records
-from adlm.workflows.sklearn.inputs import (
-    check_no_person,
-    declared,
-    encode_array,
-    target_table,
-)
+from adlm.workflows.sklearn.inputs import check_no_person, declared, encode_array, target_table
 from adlm.workflows.sklearn.private import PrivateEstimator
 
 

@@ -19,7 +19,7 @@ from adlm.analyst.in_chunks import ROWS
 from adlm.curator.noise import Source
 from benchmarks.bench.engines import engines, reading
 from benchmarks.bench.image_maps import photographs
-from benchmarks.bench.ratio import Ratio, Sense, exponent, interleave, ratio
+from benchmarks.bench.ratio import Ratio, column, exponent, interleave, ratio
 from benchmarks.bench.subjects import Figures, measure, write_table
 from benchmarks.bench.wide_table import wide
 
@@ -64,15 +64,14 @@ def noise(scale: Scale) -> list[Ratio]:
             "noise: exact Laplace rate over numpy's float rate",
             rates["exact"],
             rates["numpy"],
-            sense="at least",
-            asked=0.2,
+            at_least=0.2,
             detail=detail,
         )
     ]
     name = "noise: exact Laplace rate over opendp's"
     if opendp is None:
         return [*found, Ratio(name, None, note="opendp is not installed: pip install opendp")]
-    more = ratio(name, rates["exact"], rates["opendp"], sense="at least", asked=100, detail=detail)
+    more = ratio(name, rates["exact"], rates["opendp"], at_least=100, detail=detail)
     return [*found, more]
 
 
@@ -142,7 +141,7 @@ def featurising(scale: Scale) -> list[Ratio]:
             return [Ratio(name, None, note=note) for name in names]
         detail = {"images": images, "threads": threads}
         found += [
-            ratio(names[0], rates["own"], rates["kymatio"], sense="at least", asked=5, detail=detail),
+            ratio(names[0], rates["own"], rates["kymatio"], at_least=5, detail=detail),
             ratio(names[1], rates["whole"], rates["kymatio"], detail=detail),
         ]
     return found
@@ -169,46 +168,16 @@ def training(scale: Scale) -> list[Ratio]:
         subjects: dict[str, tuple[str, dict[str, Any]]] = {kind: (kind, given) for kind in kinds}
         subjects[chunks] = (opacus, given | {"chunk": ROWS})
         rounds = _measured(subjects, scale.repeats)
-        seconds = {kind: [figures["seconds"] for figures in rounds[kind]] for kind in kinds}
-        peak = {kind: [figures["peak"] for figures in rounds[kind]] for kind in kinds}
-        found += [
-            ratio(
-                f"epoch, {called}: record release over plain PyTorch, time",
-                seconds[own],
-                seconds[plain],
-                sense="at most",
-                asked=1.05,
-                detail=given,
-            ),
-            ratio(
-                f"epoch, {called}: record release over Opacus, time",
-                seconds[own],
-                seconds[opacus],
-                sense="at most",
-                asked=0.45,
-                detail=given,
-            ),
-            ratio(
-                f"epoch, {called}: record release over plain PyTorch, peak memory",
-                peak[own],
-                peak[plain],
-                sense="at most",
-                asked=1.1,
-                detail=given,
-            ),
-            ratio(
-                f"epoch, {called}: Opacus over plain PyTorch, time",
-                seconds[opacus],
-                seconds[plain],
-                detail=given,
-            ),
-            ratio(
-                f"epoch, {called}: record release over Opacus in chunks of {ROWS}, time",
-                seconds[own],
-                seconds[chunks],
-                detail=given,
-            ),
-        ]
+        seconds, peak = column(rounds, "seconds"), column(rounds, "peak")
+        for what, figures, above, below, most in (
+            ("record release over plain PyTorch, time", seconds, own, plain, 1.05),
+            ("record release over Opacus, time", seconds, own, opacus, 0.45),
+            ("record release over plain PyTorch, peak memory", peak, own, plain, 1.1),
+            ("Opacus over plain PyTorch, time", seconds, opacus, plain, None),
+            (f"record release over Opacus in chunks of {ROWS}, time", seconds, own, chunks, None),
+        ):
+            name = f"epoch, {called}: {what}"
+            found.append(ratio(name, figures[above], figures[below], at_most=most, detail=given))
     return found
 
 
@@ -224,25 +193,18 @@ def networks(scale: Scale) -> list[Ratio]:
         rounds = _measured(
             {kind: ("steps-normalised", given | {"normalisation": kind}) for kind in kinds}, scale.repeats
         )
-        seconds = {kind: [figures["seconds"] for figures in rounds[kind]] for kind in kinds}
+        seconds = column(rounds, "seconds")
         detail = given | {"records_a_second": batch / min(seconds["ours"])}
+        formula, ours, without = (seconds[kind] for kind in ("formula", "ours", "none"))
         found += [
             ratio(
                 f"step, {called}: LRN by its formula over ours, time",
-                seconds["formula"],
-                seconds["ours"],
-                sense="at least",
-                asked=1.3,
+                formula,
+                ours,
+                at_least=1.3,
                 detail=detail,
             ),
-            ratio(
-                f"step, {called}: with LRN over without, time",
-                seconds["ours"],
-                seconds["none"],
-                sense="at most",
-                asked=2.0,
-                detail=detail,
-            ),
+            ratio(f"step, {called}: with LRN over without, time", ours, without, at_most=2.0, detail=detail),
         ]
     return found
 
@@ -266,27 +228,15 @@ def pipeline(scale: Scale) -> list[Ratio]:
             rounds["raw"].append(measure("pipeline-release", release | {"cache": False}))
             rounds["cached"].append(measure("pipeline-release", kept))
             rounds["opacus"].append(measure("pipeline-opacus", release | {"epochs": epochs}))
-    seconds = {name: [figures["seconds"] for figures in found] for name, found in rounds.items()}
+    seconds = column(rounds, "seconds")
     note = f"{dpsgd.TANH.epochs:g} epochs from the time of {some}"
     note += f", on {n} records" if scale.quick else ", but for the first round, where all were made"
     detail = {"accuracy_" + name: found[0]["accuracy"] for name, found in rounds.items()}
+    name, opacus = "raw data to evaluated model", seconds["opacus"]
+    facts: dict[str, Any] = {"note": note, "detail": detail}
     return [
-        ratio(
-            "raw data to evaluated model: Opacus over ours",
-            seconds["opacus"],
-            seconds["raw"],
-            sense="at least",
-            asked=10,
-            note=note,
-            detail=detail,
-        ),
-        ratio(
-            "raw data to evaluated model, features kept: Opacus over ours",
-            seconds["opacus"],
-            seconds["cached"],
-            note=note,
-            detail=detail,
-        ),
+        ratio(f"{name}: Opacus over ours", opacus, seconds["raw"], at_least=10, **facts),
+        ratio(f"{name}, features kept: Opacus over ours", opacus, seconds["cached"], **facts),
     ]
 
 
@@ -304,13 +254,12 @@ def growth(scale: Scale) -> list[Ratio]:
     ]
     peaks = [figures[0]["peak"] / columns[0][0]["peak"] for figures in columns]
     return [
-        _exponent("record release, time over n", sizes, seconds, asked=1.1),
+        _exponent("record release, time over n", sizes, seconds, at_most=1.1),
         ratio(
             "record release, bytes of memory for each further byte of records",
             grown,
             [1.0] * len(grown),
-            sense="at most",
-            asked=2,
+            at_most=2,
             note="the records themselves are in memory: 1 is the least",
             detail={"n": sizes, "peak_relative": peaks},
         ),
@@ -331,27 +280,12 @@ def tables(scale: Scale) -> list[Ratio]:
         rounds = _measured(
             {str(times): ("table", {"file": str(file)}) for times, file in files.items()}, scale.repeats
         )
-    peak = {name: [figures["peak"] for figures in found] for name, found in rounds.items()}
-    seconds = {name: [figures["seconds"] for figures in found] for name, found in rounds.items()}
+    seconds, peak = column(rounds, "seconds"), column(rounds, "peak")
     slopes = [exponent([1, 4, 16], [seconds[t][i] for t in ("1", "4", "16")]) for i in range(scale.repeats)]
     detail = {"rows": base}
     return [
-        ratio(
-            "table file 4 times as long, peak memory",
-            peak["4"],
-            peak["1"],
-            sense="at most",
-            asked=1.25,
-            detail=detail,
-        ),
-        ratio(
-            "table file 16 times as long, peak memory",
-            peak["16"],
-            peak["1"],
-            sense="at most",
-            asked=1.25,
-            detail=detail,
-        ),
+        ratio("table file 4 times as long, peak memory", peak["4"], peak["1"], at_most=1.25, detail=detail),
+        ratio("table file 16 times as long, peak memory", peak["16"], peak["1"], at_most=1.25, detail=detail),
         ratio("table file, exponent of time over rows", slopes, [1.0] * len(slopes), detail=detail),
     ]
 
@@ -363,15 +297,14 @@ def rounds(scale: Scale) -> list[Ratio]:
         {"with": ("pipeline-release", way), "without": ("pipeline-release", way | {"second": 0})},
         scale.repeats,
     )
-    seconds = {name: [figures["seconds"] for figures in each] for name, each in found.items()}
+    seconds = column(found, "seconds")
     added = [a - b for a, b in zip(seconds["with"], seconds["without"], strict=True)]
     return [
         ratio(
             "gradient rounds of MNIST, over the whole way without them, time",
             added,
             seconds["without"],
-            sense="at most",
-            asked=0.5,
+            at_most=0.5,
         )
     ]
 
@@ -393,14 +326,12 @@ def _grown(
 
 
 def _exponent(
-    name: str, sizes: Sequence[int], seconds: Sequence[Sequence[float]], *, asked: float | None = None
+    name: str, sizes: Sequence[int], seconds: Sequence[Sequence[float]], *, at_most: float | None = None
 ) -> Ratio:
     """The exponent of time over a size, one for each round of repeats."""
     slopes = [exponent(sizes, row) for row in seconds]
     detail = {"sizes": list(sizes), "relative": [v / seconds[0][0] for v in seconds[0]]}
-    sense: Sense | None = None if asked is None else "at most"
-    ones = [1.0] * len(slopes)
-    return ratio(f"growth: {name}, exponent", slopes, ones, sense=sense, asked=asked, detail=detail)
+    return ratio(f"growth: {name}, exponent", slopes, [1.0] * len(slopes), at_most=at_most, detail=detail)
 
 
 def _measured(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from adlm.runtime import progress
-from benchmarks.bench.ratio import Ratio, interleave, ratio
+from benchmarks.bench.ratio import Ratio, column, interleave, ratio
 
 if TYPE_CHECKING:
     from benchmarks.bench.comparisons import Scale
@@ -164,28 +164,19 @@ def reading(scale: Scale) -> list[Ratio]:
             },
             scale.repeats,
         )
-    seconds = {name: [figures["seconds"] for figures in each] for name, each in found.items()}
+    seconds = column(found, "seconds")
     digests = {name: each[0]["digest"] for name, each in found.items()}
     detail = {"rows": rows, "seconds": seconds, "same": digests["csv"] == digests["csv again"]}
     note = f"{rows:,} rows of {COLUMNS} numeric columns, epsilon {EPSILON}"
     csv, packed = seconds["csv"], seconds["parquet"]
     note += "; seconds: " + ", ".join(f"{name} {min(each):.1f}" for name, each in seconds.items())
     return [
-        ratio(
-            "table from CSV over the same from Parquet",
-            csv,
-            packed,
-            sense="at most",
-            asked=2,
-            note=note,
-            detail=detail,
-        ),
+        ratio("table from CSV over the same from Parquet", csv, packed, at_most=2, note=note, detail=detail),
         ratio(
             "table from Parquet, read once over read in each pass",
             packed,
             seconds["parquet again"],
-            sense="at most",
-            asked=0.5,
+            at_most=0.5,
             detail=detail,
         ),
         ratio(
@@ -229,8 +220,8 @@ def _side_by_side(folder: Path, mechanism: str, rows: int, repeats: int) -> list
     detail = {
         "rows": rows,
         "mechanism": mechanism,
-        "seconds": {name: [f["seconds"] for f in each] for name, each in found.items()},
-        "processor": {name: [f["processor"] for f in each] for name, each in found.items()},
+        "seconds": column(found, "seconds"),
+        "processor": column(found, "processor"),
         "started": {n: [f["started"] for f in e] for n, e in found.items() if "started" in e[0]},
         "driver_peak": {name: max(f["peak"] for f in each) for name, each in found.items()},
         "workers_peak": {n: max(f["workers_peak"] for f in e) for n, e in found.items() if "started" in e[0]},
@@ -246,15 +237,8 @@ def _side_by_side(folder: Path, mechanism: str, rows: int, repeats: int) -> list
             key = "seconds" if added else what
             return [f[key] + (f.get(added, 0.0) if added else 0.0) for f in found[of]]
 
-        sense: Literal["at most"] | None = None if asked is None else "at most"
         return ratio(
-            f"{name}, {mechanism}",
-            values(one),
-            values(other),
-            sense=sense,
-            asked=asked,
-            note=note,
-            detail=detail,
+            f"{name}, {mechanism}", values(one), values(other), at_most=asked, note=note, detail=detail
         )
 
     said = _said(detail)

@@ -15,7 +15,7 @@ from adlm.public.features.prior import PriorProjection
 from adlm.public.features.threads import records_together
 from benchmarks.bench.plain_drawings import plain_drawings
 from benchmarks.bench.plain_photographs import plain_features
-from benchmarks.bench.ratio import Ratio, Sense, interleave, ratio
+from benchmarks.bench.ratio import Ratio, interleave, ratio
 
 if TYPE_CHECKING:
     from benchmarks.bench.comparisons import Scale
@@ -58,8 +58,7 @@ def photographs(scale: Scale) -> list[Ratio]:
         rates = interleave(actions, scale.repeats)
         detail = {"images": images, "a second": round(float(np.median(rates["own"])))}
         for form, called in (("batches", "in batches"), ("alone", "one by one")):
-            sense: Sense | None = "at least" if name == "photographs" else None
             title = f"features: {name}' rate over their plain form {called}, one thread"
-            asked = 3 if sense else None
-            found.append(ratio(title, rates["own"], rates[form], sense=sense, asked=asked, detail=detail))
+            asked = 3 if name == "photographs" else None
+            found.append(ratio(title, rates["own"], rates[form], at_least=asked, detail=detail))
     return found

@@ -59,8 +59,8 @@ def ratio(
     above: Sequence[float],
     below: Sequence[float],
     *,
-    sense: Sense | None = None,
-    asked: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
     note: str = "",
     detail: Mapping[str, Any] | None = None,
 ) -> Ratio:
@@ -70,15 +70,21 @@ def ratio(
     ----------
     name : of the ratio.
     above, below : figures of each round, in the same unit.
-    sense : whether small or large is good, if it is judged.
-    asked : the bound that it is judged by.
+    at_least, at_most : the bound that it is judged by, if any.
     note : a sentence for the table.
     detail : figures to keep beside it.
     """
     values = [a / b for a, b in zip(above, below, strict=True)]
+    asked = at_most if at_least is None else at_least
+    sense: Sense | None = None if asked is None else "at most" if at_least is None else "at least"
     return Ratio(
         name, statistics.median(values), min(values), max(values), sense, asked, note, dict(detail or {})
     )
+
+
+def column(found: Mapping[str, Sequence[Mapping[str, Any]]], key: str) -> dict[str, list[float]]:
+    """Return one figure of every round, by name."""
+    return {name: [figures[key] for figures in each] for name, each in found.items()}
 
 
 def exponent(sizes: Sequence[float], figures: Sequence[float]) -> float:

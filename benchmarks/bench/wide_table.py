@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from adlm.runtime import progress
-from benchmarks.bench.ratio import Ratio, interleave, ratio
+from benchmarks.bench.ratio import Ratio, column, interleave, ratio
 from benchmarks.bench.subjects import measure
 
 if TYPE_CHECKING:
@@ -25,14 +25,14 @@ def wide(scale: Scale) -> list[Ratio]:
     def run(name: str) -> float:
         figures = measure("wide-table", given[name])
         found[name].append(figures)
-        told = f"{figures['seconds']:.1f} s, {figures['processor']:.1f} processor seconds"
-        progress.say(f"bench: table of 54 columns, {name}: {told}, {figures['peak'] / 1e6:.0f} MB")
+        times = f"{figures['seconds']:.1f} s, {figures['processor']:.1f} processor seconds"
+        progress.say(f"bench: table of 54 columns, {name}: {times}, {figures['peak'] / 1e6:.0f} MB")
         return float(figures["seconds"])
 
     interleave({name: lambda name=name: run(name) for name in given}, scale.repeats)  # type: ignore[misc]
-    seconds = {name: [figures["seconds"] for figures in each] for name, each in found.items()}
-    used = {name: [figures["processor"] for figures in each] for name, each in found.items()}
-    peak = {name: [figures["peak"] for figures in each] for name, each in found.items()}
+    seconds = column(found, "seconds")
+    used = column(found, "processor")
+    peak = column(found, "peak")
     detail = {"rows": rows, "seconds": seconds, "processor": used}
     note = f"{rows:,} rows; processor seconds: " + ", ".join(f"{n} {min(u):.1f}" for n, u in used.items())
     return [
@@ -40,23 +40,16 @@ def wide(scale: Scale) -> list[Ratio]:
             "table of 54 columns: gradient rounds over class tables, time",
             seconds["rounds"],
             seconds["tables"],
-            sense="at most",
-            asked=1.0,
+            at_most=1.0,
             note=note,
             detail=detail,
         ),
-        ratio(
-            "the same in processor seconds",
-            used["rounds"],
-            used["tables"],
-            detail=detail,
-        ),
+        ratio("the same in processor seconds", used["rounds"], used["tables"], detail=detail),
         ratio(
             "table of 54 columns, 4 times as many rows, peak memory",
             peak["rounds"],
             peak["quarter"],
-            sense="at most",
-            asked=1.25,
+            at_most=1.25,
             detail=detail,
         ),
     ]

@@ -22,7 +22,7 @@ from benchmarks.bench import comparisons, engines, run, wide_table
 
 def test_ratios_divide_figures_of_the_same_round() -> None:
     # a machine that is ten times slower in round two changes both figures, and no ratio
-    found = ratio("any", [2.0, 20.0, 3.0], [1.0, 10.0, 1.0], sense="at most", asked=2.5)
+    found = ratio("any", [2.0, 20.0, 3.0], [1.0, 10.0, 1.0], at_most=2.5)
     assert (found.value, found.low, found.high) == (2.0, 2.0, 3.0)
     assert found.met is True
     assert Ratio("any", 4.0, sense="at least", asked=5).met is False

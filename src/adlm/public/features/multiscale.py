@@ -17,12 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from adlm.errors import UserError
-from adlm.public.features.base import Features
 from adlm.public.features.colour import Colour, flip_average, opponent
-from adlm.public.features.exact import ExactDirections, exact_unit_norm
 from adlm.public.features.flip_scattering import mirrored_channels
-from adlm.public.features.narrowed import narrow
-from adlm.public.features.natural import LONGEST, SHIPPED_FOLDER, expand, restore_prior
+from adlm.public.features.natural import SHIPPED_FOLDER, SceneProjection
 from adlm.public.features.scattering import Scattering
 from adlm.public.features.threads import map_blocks_threaded
 
@@ -112,7 +109,7 @@ def nearest_size(side: int) -> int:
     return max((size for size in SCALES if size <= side), default=min(SCALES))
 
 
-class MultiscaleImages(Features):
+class MultiscaleImages(SceneProjection):
     """Public features of grey or colour photographs in [0, 1], of any size and aspect.
 
     Parameters
@@ -122,13 +119,6 @@ class MultiscaleImages(Features):
     width : coordinates to keep, the leading ones of synthetic scenes.
     """
 
-    projection: Tensor
-    mean: Tensor
-    offset: Tensor
-    scale: Tensor
-    columns: Tensor
-    class_separation = 0.42  # as for colour photographs of 32 pixels
-    by_variance = True
     batch = 128
 
     def __init__(self, shape: tuple[int, ...], width: int | None = None) -> None:
@@ -138,20 +128,8 @@ class MultiscaleImages(Features):
         self.channels, self.size = channels, nearest_size(min(sides))
         self.resized = sides != (self.size, self.size)
         stored = load_file(SHIPPED_FOLDER / f"{weights_name(self.size, channels == 3)}.safetensors")
-        projection = expand(stored)
-        most = projection.shape[1]
-        self.width = most if width is None else width
-        if not 1 <= self.width <= most:
-            raise UserError(f"features of photographs have 1 to {most} coordinates (got width {width})")
         self.blocks = MultiscaleBlocks(self.size, channels == 3)
-        self.register_buffer("projection", projection[:, : self.width].contiguous())
-        self.register_buffer("mean", stored["mean"].float())
-        self.register_buffer("scale", stored["projection.rows"].float(), persistent=False)
-        self.register_buffer("columns", stored["projection.columns"][: self.width].double(), persistent=False)
-        self.directions = ExactDirections(stored["projection"][:, : self.width], LONGEST)
-        # Not in the fingerprint: a product's last bits depend on the machine, what it is made of does not.
-        self.register_buffer("offset", self.mean.double() @ self.projection.double(), persistent=False)
-        self.prior = narrow(restore_prior(stored), self.width)
+        self._load_projection(stored, width, "features of photographs")
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, *shape) to (n, width), rows of unit L2 norm."""
@@ -162,7 +140,7 @@ class MultiscaleImages(Features):
         images = x.reshape(-1, self.channels, *self.shape[-2:])
         out = images.new_empty(len(images), len(self.scale), dtype=torch.float32)
         rows = map_blocks_threaded(self._block, images, out, ROWS)
-        return exact_unit_norm(self.directions(rows) * self.columns - self.offset)
+        return self._projected(rows)
 
     def _block(self, images: Tensor, out: Tensor) -> None:
         out.copy_(self.scaled_blocks(images))
@@ -181,11 +159,11 @@ class MultiscaleImages(Features):
 
         images, _ = scenes.draw(classes, per_class, torch.Generator().manual_seed(seed), self.size)
         images = images if self.channels == 3 else images.mean(1, keepdim=True)
-        whole = self
+        unresized = self
         if self.resized:
-            whole = MultiscaleImages((self.channels, self.size, self.size), self.width)
+            unresized = MultiscaleImages((self.channels, self.size, self.size), self.width)
         with torch.inference_mode():
-            parts = [whole(part.reshape(-1, *whole.shape)) for part in torch.split(images, 100)]
+            parts = [unresized(part.reshape(-1, *unresized.shape)) for part in torch.split(images, 100)]
         return torch.cat(parts).reshape(classes, per_class, -1)
 
     def spec(self) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from adlm.public.features.colour_scattering import ColourScattering
 from adlm.public.features.exact import ExactDirections, exact_unit_norm
 from adlm.public.features.narrowed import narrow
 from adlm.public.features.patches import Patches
-from adlm.public.features.second_layer import SecondLayer
 from adlm.public.features.threads import map_blocks_threaded
 
 SIZE = 32
@@ -34,9 +33,8 @@ ROWS = 8  # images worked on together
 ROUNDS_COORDINATES, ROUNDS_FEWEST = 0.13, 200
 LONGEST = 2.0**12  # scaled entry of a block: far above any that an image can have
 SHIPPED = "natural-32"
-TEMPERATURE = (
-    2.6  # averages over many patches are nearly normal; fixed on the last 8,000 training images of CIFAR-10
-)
+# Averages over many patches are nearly normal; fixed on the last 8,000 training images of CIFAR-10.
+TEMPERATURE = 2.6
 SHIPPED_FOLDER = Path(__file__).parent / "weights"
 
 
@@ -46,34 +44,20 @@ class Blocks(nn.Module):
     Parameters
     ----------
     fine, coarse : (atoms, 3, side, side) patch filters for the image and for the half-size image.
-    second : weights of a second layer of patches, which takes the place of scattering; or None.
     """
 
-    def __init__(self, fine: Tensor, coarse: Tensor, second: dict[str, Tensor] | None = None) -> None:
+    def __init__(self, fine: Tensor, coarse: Tensor) -> None:
         super().__init__()
         self.fine, self.coarse, self.colour = Patches(fine), Patches(coarse), Colour()
-        places = SIZE - fine.shape[-1] + 1
-        self.scattering = ColourScattering(SIZE) if second is None else None
-        self.second = None if second is None else SecondLayer(second, places)
-        texture = self.scattering or self.second
-        assert texture is not None  # one of the two
-        self.widths = (self.fine.width, self.coarse.width, texture.width, *self.colour.widths)
+        self.scattering = ColourScattering(SIZE)
+        self.widths = (self.fine.width, self.coarse.width, self.scattering.width, *self.colour.widths)
 
     def forward(self, x: Tensor) -> Tensor:
         """Join the blocks."""
-        return torch.cat(self.parts(x), 1)
-
-    def parts(self, x: Tensor) -> list[Tensor]:
-        """Return the blocks one by one; colour is one of them."""
-        if self.second is None:
-            return [block(x) for block, _ in self.passes()]
-        beyond = self.fine.beyond(x)
-        return [self.fine.of(beyond), self._half_size(x), self.second(beyond), self.colour(x)]
+        return torch.cat([block(x) for block, _ in self.passes()], 1)
 
     def passes(self) -> list[tuple[Callable[[Tensor], Tensor], int]]:
-        """Maps to blocks that lie side by side, with their widths, that share no work."""
-        if self.scattering is None:
-            return [(self, sum(self.widths))]
+        """Maps to blocks that lie side by side, with their widths; colour is one of them."""
         blocks = (self.fine, self._half_size, self.scattering, self.colour)
         return list(zip(blocks, (*self.widths[:3], self.colour.width), strict=True))
 
@@ -141,7 +125,39 @@ def read_weights(name: str) -> dict[str, Tensor]:
     return load_file(path)
 
 
-class NaturalImages(Features):
+class SceneProjection(Features):
+    """Features that are projections of raw blocks on the principal directions of procedural scenes."""
+
+    projection: Tensor
+    mean: Tensor
+    offset: Tensor
+    scale: Tensor
+    columns: Tensor
+    # Photographs are far less plain than procedural scenes; fixed on the same images as TEMPERATURE.
+    class_separation = 0.42
+
+    def _load_projection(self, stored: Mapping[str, Tensor], width: int | None, what: str) -> None:
+        """Keep the leading `width` directions of stored weights, all if None, and their prior."""
+        projection = expand(stored)
+        most = projection.shape[1]
+        self.width = most if width is None else width
+        if not 1 <= self.width <= most:
+            raise UserError(f"{what} have 1 to {most} coordinates (got width {width})")
+        self.register_buffer("projection", projection[:, : self.width].contiguous())
+        self.register_buffer("mean", stored["mean"].float())
+        self.register_buffer("scale", stored["projection.rows"].float(), persistent=False)
+        self.register_buffer("columns", stored["projection.columns"][: self.width].double(), persistent=False)
+        self.directions = ExactDirections(stored["projection"][:, : self.width], LONGEST)
+        # Not in the fingerprint: a product's last bits depend on the machine, what it is made of does not.
+        self.register_buffer("offset", self.mean.double() @ self.projection.double(), persistent=False)
+        self.prior = narrow(restore_prior(stored), self.width)
+
+    def _projected(self, rows: Tensor) -> Tensor:
+        """Project scaled blocks, (n, sum of widths), to unit vectors: (n, width)."""
+        return exact_unit_norm(self.directions(rows) * self.columns - self.offset)
+
+
+class NaturalImages(SceneProjection):
     """Public features of RGB images (n, 3, 32, 32) in [0, 1].
 
     Parameters
@@ -151,35 +167,12 @@ class NaturalImages(Features):
         `adlm.public.priors.natural`.
     """
 
-    projection: Tensor
-    mean: Tensor
-    offset: Tensor
-    scale: Tensor
-    columns: Tensor
-    class_separation = (
-        0.42  # photographs are far less plain than procedural scenes; fixed on the same images as HEAT
-    )
-
     def __init__(self, width: int | None = None, weights: str = SHIPPED) -> None:
         super().__init__()
         stored = read_weights(weights)
-        projection = expand(stored)
-        self.width = projection.shape[1] if width is None else width
-        if not 1 <= self.width <= projection.shape[1]:
-            raise UserError(
-                f"natural-image features have 1 to {projection.shape[1]} coordinates (got width {width})"
-            )
         self.weights = weights
-        second = {name.removeprefix("second."): stored[name] for name in stored if name.startswith("second.")}
-        self.blocks = Blocks(stored["fine"].float(), stored["coarse"].float(), second or None)
-        self.register_buffer("projection", projection[:, : self.width].contiguous())
-        self.register_buffer("mean", stored["mean"].float())
-        self.register_buffer("scale", stored["projection.rows"].float(), persistent=False)
-        self.register_buffer("columns", stored["projection.columns"][: self.width].double(), persistent=False)
-        self.directions = ExactDirections(stored["projection"][:, : self.width], LONGEST)
-        # Not in the fingerprint: a product's last bits depend on the machine, what it is made of does not.
-        self.register_buffer("offset", self.mean.double() @ self.projection.double(), persistent=False)
-        self.prior = narrow(restore_prior(stored), self.width)
+        self.blocks = Blocks(stored["fine"].float(), stored["coarse"].float())
+        self._load_projection(stored, width, "natural-image features")
 
     def rounds_width(self, signal: float) -> int:
         """Return how many leading coordinates suit gradient rounds of that signal."""
@@ -197,7 +190,7 @@ class NaturalImages(Features):
         for block, width in self.blocks.passes():
             own = slice(start, start := start + width)
             map_blocks_threaded(partial(_scaled, block, self.scale[own]), x, rows[:, own], ROWS)
-        return exact_unit_norm(self.directions(rows) * self.columns - self.offset)
+        return self._projected(rows)
 
     def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor:
         """Draw classes of scenes and map them: (classes, per_class, width)."""

@@ -20,8 +20,7 @@ from torch.nn import functional
 
 from adlm.public.features.base import unit_norm
 from adlm.public.features.natural import SIZE, Blocks, compress, expand, store_prior
-from adlm.public.features.patches import Patches, learn_dictionary
-from adlm.public.features.second_layer import averaged_maps, learn_second_layer
+from adlm.public.features.patches import learn_dictionary
 from adlm.public.features.threads import map_blocks_threaded
 from adlm.public.priors import scenes
 from adlm.public.priors.fisher import prior_statistics
@@ -95,7 +94,6 @@ def build_natural(
     atoms: int = 200,
     width: int = 1000,
     samples: int = 40_000,
-    second: int = 0,
     progress: Progress | None = None,
 ) -> dict[str, Tensor]:
     """Learn the weights of `NaturalImages` from scene classes.
@@ -107,7 +105,6 @@ def build_natural(
     atoms : of each patch dictionary, mirror images not counted.
     width : coordinates to keep.
     samples : patches that each dictionary is learnt from.
-    second : atoms of a second layer of patches in place of scattering; 0 for scattering.
     progress : called with (what is being done, how much is done, of how much).
 
     Returns
@@ -129,9 +126,7 @@ def build_natural(
             half, 6, atoms, generator, samples=samples, progress=step("learning coarse patches")
         )
         stored = {"fine": fine.half(), "coarse": coarse.half()}
-        above = learn_above(Patches(stored["fine"].float()), images, second, generator) if second else None
-        stored |= {f"second.{name}": value for name, value in (above or {}).items()}
-        blocks = Blocks(stored["fine"].float(), stored["coarse"].float(), above)
+        blocks = Blocks(stored["fine"].float(), stored["coarse"].float())
         raw = torch.empty((len(images), sum(blocks.widths)))
         for start in range(0, len(images), _ROWS):
             part = slice(start, start + _ROWS)
@@ -144,48 +139,14 @@ def build_natural(
     return stored
 
 
-def learn_above(
-    fine: Patches, images: Tensor, atoms: int, generator: torch.Generator, most: int = 500
-) -> dict[str, Tensor]:
-    """Learn a second layer from the maps that a first layer gives on scenes, at most so many of them.
-
-    Parameters
-    ----------
-    fine : the first layer.
-    images : (n, c, h, w) scenes.
-    atoms : of the second layer.
-    generator : of the draw.
-    most : scenes that are taken.
-    """
-    chosen = images[torch.randperm(len(images), generator=generator)[:most]]
-    maps = torch.cat([averaged_maps(fine.beyond(part)) for part in torch.split(chosen, 1)])
-    return learn_second_layer(maps, atoms, generator)
-
-
-def write_natural(path: Path, seed: int = 0, second: int = 0, progress: Progress | None = None) -> None:
-    """Build the weights and put them at a path, whole or not at all.
-
-    Parameters
-    ----------
-    path : the file.
-    seed : of every random number.
-    second : atoms of a second layer; 0 takes scattering.
-    progress : called with the steps done and all steps.
-    """
-    weights = build_natural(seed, second=second, progress=progress)
-    write_weights(path, weights)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Learn natural-image features from procedural scenes.")
     parser.add_argument("file", type=Path, help="where to write the .safetensors file")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--second", type=int, default=0, help="atoms of a second layer; 0: scattering")
     given = parser.parse_args()
-    write_natural(
-        given.file,
-        given.seed,
-        given.second,
-        lambda what, done, total: print(f"\r{what}: {done}/{total}", end="", flush=True),
-    )
+
+    def show(what: str, done: int, total: int) -> None:
+        print(f"\r{what}: {done}/{total}", end="", flush=True)
+
+    write_weights(given.file, build_natural(given.seed, progress=show))
     print()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from adlm.errors import UserError
 from adlm.public.domain.column import Column
-from adlm.public.domain.encoding import TARGET_UNIT, encode_frame, encode_target
+from adlm.public.domain.encoding import TARGET_UNIT, Frame, encode_frame, encode_target
 from adlm.public.domain.table import TableDomain
 from benchmarks.experiments import table_split
 from benchmarks.experiments.table_split import read_side
@@ -106,16 +106,7 @@ def _of_arrays(
     columns = [Column(f"x{j}", "numeric", *pair) for j, pair in enumerate(bounds)]
     answer = Column("y", "target", *target)
     table = TableDomain((*columns, answer))
-    encoded = encode_frame(table, _Frame({f"x{j}": x[:, j] for j in range(x.shape[1])}))
+    encoded = encode_frame(table, Frame({f"x{j}": x[:, j] for j in range(x.shape[1])}))
     positions = encode_target(answer, y)
     fit, held = order[:train], order[train:]
     return TargetSplit(name, table, encoded[fit], positions[fit], encoded[held], positions[held])
-
-
-class _Frame(dict[str, Any]):
-    """Columns by name, as `encode_frame` reads them."""
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns."""
-        return list(self)

@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from tests.audit.weakened import Weakened
 
 from adlm.audit.canaries import canary_design, guess, model_scores, one_run, plant, release_scores
 from adlm.audit.finding import HOLDS, VIOLATED
-from adlm.audit.tap import Weakened
 from adlm.curator.noise import Source
 
 

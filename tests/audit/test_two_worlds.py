@@ -12,19 +12,18 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from tests.audit.weakened import Weakened
 
 from adlm.audit.finding import VIOLATED
 from adlm.audit.side_by_side import side_by_side
 from adlm.audit.subject import Subject
 from adlm.audit.subjects import DELTA, of_moments, subjects
-from adlm.audit.tap import Weakened
 from adlm.audit.two_worlds import curve, log_ratio, two_worlds, whole_releases, whole_scores
 from adlm.audit.worst_case import worst_neighbours
 from adlm.curator.mechanisms.moments import MomentConfig
 from adlm.curator.noise import Source
 
 ALL = [s for s in subjects() if s.tight]
-
 
 BUDGETS = pytest.mark.parametrize("epsilon", [Fraction(1, 2), Fraction(2)])
 

@@ -127,9 +127,7 @@ def _table(release: Release) -> list[str]:
         release.certificate.domain.neighbours,
         int(settings["contributions"]),
     ).charges
-    if [(c.what, c.mechanism) for c in recomputed] != [(c.what, c.mechanism) for c in charges]:
-        return ["the charges are not those of the settings"]
-    return _too_small(charges, recomputed)
+    return _compared(charges, recomputed)
 
 
 def _regression(release: Release) -> list[str]:
@@ -147,9 +145,13 @@ def _regression(release: Release) -> list[str]:
     if (config.indicators.width, config.indicators.blocks) != (counted.width, len(counted.blocks)):
         return ["the counts of indicators are not those of the table"]
     recomputed = calibrate_regression(config, certificate.domain.neighbours).charges
-    if [(c.what, c.mechanism) for c in recomputed] != [(c.what, c.mechanism) for c in certificate.charges]:
+    return _compared(certificate.charges, recomputed)
+
+
+def _compared(charges: Sequence[Charge], expected: Sequence[Charge]) -> list[str]:
+    if [(c.what, c.mechanism) for c in expected] != [(c.what, c.mechanism) for c in charges]:
         return ["the charges are not those of the settings"]
-    return _too_small(certificate.charges, recomputed)
+    return _too_small(charges, expected)
 
 
 def _too_small(charges: Sequence[Charge], expected: Sequence[Charge]) -> list[str]:

@@ -18,14 +18,13 @@ from adlm.analyst.examples import Examples
 from adlm.analyst.training import TrainingConfig, train
 from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.statistics import one_run_bound
+from adlm.audit.subject import Records, release_vectors
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.estimation.class_model import fit_class_model
 from adlm.privacy.release import Release
 from adlm.public.domain import Domain
-from adlm.public.features.identity import Identity
 
 Reals = npt.NDArray[np.float64]
 
@@ -73,15 +72,7 @@ def plant(
         values, codes = values[coins.ravel()], codes[coins.ravel()]
     else:
         values = np.where(coins.ravel()[:, None], values, -values)
-    release = release_moments(
-        lambda: [(values, codes)],
-        domain=domain,
-        features=Identity((design.k,)),
-        config=design,
-        ledger=Ledger(),
-        source=source,
-    )
-    return Planted(release, coins)
+    return Planted(release_vectors(Records(values, codes), domain, design, Ledger(), source), coins)
 
 
 def release_scores(planted: Planted, neighbours: str) -> Reals:

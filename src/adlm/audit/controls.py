@@ -20,8 +20,8 @@ from adlm.audit.paper_subjects import image_domain, of_records, paper_settings, 
 from adlm.audit.replay import replay
 from adlm.audit.replayed_controls import caught
 from adlm.audit.statistics import two_worlds_bound
-from adlm.audit.subject import Records, Subject
-from adlm.audit.subjects import designs, moment_charges, of_moments
+from adlm.audit.subject import Records, Subject, release_vectors
+from adlm.audit.subjects import designs, of_moments
 from adlm.audit.support import naive_laplace, support
 from adlm.audit.two_worlds import curve, two_worlds
 from adlm.audit.worst_case import Neighbours, worst_neighbours
@@ -154,7 +154,7 @@ def learnt_bounds(runs: int, source: Source) -> Finding:
         domain = Domain((1,), float(data.values.min()), float(data.values.max()), ("a", "b"))
         features = Identity((1,))
         z = features(torch.from_numpy(domain.scale(data.values))).numpy()
-        return moment_charges(Records(z, data.codes), domain, design, ledger, source)
+        return release_vectors(Records(z, data.codes), domain, design, ledger, source).certificate.charges
 
     subject = Subject("bounds learnt from the data", "replace-one", run, (0,), 1)
     values = np.linspace(0, 1, 50)[:, None]

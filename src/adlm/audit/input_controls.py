@@ -17,10 +17,9 @@ from torch import Tensor
 from adlm.audit.controls import Control, _attacked, _finding
 from adlm.audit.finding import Finding
 from adlm.audit.separability import batch_separability, trial_images
-from adlm.audit.subject import Records, Subject
+from adlm.audit.subject import Records, Subject, release_vectors
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.privacy.accounting import Charge
 from adlm.public.domain import Domain
@@ -32,22 +31,11 @@ LIMIT, N = 50, 60
 
 def _subject(name: str, neighbours: str, reads: Callable[[Records], Records]) -> Subject:
     """A release of one class sum at epsilon 2, of what is read of the records."""
-    domain, design = (
-        Domain((1,), 0.0, 1.0, ("a", "b"), neighbours),
-        MomentConfig(Fraction(2), Fraction(0), 1, 1.0),
-    )
+    domain = Domain((1,), 0.0, 1.0, ("a", "b"), neighbours)
+    design = MomentConfig(Fraction(2), Fraction(0), 1, 1.0)
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        read = reads(data)
-        made = release_moments(
-            lambda: [(read.values, read.codes)],
-            domain=domain,
-            features=Identity((1,)),
-            config=design,
-            ledger=ledger,
-            source=source,
-        )
-        return made.certificate.charges
+        return release_vectors(reads(data), domain, design, ledger, source).certificate.charges
 
     return Subject(name, neighbours, run, (0,), 1)
 

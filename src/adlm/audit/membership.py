@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from adlm.analyst.examples import Examples
 from adlm.analyst.training import TrainingConfig, train
+from adlm.audit.subject import Records, release_vectors
 from adlm.baselines.accounting import quick_epsilon, quick_multiplier
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.estimation.class_model import fit_class_model
 from adlm.public.domain import Domain
@@ -115,16 +115,8 @@ def _private_examples(
     """Make a release of some records and draw what to train on from it."""
     d = pool.x.shape[1]
     domain = Domain((d,), 0.0, 1.0, tuple(map(str, range(pool.classes))))
-    features = Identity((d,))
-    z = features(torch.from_numpy(pool.x[rows])).numpy()
-    release = release_moments(
-        lambda: [(z, pool.codes[rows])],
-        domain=domain,
-        features=features,
-        config=MomentConfig(epsilon, Fraction(0), d, 1.0),
-        ledger=Ledger(),
-        source=source,
-    )
+    data = Records(Identity((d,))(torch.from_numpy(pool.x[rows])).numpy(), pool.codes[rows])
+    release = release_vectors(data, domain, MomentConfig(epsilon, Fraction(0), d, 1.0), Ledger(), source)
     return Examples(*fit_class_model(release.moments(), None).sample(drawn))
 
 

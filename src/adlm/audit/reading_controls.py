@@ -23,7 +23,7 @@ from adlm.audit.typed_cases import frames
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.public.domain.column import Column
-from adlm.public.domain.encoding import encode_frame, encode_labels
+from adlm.public.domain.encoding import Frame, encode_frame, encode_labels
 from adlm.public.domain.table import TableDomain
 from adlm.public.domain.values import plain
 from adlm.readers.csv_rows import DELIMITERS
@@ -33,15 +33,9 @@ CASES = 300
 LIMIT = 5
 
 
-class _Frame(dict[str, Any]):
-    @property
-    def columns(self) -> list[str]:
-        return list(self)
-
-
 def _encoded(table: TableDomain, columns: dict[str, Any]) -> Read:
     y = encode_labels(table.label, columns[table.label.name], table.missing)
-    return Read(tuple(rows_of(encode_frame(table, _Frame(columns)), y)))
+    return Read(tuple(rows_of(encode_frame(table, Frame(columns)), y)))
 
 
 def type_of_the_column(written: Written) -> Read:

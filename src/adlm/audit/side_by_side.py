@@ -12,15 +12,13 @@ from fractions import Fraction
 import numpy as np
 
 from adlm.audit.finding import ALPHA, Finding
-from adlm.audit.subject import Reals
+from adlm.audit.subject import Reals, Records, release_vectors
 from adlm.audit.two_worlds import judge
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.privacy.accounting import Charge
 from adlm.public.domain import Domain
-from adlm.public.features.identity import Identity
 
 CLASSES = 500  # runs in one release; its time grows with their square
 BYSTANDER = 0.25  # a record in each class that is the same in both worlds
@@ -44,14 +42,7 @@ def released(
     found: list[Reals] = []
     charges: tuple[Charge, ...] = ()
     for _ in range(-(-runs // classes)):
-        made = release_moments(
-            lambda: [(values, codes)],
-            domain=domain,
-            features=Identity((1,)),
-            config=design,
-            ledger=Ledger(),
-            source=source,
-        )
+        made = release_vectors(Records(values, codes), domain, design, Ledger(), source)
         charges = made.certificate.charges
         found.append(made.moments().sums[:, 0].numpy())
     return np.concatenate(found)[:runs], charges

@@ -10,8 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.curator.ledger import Ledger
+from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.privacy.accounting import Charge
+from adlm.privacy.release import Release
+from adlm.public.domain import Domain
+from adlm.public.features.identity import Identity
 
 Reals = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]
@@ -27,6 +32,27 @@ class Records:
     def plus(self, other: Records) -> Records:
         """These records and then others."""
         return Records(np.vstack([self.values, other.values]), np.concatenate([self.codes, other.codes]))
+
+
+def release_vectors(
+    data: Records, domain: Domain, config: MomentConfig, ledger: Ledger, source: Source
+) -> Release:
+    """Make a moment release whose feature vectors are the records themselves.
+
+    Parameters
+    ----------
+    data : (n, k) feature vectors with class codes.
+    domain, config : what is public.
+    ledger, source : who is charged, and whose noise it is.
+    """
+    return release_moments(
+        lambda: [(data.values, data.codes)],
+        domain=domain,
+        features=Identity((config.k,)),
+        config=config,
+        ledger=ledger,
+        source=source,
+    )
 
 
 Run = Callable[[Records, Ledger, Source], tuple[Charge, ...]]

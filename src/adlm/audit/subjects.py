@@ -10,11 +10,10 @@ import numpy as np
 import torch
 
 from adlm.audit.paper_subjects import image_domain, of_algorithm1, of_records, of_relevance, paper_settings
-from adlm.audit.subject import Records, Subject
+from adlm.audit.subject import Records, Subject, release_vectors
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.additive import release as release_additive
 from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.mechanisms.regression import release as release_regression
 from adlm.curator.mechanisms.second_moments import CrossMoments, Second
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
@@ -27,7 +26,6 @@ from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.domain.column import Column
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
-from adlm.public.features.identity import Identity
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.moments import MomentPlan
 from adlm.public.planning.regression import RegressionPlan
@@ -45,7 +43,6 @@ def of_moments(
     covers: tuple[int | None, ...],
     *,
     focus: int | None = None,
-    classes: int = 2,
 ) -> Subject:
     """Audit a moment release: records are the feature vectors themselves.
 
@@ -56,47 +53,15 @@ def of_moments(
     neighbours : the relation.
     covers : for each draw of noise the number of its charge; None for what is charged to nobody.
     focus : the charge that the search for neighbours looks at; None for all.
-    classes : number of classes.
     """
-    domain = Domain((design.k,), 0.0, 1.0, tuple(f"class {c}" for c in range(classes)), neighbours)
+    domain = Domain((design.k,), 0.0, 1.0, ("class 0", "class 1"), neighbours)
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        return moment_charges(data, domain, design, ledger, source)
+        return release_vectors(data, domain, design, ledger, source).certificate.charges
 
     tight = design.rounds is None
-    return Subject(
-        name,
-        neighbours,
-        run,
-        covers,
-        design.k,
-        classes,
-        focus,
-        tight=tight,
-        contributions=design.contributions,
-    )
-
-
-def moment_charges(
-    data: Records, domain: Domain, design: MomentConfig, ledger: Ledger, source: Source
-) -> tuple[Charge, ...]:
-    """Make a moment release of feature vectors, and return what it charged.
-
-    Parameters
-    ----------
-    data : feature vectors, (n, k), with class codes.
-    domain, design : what is public.
-    ledger, source : who is charged, and whose noise it is.
-    """
-    made = release_moments(
-        lambda: [(data.values, data.codes)],
-        domain=domain,
-        features=Identity((design.k,)),
-        config=design,
-        ledger=ledger,
-        source=source,
-    )
-    return made.certificate.charges
+    people = design.contributions
+    return Subject(name, neighbours, run, covers, design.k, 2, focus, tight=tight, contributions=people)
 
 
 def of_table(

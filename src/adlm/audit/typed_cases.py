@@ -14,48 +14,18 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from adlm.audit.reading_case import ODD_TEXTS, RELATIONS, Case, N, Record, Written, declared, neighbours
+from adlm.public.domain.encoding import Frame
 from adlm.public.domain.table import TableDomain
 
 _EAST = datetime.timezone(datetime.timedelta(hours=9))
-_VALUES: list[Any] = [
-    None,
-    float("nan"),
-    True,
-    False,
-    0,
-    1,
-    2,
-    -1,
-    2**53 + 1,
-    2**63,
-    2**70,
-    0.1,
-    1.0,
-    2.5,
-    -0.0,
-    float("inf"),
-    1e300,
-    decimal.Decimal("2.50"),
-    decimal.Decimal("1"),
-    decimal.Decimal("NaN"),
-    np.float32(0.1),
-    np.float32(-99.9),
-    np.float16(2.5),
-    np.int8(1),
-    np.bool_(True),
-    np.datetime64("2020-05-01"),
-    np.datetime64("NaT"),
-    datetime.date(2020, 5, 1),
-    datetime.datetime(2020, 5, 1, 23, 30),
-    datetime.datetime(2020, 5, 1, 23, 30, tzinfo=_EAST),
-    datetime.timedelta(1),
-    b"north",
-    b"\xff",
-    [1],
-    {"a": 1},
-    1 + 2j,
-    *ODD_TEXTS,
-]
+_NUMBERS = [0, 1, 2, -1, 2**53 + 1, 2**63, 2**70, 0.1, 1.0, 2.5, -0.0, float("inf"), 1e300]
+_DECIMALS = [decimal.Decimal(text) for text in ("2.50", "1", "NaN")]
+_OF_NUMPY = [np.float32(0.1), np.float32(-99.9), np.float16(2.5), np.int8(1), np.bool_(True)]
+_DAYS = [np.datetime64("2020-05-01"), np.datetime64("NaT"), datetime.date(2020, 5, 1)]
+_TIMES = [datetime.datetime(2020, 5, 1, 23, 30, tzinfo=zone) for zone in (None, _EAST)]
+_OTHERS = [datetime.timedelta(1), b"north", b"\xff", [1], {"a": 1}, 1 + 2j, *ODD_TEXTS]
+_VALUES: list[Any] = [None, float("nan"), True, False]
+_VALUES += [*_NUMBERS, *_DECIMALS, *_OF_NUMPY, *_DAYS, *_TIMES, *_OTHERS]
 
 
 def _typed_columns(rng: Random, persons: bool) -> list[Record]:
@@ -90,18 +60,10 @@ def _typed_columns(rng: Random, persons: bool) -> list[Record]:
     return records
 
 
-class _Frame(dict[str, Any]):
-    """Columns by name."""
-
-    @property
-    def columns(self) -> list[str]:
-        return list(self)
-
-
 def _frames(columns: dict[str, list[Any]]) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Every library's way to keep columns."""
-    yield "lists", lambda: _Frame(columns)
-    yield "NumPy", lambda: _Frame({name: np.array(cells) for name, cells in columns.items()})
+    yield "lists", lambda: Frame(columns)
+    yield "NumPy", lambda: Frame({name: np.array(cells) for name, cells in columns.items()})
     yield "Arrow", lambda: pa.table({name: pa.array(cells) for name, cells in columns.items()})
     try:
         import pandas as pd

@@ -29,7 +29,7 @@ from adlm.analyst.model import Model
 from adlm.errors import UserError
 from adlm.privacy.header import privacy_header
 from adlm.public.domain import Domain
-from adlm.public.domain.encoding import encode_frame
+from adlm.public.domain.encoding import Frame, encode_frame
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import TABLES, OnnxBackbone
 from adlm.runtime.artefact import write_file
@@ -114,7 +114,7 @@ def export_onnx(
     inputs: dict[str, Any] = {"records": trial.numpy()}
     if table is not None:
         raw, drawn = with_columns(raw, table, library("onnx")), trial_columns(table)
-        inputs, trial = as_inputs(table, drawn), torch.from_numpy(encode_frame(table, _Drawn(drawn)))
+        inputs, trial = as_inputs(table, drawn), torch.from_numpy(encode_frame(table, Frame(drawn)))
     data = _with_metadata(raw, model, table)
     if key is not None:
         data = sign_onnx(data, model.certificate, key)
@@ -125,15 +125,6 @@ def export_onnx(
     if not np.allclose(found, own(trial.numpy()), atol=TOLERANCE * scale, rtol=0):
         raise _unable(model, "onnxruntime does not give the same predictions")
     write_file(Path(out), data, what="ONNX model")
-
-
-class _Drawn(dict[str, list[Any]]):
-    """Columns by name, as `encode_frame` reads them."""
-
-    @property
-    def columns(self) -> list[str]:
-        """Names of the columns."""
-        return list(self)
 
 
 def _table(model: Model) -> TableDomain | None:

@@ -125,6 +125,15 @@ def encode_frame(table: TableDomain, frame: Any) -> NDArray[np.float32]:
     return np.hstack(parts)
 
 
+class Frame(dict[str, Any]):
+    """Columns by name, where there is no data frame of a library's."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Their names."""
+        return list(self)
+
+
 def column_names(frame: Any) -> list[Any]:
     """Names of the columns of a DataFrame, an Arrow table or a batch."""
     return list(frame.column_names) if hasattr(frame, "column_names") else list(frame.columns)

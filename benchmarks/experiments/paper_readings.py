@@ -29,6 +29,7 @@ from platformdirs import user_cache_dir
 from torch import Tensor, nn
 
 from adlm.analyst import in_chunks
+from adlm.analyst.checkpoint import Checkpoint
 from adlm.analyst.layer_sizes import LayerSizes, layer_sizes
 from adlm.analyst.networks import build
 from adlm.analyst.normalisation import by_batch
@@ -148,8 +149,7 @@ def perform(trial: Trial) -> Outcome:
         examples,
         plan,
         device="cpu",
-        checkpoints=checkpoint,
-        resume=True,
+        checkpoint=Checkpoint(checkpoint, resume=True),
         identity=trial.key,
         after_epoch=after_epoch,
     )

@@ -6,8 +6,6 @@ numbers are the paper's.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from torch import nn
 
 from adlm.analyst.on_records import train_on_records
@@ -135,15 +133,7 @@ def make_release(
     return Release.load(options.folder)
 
 
-def learn(
-    release: Release,
-    network: nn.Module,
-    plan: TrainingConfig,
-    *,
-    device: str = "auto",
-    checkpoints: Path | None = None,
-    resume: bool = False,
-) -> History:
+def learn(release: Release, network: nn.Module, plan: TrainingConfig, *, device: str = "auto") -> History:
     """Lines 15 and 20-30, the analyst's: train any network on the release, for as long as one likes.
 
     Parameters
@@ -152,6 +142,5 @@ def learn(
     network : trained in place.
     plan : how to train.
     device : `auto`, `cpu` or `cuda`.
-    checkpoints, resume : file that keeps the run after each epoch, and whether to go on from it.
     """
-    return train_on_records(release, network, plan, device=device, checkpoints=checkpoints, resume=resume)
+    return train_on_records(release, network, plan, device=device)

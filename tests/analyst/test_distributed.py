@@ -56,6 +56,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from adlm.analyst import distributed, training
+from adlm.analyst.checkpoint import Checkpoint
 from adlm.analyst.examples import Examples
 
 folder, stop = Path(sys.argv[1]), sys.argv[2] == "stop"
@@ -63,17 +64,17 @@ torch.manual_seed(0)
 network = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
 x, y = torch.randn(205, 6), torch.randint(0, 3, (205,))
 plan = training.TrainingConfig(epochs=3, batch_size=20, optimiser="Adam", learning_rate=0.01)
-save = training.checkpoint.save
+save = Checkpoint.save
 
 def save_and_stop(*given):
     save(*given)
     raise SystemExit(3)
 
 if stop:
-    training.checkpoint.save = save_and_stop
+    Checkpoint.save = save_and_stop
 with distributed.joined("cpu") as device:
     history = training.train(
-        network, Examples(x, y), plan, device=device, checkpoints=folder / "c", resume=True
+        network, Examples(x, y), plan, device=device, checkpoint=Checkpoint(folder / "c", resume=True)
     )
     if distributed.rank() == 0:
         losses = torch.tensor(history.losses, dtype=torch.float64)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from adlm.analyst.checkpoint import Checkpoint
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.networks import build
 from adlm.analyst.objective import Coefficients, coefficients, loss
@@ -123,11 +124,11 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(plan: TrainingConfig
 
     file = tmp_path / "run.safetensors"
     with pytest.raises(InterruptedRunError):
-        train(seeded(), examples, plan, device="cpu", checkpoints=file, after_epoch=stop)
+        train(seeded(), examples, plan, device="cpu", checkpoint=Checkpoint(file), after_epoch=stop)
     torch.manual_seed(123)
     torch.rand(17)
     again = WithDropout()
-    resumed = train(again, examples, plan, device="cpu", checkpoints=file, resume=True)
+    resumed = train(again, examples, plan, device="cpu", checkpoint=Checkpoint(file, resume=True))
     assert resumed == straight
     for name, value in whole.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
@@ -135,9 +136,9 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(plan: TrainingConfig
 
 def test_a_constant_rate_can_be_trained_further(tmp_path: Path) -> None:
     examples, file, plan = from_records(release()), tmp_path / "run.safetensors", replace(PLANS[0], epochs=3)
-    train(seeded(), examples, plan, device="cpu", checkpoints=file)
+    train(seeded(), examples, plan, device="cpu", checkpoint=Checkpoint(file))
     longer = seeded()
-    train(longer, examples, replace(plan, epochs=6), device="cpu", checkpoints=file, resume=True)
+    train(longer, examples, replace(plan, epochs=6), device="cpu", checkpoint=Checkpoint(file, resume=True))
     straight = seeded()
     train(straight, examples, replace(plan, epochs=6), device="cpu")
     assert all(torch.equal(a, b) for a, b in zip(longer.parameters(), straight.parameters(), strict=True))
@@ -150,20 +151,19 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path, change: dict[str
         tmp_path / "run.safetensors",
         TrainingConfig(epochs=1, batch_size=64),
     )
-    train(seeded(), examples, plan, device="cpu", checkpoints=file, identity="a")
+    train(seeded(), examples, plan, device="cpu", checkpoint=Checkpoint(file), identity="a")
     other = replace(plan, **change)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=f"another run, its {next(iter(change))}"):
-        train(seeded(), examples, other, device="cpu", checkpoints=file, resume=True, identity="a")
+        train(seeded(), examples, other, device="cpu", checkpoint=Checkpoint(file, resume=True), identity="a")
     with pytest.raises(UserError, match="its identity differs"):
-        train(seeded(), examples, plan, device="cpu", checkpoints=file, resume=True, identity="b")
+        train(seeded(), examples, plan, device="cpu", checkpoint=Checkpoint(file, resume=True), identity="b")
     with pytest.raises(UserError, match=r"is of another network than mlp; [a-z ,]*$"):
         train(
             build("mlp", (12, 12), 3),
             examples,
             plan,
             device="cpu",
-            checkpoints=file,
-            resume=True,
+            checkpoint=Checkpoint(file, resume=True),
             identity="a",
         )
 
@@ -174,14 +174,14 @@ def test_a_truncated_checkpoint_is_told(tmp_path: Path) -> None:
         tmp_path / "run.safetensors",
         TrainingConfig(epochs=1, batch_size=64),
     )
-    train(seeded(), examples, plan, device="cpu", checkpoints=file)
+    train(seeded(), examples, plan, device="cpu", checkpoint=Checkpoint(file))
     whole = file.read_bytes()
     other_version = whole.replace(b'format\\": 2', b'format\\": 1')
     assert other_version != whole
     for damaged in (whole[:-50], other_version):
         file.write_bytes(damaged)
         with pytest.raises(UserError, match="not a checkpoint of this adlm, or it was truncated"):
-            train(seeded(), examples, plan, device="cpu", checkpoints=file, resume=True)
+            train(seeded(), examples, plan, device="cpu", checkpoint=Checkpoint(file, resume=True))
 
 
 def test_the_certificate_is_byte_for_byte_the_same_after_one_epoch_and_after_many(tmp_path: Path) -> None:

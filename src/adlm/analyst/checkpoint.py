@@ -22,93 +22,93 @@ _NETWORK, _OPTIMISER = "network/", "optimiser/"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a training run is kept after each epoch (None: nowhere), and whether to go on from it."""
+    """The file that keeps a training run after each epoch, and whether to go on from it."""
 
-    path: Path | None
+    path: Path
     resume: bool = False
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is a run to go on from."""
+        return self.resume and self.path.exists()
 
-def save(
-    path: Path,
-    network: nn.Module,
-    optimiser: torch.optim.Optimizer,
-    described: dict[str, Any],
-    losses: list[float],
-) -> None:
-    """Replace the file by the run as it stands after an epoch.
+    def save(
+        self,
+        network: nn.Module,
+        optimiser: torch.optim.Optimizer,
+        described: dict[str, Any],
+        losses: list[float],
+    ) -> None:
+        """Replace the file by the run as it stands after an epoch.
 
-    Parameters
-    ----------
-    path : the file.
-    network, optimiser : their state is kept.
-    described : what the run was asked for; `load` refuses another.
-    losses : mean loss of each epoch so far.
-    """
-    tensors: dict[str, Tensor] = {
-        _NETWORK + name: value.detach().cpu().contiguous().clone()
-        for name, value in network.state_dict().items()
-    }
-    state, plain = optimiser.state_dict(), {}
-    for index, values in state["state"].items():
-        for name, value in values.items():
-            plain[f"{index}/{name}"] = _to_json(value, f"{_OPTIMISER}{index}/{name}", tensors)
-    body = {
-        "format": FORMAT,
-        "plan": described,
-        "losses": losses,
-        "plain": plain,
-        "groups": state["param_groups"],
-    }
-    try:
-        text = json.dumps(body, sort_keys=True)
-    except TypeError as problem:
-        raise UserError(
-            f"the state of {type(optimiser).__name__} cannot be kept in JSON: {problem}."
-        ) from None
-    write_file(path, save_tensors(tensors, {"adlm": text}), what="checkpoint")
+        Parameters
+        ----------
+        network, optimiser : their state is kept.
+        described : what the run was asked for; `load` refuses another.
+        losses : mean loss of each epoch so far.
+        """
+        tensors: dict[str, Tensor] = {
+            _NETWORK + name: value.detach().cpu().contiguous().clone()
+            for name, value in network.state_dict().items()
+        }
+        state, plain = optimiser.state_dict(), {}
+        for index, values in state["state"].items():
+            for name, value in values.items():
+                plain[f"{index}/{name}"] = _to_json(value, f"{_OPTIMISER}{index}/{name}", tensors)
+        body = {
+            "format": FORMAT,
+            "plan": described,
+            "losses": losses,
+            "plain": plain,
+            "groups": state["param_groups"],
+        }
+        try:
+            text = json.dumps(body, sort_keys=True)
+        except TypeError as problem:
+            raise UserError(
+                f"the state of {type(optimiser).__name__} cannot be kept in JSON: {problem}."
+            ) from None
+        write_file(self.path, save_tensors(tensors, {"adlm": text}), what="checkpoint")
 
+    def load(
+        self, network: nn.Module, optimiser: torch.optim.Optimizer, described: dict[str, Any]
+    ) -> list[float]:
+        """Bring a network and its optimiser to where the file left them; return the losses so far.
 
-def load(
-    path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, described: dict[str, Any]
-) -> list[float]:
-    """Bring a network and its optimiser to where the file left them; return the losses of the epochs done.
-
-    Parameters
-    ----------
-    path : the file.
-    network, optimiser : brought to the kept state, in place.
-    described : what this run is asked for; it must be what the file says.
-    """
-    try:
-        with safe_open(path, framework="pt") as file:
-            body = json.loads(file.metadata()["adlm"])
-            if body["format"] != FORMAT:
-                raise KeyError("format")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
-        raise UserError(
-            f"{path} is not a checkpoint of this adlm, or it was truncated; remove it to start again"
-        ) from None
-    changed = [key for key in described if json.loads(json.dumps(described[key])) != body["plan"].get(key)]
-    if changed or set(described) != set(body["plan"]):
-        names = ", ".join(sorted(changed or set(described) ^ set(body["plan"])))
-        raise UserError(
-            f"the checkpoint {path} belongs to another run, its {names} differs; remove it to start again"
-        )
-    state: dict[int, dict[str, Any]] = {}
-    for name, value in body["plain"].items():
-        index, key = name.split("/")
-        state.setdefault(int(index), {})[key] = _from_json(value, tensors)
-    weights = {k.removeprefix(_NETWORK): v for k, v in tensors.items() if k.startswith(_NETWORK)}
-    try:
-        network.load_state_dict(weights)
-        optimiser.load_state_dict({"state": state, "param_groups": body["groups"]})
-    except (RuntimeError, ValueError):  # torch lists every weight; that is no sentence
-        raise UserError(
-            f"the checkpoint {path} is of another network than {name_of(network)}; train the network it is "
-            "of, or remove it to start again"
-        ) from None
-    return [float(value) for value in body["losses"]]
+        `described` is what this run is asked for; it must be what the file says.
+        """
+        try:
+            with safe_open(self.path, framework="pt") as file:
+                body = json.loads(file.metadata()["adlm"])
+                if body["format"] != FORMAT:
+                    raise KeyError("format")
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+            raise UserError(
+                f"{self.path} is not a checkpoint of this adlm, or it was truncated; remove it to start again"
+            ) from None
+        plan = body["plan"]
+        changed = [key for key in described if json.loads(json.dumps(described[key])) != plan.get(key)]
+        if changed or set(described) != set(plan):
+            names = ", ".join(sorted(changed or set(described) ^ set(plan)))
+            raise UserError(
+                f"the checkpoint {self.path} belongs to another run, its {names} differs; remove it to start "
+                "again"
+            )
+        state: dict[int, dict[str, Any]] = {}
+        for name, value in body["plain"].items():
+            index, key = name.split("/")
+            state.setdefault(int(index), {})[key] = _from_json(value, tensors)
+        weights = {k.removeprefix(_NETWORK): v for k, v in tensors.items() if k.startswith(_NETWORK)}
+        try:
+            network.load_state_dict(weights)
+            optimiser.load_state_dict({"state": state, "param_groups": body["groups"]})
+        except (RuntimeError, ValueError):  # torch lists every weight; that is no sentence
+            raise UserError(
+                f"the checkpoint {self.path} is of another network than {name_of(network)}; train the "
+                "network it is of, or remove it to start again"
+            ) from None
+        return [float(value) for value in body["losses"]]
 
 
 def _to_json(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -80,9 +79,8 @@ def fit(
     >>> fit(release, "mlp", draws=500).certificate == release.certificate
     True
     """
-    kept = checkpoint or Checkpoint(None)
     origin = _origin(network, provenance)
-    made = _made(release, network, plan, features, draws, device, kept.path, kept.resume)
+    made = _made(release, network, plan, features, draws, device, checkpoint)
     summary = dict(made.training) if origin is None else dict(made.training) | {"provenance": origin}
     if summary.get("warning"):
         warnings.warn(str(summary["warning"]), NoisyModelWarning, stacklevel=2)
@@ -105,21 +103,20 @@ def _made(
     features: Features | None,
     draws: int,
     device: str,
-    checkpoints: Path | None,
-    resume: bool,
+    checkpoint: Checkpoint | None,
 ) -> Model:
     if release.kind != "records":
         taken = release.features(features)
         if network is None:
             return closed_form_model(release, taken)
         plan = plan or default_plan(draws)
-        return _on_draws(release, taken, network, plan, draws, device, checkpoints, resume)
+        return _on_draws(release, taken, network, plan, draws, device, checkpoint)
     if network is None:
         network = network_of(release)
     plan = plan or default_plan(len(release.tensors["x"]))
     if plan.class_weight is not None:
         raise UserError("class weights need classes that are known, and noisy records have none; omit them")
-    return _on_records(release, network, plan, device, checkpoints, resume)
+    return _on_records(release, network, plan, device, checkpoint)
 
 
 def learn_records(
@@ -174,16 +171,13 @@ def _on_draws(
     plan: TrainingConfig,
     draws: int,
     device: str,
-    checkpoints: Path | None,
-    resume: bool,
+    checkpoint: Checkpoint | None,
 ) -> Model:
     target = release.certificate.domain.target
     examples, facts = labelled_draws(release, features, draws, plan)
     outputs = len(release.certificate.domain.classes) if target is None else 1
     head, architecture = _network(network, (features.width,), outputs, plan.seed)
-    history = train_on_examples(
-        release, head, examples, plan, device=device, checkpoints=checkpoints, resume=resume
-    )
+    history = train_on_examples(release, head, examples, plan, device=device, checkpoint=checkpoint)
     if target is not None:
         head = networks.in_units(head, float(facts["target_mean"]), float(facts["target_sd"]))
     return Model(
@@ -196,12 +190,11 @@ def _on_records(
     network: str | nn.Module,
     plan: TrainingConfig,
     device: str,
-    checkpoints: Path | None,
-    resume: bool,
+    checkpoint: Checkpoint | None,
 ) -> Model:
     domain = release.certificate.domain
     body, architecture = _network(network, domain.shape, len(domain.classes), plan.seed)
-    history = train_on_records(release, body, plan, device=device, checkpoints=checkpoints, resume=resume)
+    history = train_on_records(release, body, plan, device=device, checkpoint=checkpoint)
     # Averages over noisy records do not fit clean ones; where there is hardly any noise they do.
     statistics = TOGETHER_STATISTICS if noise_scale(release) > LITTLE_NOISE else AVERAGES
     summary = _summary(architecture, plan, history) | {"statistics": statistics}

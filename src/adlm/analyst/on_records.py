@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 from torch import nn
 
+from adlm.analyst.checkpoint import Checkpoint
 from adlm.analyst.examples import Examples, from_records
 from adlm.analyst.layer_sizes import perturb_bias
 from adlm.analyst.training import History, TrainingConfig, train
@@ -20,8 +20,7 @@ def train_on_records(
     plan: TrainingConfig,
     *,
     device: str = "auto",
-    checkpoints: Path | None = None,
-    resume: bool = False,
+    checkpoint: Checkpoint | None = None,
     after_epoch: Callable[[int, nn.Module], None] | None = None,
 ) -> History:
     """Train a network on noisy records, in place.
@@ -32,21 +31,15 @@ def train_on_records(
     network : trained in place; one that learns records before labels does so first.
     plan : how to train.
     device : `auto`, `cpu` or `cuda`.
-    checkpoints, resume : file that keeps the run after each epoch, and whether to go on from it.
+    checkpoint : file that keeps the run after each epoch, and whether to go on from it.
     after_epoch : called with the number of each epoch and the network.
     """
     # Line 15: the hidden layers stand on the private layer; line 14's bias is its input 0
     perturb_bias(network, release.certificate.domain.shape, float(release.tensors["bias"]))
     # Lines 21-29: random batches of noisy records; the loss is the polynomial of the noisy coefficients
+    examples = from_records(release)
     return train_on_examples(
-        release,
-        network,
-        from_records(release),
-        plan,
-        device=device,
-        checkpoints=checkpoints,
-        resume=resume,
-        after_epoch=after_epoch,
+        release, network, examples, plan, device=device, checkpoint=checkpoint, after_epoch=after_epoch
     )
 
 
@@ -57,8 +50,7 @@ def train_on_examples(
     plan: TrainingConfig,
     *,
     device: str,
-    checkpoints: Path | None,
-    resume: bool,
+    checkpoint: Checkpoint | None,
     after_epoch: Callable[[int, nn.Module], None] | None = None,
 ) -> History:
     """Train a network, in place, on examples that were made of a release.
@@ -69,18 +61,16 @@ def train_on_examples(
     ----------
     release : its digest names the run in a checkpoint.
     examples : noisy records of the release, or draws from it.
-    network, plan, device, checkpoints, resume, after_epoch : as for `train_on_records`.
+    network, plan, device, checkpoint, after_epoch : as for `train_on_records`.
     """
-    going_on = resume and checkpoints is not None and checkpoints.exists()
-    if isinstance(network, Unsupervised) and not going_on:
+    if isinstance(network, Unsupervised) and not (checkpoint and checkpoint.goes_on):
         network.learn_records(examples.x, seed=plan.seed)
     return train(
         network,
         examples,
         plan,
         device=device,
-        checkpoints=checkpoints,
-        resume=resume,
+        checkpoint=checkpoint,
         identity=str(release.certificate.to_dict()["digest"]),
         after_epoch=after_epoch,
     )

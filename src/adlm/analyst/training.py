@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from adlm.analyst import checkpoint, distributed, in_chunks
+from adlm.analyst import distributed, in_chunks
+from adlm.analyst.checkpoint import Checkpoint
 from adlm.analyst.examples import Examples, batch_loss
 from adlm.analyst.normalisation import TOGETHER, by_batch, even_parts
 from adlm.errors import UserError
@@ -121,8 +121,7 @@ def train(
     plan: TrainingConfig,
     *,
     device: str = "auto",
-    checkpoints: Path | None = None,
-    resume: bool = False,
+    checkpoint: Checkpoint | None = None,
     identity: str = "",
     after_epoch: Callable[[int, nn.Module], None] | None = None,
 ) -> History:
@@ -130,9 +129,8 @@ def train(
 
     Parameters
     ----------
-    checkpoints : a file that is replaced after every epoch; safetensors with JSON inside, no pickle.
-    resume : go on from that file, if it is there. On a CPU the result is the one of an uninterrupted run,
-        bit for bit.
+    checkpoint : a file that is replaced after every epoch; safetensors with JSON inside, no pickle. On a CPU
+        a run that goes on from it ends as an uninterrupted one, bit for bit.
     identity : names what is trained on, such as a certificate's digest; resuming on something else is
         refused.
     after_epoch : called with the number of epochs done and the network.
@@ -150,16 +148,15 @@ def train(
     place = choose_device(device)
     network.to(place)
     optimiser = _optimiser(network, plan)
-    described = {key: value for key, value in asdict(plan).items() if key != "epochs"} | {
-        "identity": identity
-    }
+    described = {key: value for key, value in asdict(plan).items() if key != "epochs"}
+    described["identity"] = identity
     if plan.class_weight is None:
         described.pop("class_weight")
     if plan.schedule != "constant":
         described["epochs"] = plan.epochs  # the rate depends on the length, so it cannot change half-way
     losses: list[float] = []
-    if resume and checkpoints is not None and checkpoints.exists():
-        losses = checkpoint.load(checkpoints, network, optimiser, described)
+    if checkpoint is not None and checkpoint.goes_on:
+        losses = checkpoint.load(network, optimiser, described)
     at_first = losses[0] if losses else _loss_now(network, examples, place)
     together = distributed.wrapped(network)
     total, per_epoch = plan.total(len(examples)), math.ceil(len(examples) / plan.batch_size)
@@ -178,8 +175,8 @@ def train(
                 stopped = f"the loss was not finite in epoch {epoch + 1}; the network is as that epoch began"
                 progress.say(f"training: {stopped}")
                 break
-            if checkpoints is not None and distributed.rank() == 0:
-                checkpoint.save(checkpoints, network, optimiser, described, losses)
+            if checkpoint is not None and distributed.rank() == 0:
+                checkpoint.save(network, optimiser, described, losses)
             distributed.wait()
             if after_epoch is not None:
                 after_epoch(epoch + 1, network)

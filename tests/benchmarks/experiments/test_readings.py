@@ -18,6 +18,7 @@ from benchmarks.experiments.summary import summarise
 from benchmarks.experiments.trials import Done, Trial
 from torch import Tensor, nn
 
+from adlm.analyst.checkpoint import Checkpoint
 from adlm.analyst.networks import build
 from adlm.analyst.objective import Coefficients, coefficients, loss
 from adlm.analyst.training import TrainingConfig, train
@@ -132,7 +133,8 @@ def test_a_reading_that_is_interrupted_ends_as_one_that_is_not(tmp_path) -> None
         for count in steps:
             examples, _ = readings.read("shared", X, Y, perturbation(), Source.seeded_with(1))
             plan = TrainingConfig(epochs=count, batch_size=10)
-            train(network, examples, plan, device="cpu", checkpoints=tmp_path / str(len(steps)), resume=True)
+            checkpoint = Checkpoint(tmp_path / str(len(steps)), resume=True)
+            train(network, examples, plan, device="cpu", checkpoint=checkpoint)
         return torch.cat([p.detach().flatten() for p in network.parameters()])
 
     assert torch.equal(run([4]), run([2, 4]))

@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from adlm.analyst.objective import Coefficients, coefficients, exact_loss, loss, released, unbounded_below
+from adlm.analyst.objective import Coefficients, coefficients, exact_loss, loss, released
 from adlm.errors import UserError
 from adlm.estimation.polynomial import (
     CROSS_ENTROPY,
@@ -20,6 +20,11 @@ from adlm.estimation.polynomial import (
     error_bound_remainder,
     error_bound_tight,
 )
+
+
+def unbounded_below(phi: Coefficients) -> int:
+    """How many parabolas open downwards: any one lets the loss fall without end."""
+    return int((phi.second < 0).sum())
 
 
 def taylor(y: int, order: int) -> float:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize
 
-from adlm.curator.allocation import ALLOCATIONS, budget_ratios, expected_error, noise_scales
+from adlm.curator.allocation import ALLOCATIONS, budget_ratios, noise_scales
 from adlm.errors import UserError
 
 positive = st.lists(st.floats(0.01, 100), min_size=2, max_size=12)
+
+
+def expected_error(weight: npt.ArrayLike, scales: npt.ArrayLike) -> float:
+    """Sum over released coordinates of w_j times the variance 2 b_j^2 of their noise."""
+    w, b = np.asarray(weight, dtype=np.float64), np.asarray(scales, dtype=np.float64)
+    kept = np.isfinite(b)
+    return float((w[kept] * 2 * b[kept] ** 2).sum())
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=20), st.sampled_from(ALLOCATIONS))

@@ -88,11 +88,6 @@ def loss(logits: Tensor, phi: Coefficients) -> Tensor:
     return terms.sum(1).mean()
 
 
-def unbounded_below(phi: Coefficients) -> int:
-    """How many parabolas open downwards: any one lets the loss fall without end."""
-    return int((phi.second < 0).sum())
-
-
 def exact_loss(polynomial: Polynomial, logits: Tensor, labels: Tensor) -> Tensor:
     """The loss that the polynomial stands for: logistic cross-entropy of every output (Eq. 24), or square
     error.

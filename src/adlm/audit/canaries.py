@@ -27,6 +27,8 @@ from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 
 Reals = npt.NDArray[np.float64]
+DRAWN = 4000  # vectors that a model is trained on
+GUESSED = 0.4  # share of the canaries that are guessed, fixed beforehand
 
 
 @dataclass(frozen=True)
@@ -83,26 +85,19 @@ def release_scores(planted: Planted, neighbours: str) -> Reals:
     return np.asarray(moments.sums.numpy() - middle)
 
 
-def model_scores(planted: Planted, epochs: int, *, drawn: int = 4000, seed: int = 0) -> Reals:
+def model_scores(planted: Planted, epochs: int) -> Reals:
     """Return (classes, k) scores from a model alone: its logit for each canary's own class.
 
     The model is a linear head trained by the product's loop on vectors drawn from the release.
-
-    Parameters
-    ----------
-    planted : a release with canaries.
-    epochs : of training.
-    drawn : vectors drawn from the release.
-    seed : of drawing and training.
     """
     release = planted.release
     class_model = fit_class_model(release.moments(), None)
-    x, y = class_model.sample(drawn, torch.Generator().manual_seed(seed))
+    x, y = class_model.sample(DRAWN, torch.Generator().manual_seed(0))
     classes, k = planted.coins.shape
     head = torch.nn.Linear(k, classes)
     torch.nn.init.zeros_(head.weight)
     torch.nn.init.zeros_(head.bias)
-    plan = TrainingConfig(epochs=epochs, batch_size=500, optimiser="SGD", learning_rate=0.5, seed=seed)
+    plan = TrainingConfig(epochs=epochs, batch_size=500, optimiser="SGD", learning_rate=0.5)
     train(head, Examples(x, y), plan, device="cpu")
     weight = head.weight.detach().double().numpy()
     return np.asarray(weight - weight.mean(0))  # what a coordinate says for one class against the others
@@ -117,28 +112,10 @@ def guess(scores: Reals, coins: npt.NDArray[np.bool_], share: float) -> tuple[in
     return right, 2 * each
 
 
-def one_run(
-    planted: Planted,
-    scores: Reals,
-    name: str,
-    *,
-    share: float = 0.4,
-    alpha: float = ALPHA,
-    control: bool = False,
-) -> Finding:
-    """Turn guesses into a finding. `share` is how many of the canaries are guessed, fixed beforehand.
-
-    Parameters
-    ----------
-    planted : a release with canaries.
-    scores : (classes, k); large where a canary seems to be in.
-    name : of the finding.
-    share : of the canaries that are guessed, fixed beforehand.
-    alpha : level of the test.
-    control : whether it must be caught.
-    """
+def one_run(planted: Planted, scores: Reals, name: str) -> Finding:
+    """Turn (classes, k) scores, large where a canary seems to be in, into guesses and a finding."""
     totals = planted.release.certificate.totals
-    right, guesses = guess(scores, planted.coins, share)
+    right, guesses = guess(scores, planted.coins, GUESSED)
     delta = float(totals.delta)
     return Finding(
         rung="one run",
@@ -146,15 +123,14 @@ def one_run(
         neighbours=totals.neighbours,
         claimed=totals.epsilon_claimed,
         proved=totals.epsilon_proved,
-        lower=one_run_bound(right, guesses, planted.canaries, alpha=alpha, delta=delta),
-        confidence=1 - alpha,
+        lower=one_run_bound(right, guesses, planted.canaries, alpha=ALPHA, delta=delta),
+        confidence=1 - ALPHA,
         runs=planted.canaries,
         delta=delta,
-        control=control,
         note=f"{right} of {guesses} guesses right, {planted.canaries} canaries",
     )
 
 
-def canary_design(k: int, epsilon: Fraction = Fraction(1)) -> MomentConfig:
+def canary_design(k: int) -> MomentConfig:
     """Return the release that canaries are planted in: class sums and counts, pure epsilon."""
-    return MomentConfig(epsilon, Fraction(0), k, 1.0, constant=0.05)
+    return MomentConfig(Fraction(1), Fraction(0), k, 1.0, constant=0.05)

@@ -186,18 +186,12 @@ def grows(advantages: Sequence[Advantage]) -> bool:
     return last.value - first.value > 4 / 1.96 * math.hypot(first.margin, last.margin)
 
 
-def dp_sgd_epsilon(epochs: int, *, first: float = 1.0, delta: float = 1e-5, rate: float = 0.01) -> float:
+def dp_sgd_epsilon(epochs: int, *, first: float = 1.0) -> float:
     """Return what DP-SGD has spent after some epochs, with the noise that spends `first` in one epoch.
 
-    Poisson sampling at `rate`, add-remove neighbours, Google's privacy loss distributions.
-
-    Parameters
-    ----------
-    epochs : of training.
-    first : epsilon that one epoch spends.
-    delta : of both.
-    rate : share of the records in a batch.
+    Poisson sampling, add-remove neighbours, Google's privacy loss distributions.
     """
+    delta, rate = 1e-5, 0.01  # rate: share of the records in a batch
     steps = round(1 / rate)
     sigma = quick_multiplier(first, rate, steps, delta)
     return quick_epsilon(sigma, rate, steps * epochs, delta, first)

@@ -94,13 +94,12 @@ class Mechanism:
         return found
 
 
-def audit_other(mechanism: Mechanism, runs: int = 100_000, alpha: float = ALPHA) -> Finding:
+def audit_other(mechanism: Mechanism, runs: int = 100_000) -> Finding:
     """Distinguish two neighbouring data sets by a mechanism's output alone.
 
     Parameters
     ----------
     runs : of each world; half as many more are made to learn the attacks on, and count for nothing else.
-    alpha : chance that the lower bound is above the true epsilon. The attacks share it.
     """
     runs = max(100, runs // mechanism.slow)
     worlds = (mechanism.data, mechanism.neighbour)
@@ -114,7 +113,7 @@ def audit_other(mechanism: Mechanism, runs: int = 100_000, alpha: float = ALPHA)
     attacks["low byte"] = (ratio[low_byte(tested[0][:, 0])], ratio[low_byte(tested[1][:, 0])])
     if mechanism.score is not None:
         attacks["own score"] = (mechanism.score(tested[0]), mechanism.score(tested[1]))
-    delta, level = parse_delta(mechanism.delta), alpha / len(attacks)
+    delta, level = parse_delta(mechanism.delta), ALPHA / len(attacks)  # the attacks share it
     bounds = {
         name: two_worlds_bound(*scores, alpha=level, delta=float(delta)).value
         for name, scores in attacks.items()
@@ -129,7 +128,7 @@ def audit_other(mechanism: Mechanism, runs: int = 100_000, alpha: float = ALPHA)
         claimed=claim,
         proved=claim,
         lower=bounds[best],
-        confidence=1 - alpha,
+        confidence=1 - ALPHA,
         runs=runs,
         delta=float(delta),
         note=f"lower bounds by attack: {listed}; not tried: {mechanism.not_tried}",

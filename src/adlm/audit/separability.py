@@ -10,7 +10,7 @@ records in batches of several sizes, alone, shuffled and with several threads, w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 import numpy as np
@@ -89,13 +89,8 @@ def _exact(name: str, neighbours: str, changed: float, note: str) -> Finding:
     )
 
 
-def regrouped(features: Features, x: Tensor, *, sizes: Sequence[int] = SIZES) -> list[int]:
-    """Return the records (n, *shape) in [0, 1] whose features change with their batch, place or threads.
-
-    Parameters
-    ----------
-    sizes : of the batches that the records are mapped in, beside all together.
-    """
+def regrouped(features: Features, x: Tensor) -> list[int]:
+    """Return the records (n, *shape) in [0, 1] whose features change with their batch, place or threads."""
     own, n = torch.get_num_threads(), len(x)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     back = order.argsort()
@@ -106,7 +101,7 @@ def regrouped(features: Features, x: Tensor, *, sizes: Sequence[int] = SIZES) ->
             for threads in THREADS:
                 torch.set_num_threads(threads)
                 found = [features(x), features(x[order])[back], features(x.flip(0)).flip(0)]
-                found += [torch.cat([features(part) for part in torch.split(x, size)]) for size in sizes]
+                found += [torch.cat([features(part) for part in torch.split(x, size)]) for size in SIZES]
                 for other in found:
                     changed |= (other != whole).any(1)
         finally:

@@ -110,14 +110,12 @@ def of_table(
     return Subject(name, neighbours, run, covers, domain.size, focus=focus, tight=False, box=True)
 
 
-def of_table_rounds(
-    name: str, delta: Fraction, neighbours: str, *, focus: int | None = None, mixed: bool = False
-) -> Subject:
+def of_table_rounds(name: str, delta: Fraction, neighbours: str, *, mixed: bool = False) -> Subject:
     """Audit the release of a table by gradient rounds: indicators, class sums, gradients and a check.
 
     Parameters
     ----------
-    name, delta, neighbours, focus : as for `of_table`.
+    name, delta, neighbours : as for `of_table`.
     mixed : second moments of two values come after the indicators.
     """
     table = TableDomain(
@@ -149,7 +147,7 @@ def of_table_rounds(
     pure: tuple[int, ...] = (0, 1, 2, 2, 2, 3)
     covers = (0, 1, 1, 2, 3, 3, 3, 4, 4, 5) if mixed else (0, 1, 2, 2, 2, 3, 3, 4) if delta else pure
     width = table.domain.size
-    return Subject(name, neighbours, run, covers, width, focus=focus, tight=False, box=True)
+    return Subject(name, neighbours, run, covers, width, tight=False, box=True)
 
 
 def of_target(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -163,11 +163,6 @@ def check(
         "unnamed": found.unnamed,
         "fits": fits,
     }
-    people = ""
-    if found.persons is not None:
-        people = (
-            f"; {found.persons} persons, at most {found.most_records} records each, {found.dropped} dropped"
-        )
     if fits:
         verdict = "fits the domain"
     elif not found.records:
@@ -176,11 +171,7 @@ def check(
         verdict = f"does not fit: records that name no person would be refused ({found.unnamed} of them)"
     else:
         verdict = "does not fit: missing or unknown values would be refused"
-    output.result(
-        figures,
-        f"{file}: {found.records} records{people}; it {verdict} (this output is not protected: it is for the "
-        "data owner alone)",
-    )
+    _result(output, file, figures, verdict)
 
 
 def _check_inputs(domain: Path, path: Path, output: Output) -> None:
@@ -195,11 +186,6 @@ def _check_inputs(domain: Path, path: Path, output: Output) -> None:
     if more > 0:
         output.say(f"and {more} more")
     output.table(["class", "records"], [[name, str(count)] for name, count in sorted(found.classes.items())])
-    people = ""
-    if found.persons is not None:
-        people = (
-            f"; {found.persons} persons, at most {found.most_records} records each, {found.dropped} dropped"
-        )
     verdict = "fits the domain" if found.fits else f"does not fit: {found.broken} records cannot be read"
     figures = {
         "records": found.records,
@@ -211,8 +197,14 @@ def _check_inputs(domain: Path, path: Path, output: Output) -> None:
         "dropped": found.dropped,
         "fits": found.fits,
     }
-    output.result(
-        figures,
-        f"{path}: {found.records} records{people}; it {verdict} (this output is not protected: it is for the "
-        "data owner alone)",
-    )
+    _result(output, path, figures, verdict)
+
+
+def _result(output: Output, path: Path, figures: dict[str, Any], verdict: str) -> None:
+    """Print how records fit, and how many persons they are of if persons are declared."""
+    people = ""
+    if figures["persons"] is not None:
+        each, dropped = figures["most_records"], figures["dropped"]
+        people = f"; {figures['persons']} persons, at most {each} records each, {dropped} dropped"
+    owner = "(this output is not protected: it is for the data owner alone)"
+    output.result(figures, f"{path}: {figures['records']} records{people}; it {verdict} {owner}")

@@ -75,7 +75,6 @@ def evaluate(
     }
     if save is not None:
         write_file(save, canonical(figures), what="evaluation")
-    totals = loaded.certificate.totals
     shown = ("accuracy", "balanced_accuracy", "auc", "calibration_error", "log_loss")
     rows = [[key.replace("_", " "), f"{figures[key]:.4f}"] for key in shown if figures[key] is not None]
     output.table(["measure", "value"], rows)
@@ -89,20 +88,8 @@ def evaluate(
         output.table(["true class", "recall", *(f"as {name}" for name in domain.classes)], counts)
     for words in sentences([SmallClass(one["class"], one["count"], one["sd"]) for one in small]):
         typer.echo(f"adlm: warning: {words}", err=True)
-    output.say(f"{WARNING}: do not publish them, and do not choose between models by them")
-    output.result(
-        figures
-        | totals.to_dict()
-        | {
-            "stamps": list(loaded.stamps),
-            "warning": WARNING,
-            "model_warning": loaded.training.get("warning"),
-        },
-        f"accuracy {figures['accuracy']:.4f}, balanced {figures['balanced_accuracy']:.4f} on "
-        f"{figures['n']} records (not private if the records are); "
-        f"{totals.sentence()}{stamped(loaded.stamps)}"
-        + (f"; WARNING: {warning}" if (warning := loaded.training.get("warning")) else ""),
-    )
+    sentence = f"accuracy {figures['accuracy']:.4f}, balanced {figures['balanced_accuracy']:.4f}"
+    _finish(loaded, figures | {"model_warning": loaded.training.get("warning")}, sentence, output)
 
 
 def _numeric(model: Model, figures: dict[str, Any], save: Path | None, output: Output) -> None:
@@ -115,13 +102,16 @@ def _numeric(model: Model, figures: dict[str, Any], save: Path | None, output: O
     names = {"rmse": "RMSE", "mae": "MAE", "r2": "R2", "bias": "bias"}
     shown = [[name, f"{figures[key]:.5g}"] for key, name in names.items() if figures[key] is not None]
     output.table(["measure", "value"], shown)
+    r2 = "" if figures["r2"] is None else f", R2 {figures['r2']:.4f}"
+    _finish(model, figures, f"RMSE {figures['rmse']:.5g}, MAE {figures['mae']:.5g}{r2}", output)
+
+
+def _finish(model: Model, figures: dict[str, Any], sentence: str, output: Output) -> None:
+    """Print the warning, and the figures with what the model has cost."""
     output.say(f"{WARNING}: do not publish them, and do not choose between models by them")
-    totals, r2 = model.certificate.totals, figures["r2"]
+    totals, warning = model.certificate.totals, model.training.get("warning")
     output.result(
         figures | totals.to_dict() | {"stamps": list(model.stamps), "warning": WARNING},
-        f"RMSE {figures['rmse']:.5g}, MAE {figures['mae']:.5g}"
-        + (f", R2 {r2:.4f}" if r2 is not None else "")
-        + f" on {figures['n']} records (not private if the records are); "
-        f"{totals.sentence()}{stamped(model.stamps)}"
-        + (f"; WARNING: {warning}" if (warning := model.training.get("warning")) else ""),
+        f"{sentence} on {figures['n']} records (not private if the records are); "
+        f"{totals.sentence()}{stamped(model.stamps)}" + (f"; WARNING: {warning}" if warning else ""),
     )

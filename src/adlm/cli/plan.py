@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from adlm.cli.console import AsJson, Output, Quiet
+
+if TYPE_CHECKING:
+    from adlm.workflows.forecast import Forecast
+    from adlm.workflows.forecast_tables import TableForecast
+
+Simulated = TypeVar("Simulated", "Forecast", "TableForecast")
 
 EPSILONS = "0.05,0.1,0.25,0.5,1,3"
 
@@ -41,7 +48,6 @@ def plan(
     from adlm.public.domain.inputs import array_domain
     from adlm.public.domain.table import is_table_domain
     from adlm.public.features import for_domain
-    from adlm.runtime import progress
     from adlm.workflows.forecast import forecast
 
     output = Output(as_json, quiet)
@@ -62,12 +68,9 @@ def plan(
         known, n = array_domain(domain), public_size
     features = for_domain(known)
     relation = neighbours or known.neighbours
-    budgets = epsilon.split(",")
-    plans = []
-    with progress.bar(len(budgets), "simulations") as advance:
-        for budget in budgets:
-            plans.append(forecast(features, n, len(known.classes), budget, delta, relation))
-            advance(1)
+    plans = _simulated(
+        epsilon.split(","), lambda budget: forecast(features, n, len(known.classes), budget, delta, relation)
+    )
     rows = [
         [
             f"{p.epsilon:g}",
@@ -86,30 +89,16 @@ def plan(
         rows,
         title=f"{n} records, {len(known.classes)} classes, {relation}, delta {delta}; nothing is spent",
     )
-    for p in plans:
-        for reason in p.plan.reasons:
-            output.say(f"epsilon {p.epsilon:g}: {reason}")
-    output.say(
+    remarks = [
         "forecasts are for synthetic classes, as near to each other as those of handwriting, garments or "
         "photographs were found to lie; yours may be easier or harder"
-    )
+    ]
     if any(p.plan.rounds is not None for p in plans):
-        output.say(
+        remarks.append(
             "plans with gradient rounds: moments under the same budget were simulated; expect rather more"
         )
-    if picture is not None:
-        from adlm.report.plots import accuracy_over_epsilon
-
-        accuracy_over_epsilon(picture, [(p.epsilon, p.accuracy, p.spread) for p in plans], "forecast")
-    output.result(
-        {
-            "n": n,
-            "classes": len(known.classes),
-            "features": features.spec(),
-            "neighbours": relation,
-            "plans": [p.to_dict() for p in plans],
-        }
-    )
+    facts = {"n": n, "classes": len(known.classes), "features": features.spec(), "neighbours": relation}
+    _finish(output, plans, facts, remarks, picture)
 
 
 def _plan_table(
@@ -126,16 +115,12 @@ def _plan_table(
 
     from adlm.cli.release import random_fourier_features
     from adlm.public.domain.table import TableDomain
-    from adlm.runtime import progress
     from adlm.workflows.forecast_tables import forecast_table
 
     table = TableDomain.load(domain)
     table = table if neighbours is None else replace(table, neighbours=neighbours)
-    plans = []
-    with progress.bar(len(budgets), "simulations") as advance:
-        for budget in budgets:
-            plans.append(forecast_table(table, n, budget, delta, fourier=random_fourier_features(fourier)))
-            advance(1)
+    features = random_fourier_features(fourier)
+    plans = _simulated(budgets, lambda budget: forecast_table(table, n, budget, delta, fourier=features))
     rows = [
         [
             f"{p.epsilon:g}",
@@ -152,23 +137,42 @@ def _plan_table(
         rows,
         title=f"{n} records, {len(table.features)} columns, {table.neighbours}, delta {delta}; nothing spent",
     )
-    output.say(
+    remark = (
         "what columns say of the label nobody knows beforehand: these records were made by a rule of our "
         "own, so do not rely on the accuracy for yours; compare budgets by it"
     )
+    facts = {"n": n, "classes": len(table.answer.classes), "features": {"name": "tabular"}}
+    _finish(output, plans, facts | {"neighbours": table.neighbours}, [remark], picture)
+
+
+def _simulated(budgets: list[str], simulate: Callable[[str], Simulated]) -> list[Simulated]:
+    """Forecast a release for each budget."""
+    from adlm.runtime import progress
+
+    plans = []
+    with progress.bar(len(budgets), "simulations") as advance:
+        for budget in budgets:
+            plans.append(simulate(budget))
+            advance(1)
+    return plans
+
+
+def _finish(
+    output: Output,
+    plans: Sequence[Forecast | TableForecast],
+    facts: dict[str, Any],
+    remarks: Sequence[str],
+    picture: Path | None,
+) -> None:
+    """Print reasons and remarks, draw the picture, and give the figures."""
+    from adlm.report.plots import accuracy_over_epsilon
+
     for p in plans:
         for reason in p.plan.reasons:
             output.say(f"epsilon {p.epsilon:g}: {reason}")
+    for remark in remarks:
+        output.say(remark)
     if picture is not None:
-        from adlm.report.plots import accuracy_over_epsilon
-
-        accuracy_over_epsilon(picture, [(p.epsilon, p.accuracy, 0.0) for p in plans], "forecast")
-    output.result(
-        {
-            "n": n,
-            "classes": len(table.answer.classes),
-            "features": {"name": "tabular"},
-            "neighbours": table.neighbours,
-            "plans": [p.to_dict() for p in plans],
-        }
-    )
+        points = [(p.epsilon, p.accuracy, getattr(p, "spread", 0.0)) for p in plans]
+        accuracy_over_epsilon(picture, points, "forecast")
+    output.result(facts | {"plans": [p.to_dict() for p in plans]})

@@ -88,13 +88,6 @@ def noise_scales(
     return np.asarray(shape * (total / cost))
 
 
-def expected_error(weight: Sequence[float] | Floats, scales: Sequence[float] | Floats) -> float:
-    """Sum over released coordinates of w_j times the variance 2 b_j^2 of their noise."""
-    w, b = np.asarray(weight, dtype=np.float64), np.asarray(scales, dtype=np.float64)
-    kept = np.isfinite(b)
-    return float((w[kept] * 2 * b[kept] ** 2).sum())
-
-
 def _check(allocation: str) -> None:
     if allocation not in ALLOCATIONS:
         raise UserError(f"allocation must be one of {', '.join(ALLOCATIONS)} (got {allocation!r}).")

@@ -49,15 +49,6 @@ def class_means(moments: Moments) -> Tensor:
     return moments.sums / shrunk_counts(moments)[:, None]
 
 
-def raw_second(moments: Moments) -> Tensor | None:
-    """Second moments (q, q) of z itself: what was released, and the scatter of what was subtracted."""
-    if moments.second is None or moments.centres is None:
-        return moments.second
-    counts, centres = shrunk_counts(moments), moments.centres
-    inside = centres[:, : len(moments.second)] if moments.basis is None else centres @ moments.basis
-    return moments.second + (inside.T * counts) @ inside
-
-
 @dataclass(frozen=True)
 class WithinClassCovariance:
     """How records vary within classes, noise taken away.

@@ -38,16 +38,9 @@ class Axis:
         return round(self.start + min(1.0, max(0.0, share)) * (self.stop - self.start), 2)
 
 
-def horizontal(low: float, high: float, name: str, ticks: Sequence[float] | None = None) -> Axis:
-    """Make the x axis of a plot.
-
-    Parameters
-    ----------
-    low, high : ends of the axis.
-    name : what stands below it.
-    ticks : values to mark; round ones when not given.
-    """
-    return Axis(low, high, LEFT, WIDTH - RIGHT, name, tuple(ticks or nice(low, high)))
+def horizontal(low: float, high: float, name: str) -> Axis:
+    """Make the x axis of a plot, with round numbers marked."""
+    return Axis(low, high, LEFT, WIDTH - RIGHT, name, nice(low, high))
 
 
 def logarithmic(low: float, high: float, name: str, ticks: Sequence[float]) -> Axis:
@@ -55,26 +48,23 @@ def logarithmic(low: float, high: float, name: str, ticks: Sequence[float]) -> A
 
     Parameters
     ----------
-    low, high, name, ticks : as for `horizontal`.
+    low, high : ends of the axis.
+    name : what stands below it.
+    ticks : values to mark.
     """
     return Axis(low, high, LEFT, WIDTH - RIGHT, name, tuple(ticks), log=True)
 
 
-def vertical(low: float, high: float, name: str, ticks: Sequence[float] | None = None) -> Axis:
-    """Make the y axis of a plot.
-
-    Parameters
-    ----------
-    low, high, name, ticks : as for `horizontal`.
-    """
-    return Axis(low, high, HEIGHT - BOTTOM, TOP, name, tuple(ticks or nice(low, high)))
+def vertical(low: float, high: float, name: str) -> Axis:
+    """Make the y axis of a plot, with round numbers marked."""
+    return Axis(low, high, HEIGHT - BOTTOM, TOP, name, nice(low, high))
 
 
-def nice(low: float, high: float, about: int = 5) -> tuple[float, ...]:
-    """Return round numbers in a range, about so many."""
+def nice(low: float, high: float) -> tuple[float, ...]:
+    """Return round numbers in a range, about five."""
     if not high > low:
         return (low,)
-    raw = (high - low) / about
+    raw = (high - low) / 5
     unit = 10.0 ** math.floor(math.log10(raw))
     step = unit * next(m for m in (1, 2, 5, 10) if m * unit >= raw)
     first = math.ceil(low / step - 1e-9)

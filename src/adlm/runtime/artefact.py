@@ -35,7 +35,7 @@ def sync(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def new_folder(target: Path, *, what: str, private: bool = False) -> Iterator[Path]:
+def new_folder(target: Path, *, what: str) -> Iterator[Path]:
     """Give a temporary folder that becomes `target` by one rename when the block ends well.
 
     When it ends badly (an error, a full disk) the temporary folder is removed; when the process is
@@ -47,15 +47,15 @@ def new_folder(target: Path, *, what: str, private: bool = False) -> Iterator[Pa
         for path in sorted(temporary.rglob("*")):
             sync(path)
         sync(temporary)
-        temporary.chmod(0o700 if private else 0o755)
+        temporary.chmod(0o755)
         temporary.rename(target)
         sync(target.parent)
 
 
-def require_space(target: Path, *, what: str, size: int = 1 << 22) -> None:
-    """Refuse a place that cannot take `size` bytes, before anything is spent on what is to go there."""
+def require_space(target: Path, *, what: str) -> None:
+    """Refuse a place that cannot take 4 MB, before anything is spent on what is to go there."""
     with _temporary_folder(Path(target), what) as temporary, (temporary / "space").open("wb") as file:
-        file.write(bytes(size))
+        file.write(bytes(1 << 22))
         file.flush()
         os.fsync(file.fileno())
 

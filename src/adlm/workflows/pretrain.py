@@ -52,8 +52,6 @@ def pretrain(
     labels: Tensor,
     *,
     epochs: int = 12,
-    batch_size: int = 100,
-    learning_rate: float = 1e-3,
     seed: int = 0,
 ) -> float:
     """Train a classifier of public records in place; return its accuracy on the last epoch's batches.
@@ -69,7 +67,7 @@ def pretrain(
         raise UserError(
             f"pre-training needs records, a label for each, and an epoch (got {len(x)}, {epochs})."
         )
-    optimiser = torch.optim.Adam(network.parameters(), lr=learning_rate)
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
     generator = torch.Generator().manual_seed(seed)
     device = next(network.parameters()).device
     network.train()
@@ -77,7 +75,7 @@ def pretrain(
     with progress.bar(epochs * len(x), "pre-training", "records") as advance:
         for _ in range(epochs):
             right = 0
-            for rows in torch.randperm(len(x), generator=generator).split(batch_size):  # type: ignore[no-untyped-call]
+            for rows in torch.randperm(len(x), generator=generator).split(100):  # type: ignore[no-untyped-call]
                 logits, target = network(x[rows].to(device)), labels[rows].to(device)
                 optimiser.zero_grad()
                 torch.nn.functional.cross_entropy(logits, target).backward()  # type: ignore[no-untyped-call]

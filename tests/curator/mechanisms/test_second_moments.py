@@ -41,7 +41,8 @@ from adlm.curator.mechanisms.second_moments import (
 from adlm.curator.noise import Source
 from adlm.curator.passes import as_records
 from adlm.errors import UserError
-from adlm.estimation.shrinkage import class_means, raw_second, signal
+from adlm.estimation.moments import Moments
+from adlm.estimation.shrinkage import class_means, shrunk_counts, signal
 from adlm.privacy.accounting import compose
 from adlm.privacy.release import Release
 from adlm.public.domain import Domain
@@ -51,6 +52,15 @@ K, Q, M = 6, 3, 3
 CROSS = CrossMoments(0.5, 0.7, Fraction(1, 2))
 STAGED = Second(Q, "means", 0.8, around="means", cross=CROSS)
 rows = st.lists(st.floats(-2, 2), min_size=K, max_size=K)
+
+
+def raw_second(moments: Moments) -> torch.Tensor | None:
+    """Second moments (q, q) of z itself: what was released, and the scatter of what was subtracted."""
+    if moments.second is None or moments.centres is None:
+        return moments.second
+    counts, centres = shrunk_counts(moments), moments.centres
+    inside = centres[:, : len(moments.second)] if moments.basis is None else centres @ moments.basis
+    return moments.second + (inside.T * counts) @ inside
 
 
 def blobs(n: int = 900, seed: int = 0) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:

@@ -84,13 +84,7 @@ def expanded(columns: Sequence[Column], kept: Sequence[Compact]) -> NDArray[np.f
 
 def encode_labels(column: Column, values: Any, missing: tuple[str, ...] = ()) -> NDArray[np.int64]:
     """Codes of the label's cells, (n,); `missing` has texts that mean missing, if the label allows that."""
-    codes = _codes(column, values, missing if column.missing is not None else ())
-    if column.missing is not None:
-        codes = np.where(np.isnan(codes), column.classes.index(str(column.missing)), codes)
-    if np.isnan(codes).any():
-        row = int(np.flatnonzero(np.isnan(codes))[0])
-        raise CellError(column.name, row, "the label is missing; remove such records first")
-    return codes.astype(np.int64)
+    return _answers(column, values, missing).astype(np.int64)
 
 
 def encode_target(column: Column, values: Any, missing: tuple[str, ...] = ()) -> NDArray[np.int64]:
@@ -98,13 +92,21 @@ def encode_target(column: Column, values: Any, missing: tuple[str, ...] = ()) ->
 
     `missing` has texts that mean missing, if the target declares what then stands in for it.
     """
-    codes = _codes(column, values, missing if column.missing is not None else ())
-    if column.missing is not None:
-        codes = np.where(np.isnan(codes), column.position(column.number(column.missing)), codes)
-    if np.isnan(codes).any():
-        row = int(np.flatnonzero(np.isnan(codes))[0])
-        raise CellError(column.name, row, "the target is missing; remove such records first")
-    return np.rint(codes * TARGET_UNIT).astype(np.int64)
+    return np.rint(_answers(column, values, missing) * TARGET_UNIT).astype(np.int64)
+
+
+def _answers(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
+    """Codes of a label or a target, with what is declared in place of missing cells."""
+    if column.missing is None:
+        codes = _codes(column, values, ())
+        if np.isnan(codes).any():
+            row = int(np.flatnonzero(np.isnan(codes))[0])
+            raise CellError(column.name, row, f"the {column.kind} is missing; remove such records first")
+        return codes
+    codes = _codes(column, values, missing)
+    if column.kind == "label":
+        return np.where(np.isnan(codes), column.classes.index(str(column.missing)), codes)
+    return np.where(np.isnan(codes), column.position(column.number(column.missing)), codes)
 
 
 def encode_answer(table: TableDomain, values: Any) -> NDArray[np.int64]:

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,21 +27,6 @@ from adlm.public.domain import declaration
 from adlm.public.domain.column import FEATURE_KINDS, Column
 from adlm.public.domain.domain import NEIGHBOURS, Domain
 from adlm.public.domain.inputs import is_input_domain
-
-_SETTINGS = (
-    "neighbours",
-    "header",
-    "delimiter",
-    "quote",
-    "newlines_in_values",
-    "bad_rows",
-    "comment",
-    "decimal",
-    "missing",
-    "crosses",
-    "bounds_learnt_from_data",
-    "columns",
-)
 
 
 @dataclass(frozen=True)
@@ -220,9 +205,10 @@ class TableDomain(declaration.DomainFile):
         columns = declaration.named_columns(raw.get("columns")) if isinstance(raw, Mapping) else None
         if columns is None:
             raise UserError("a table's domain file has one section [columns.NAME] for each column")
+        allowed = [field.name for field in fields(cls)]
         for key in raw:
-            if key not in _SETTINGS:
-                raise UserError(f"a table's domain has no setting {key!r}; it has {', '.join(_SETTINGS)}")
+            if key not in allowed:
+                raise UserError(f"a table's domain has no setting {key!r}; it has {', '.join(allowed)}")
         for key in ("header", "newlines_in_values", "bounds_learnt_from_data"):
             if not isinstance(raw.get(key, True), bool):
                 raise UserError(f"{key} must be true or false (got {raw[key]!r})")

@@ -29,14 +29,13 @@ class ColourScattering(nn.Module):
     Parameters
     ----------
     size : side of the images (n, 3, size, size).
-    L : angles of the scattering.
     """
 
     floors: Tensor
 
-    def __init__(self, size: int = 32, L: int = 8) -> None:
+    def __init__(self, size: int = 32) -> None:
         super().__init__()
-        self.scattering = Scattering((size, size), 2, L)
+        self.scattering = Scattering((size, size), 2)
         self.flipped = FlipScattering(self.scattering)
         self.orders = self.scattering.orders
         self.counts = torch.bincount(self.orders).tolist()

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from adlm.public.features.pooled_patches import CONTRAST_FLOOR, pooled_patches, pooling, symmetric_halves
 
+RIDGE = 0.1  # of the mean variance, added before patches are whitened
 ACCELERATED = 512  # images worked on together on an accelerator
 
 
@@ -105,7 +106,6 @@ def learn_dictionary(
     side: int,
     atoms: int,
     generator: torch.Generator,
-    ridge: float = 0.1,
     samples: int = 40_000,
     progress: Callable[[int, int], None] | None = None,
 ) -> Tensor:
@@ -116,13 +116,12 @@ def learn_dictionary(
     images : (n, c, h, w).
     side, atoms : of a filter in pixels, and how many.
     generator : of the draw.
-    ridge : added to variances before they are whitened.
     samples : patches.
     progress : called with the rounds done and all rounds.
     """
     patches = normalise_contrast(sample_patches(images, side, samples, generator))
     # Whitening that commutes with the mirror, so that a mirrored filter is the filter of the mirrored atom.
-    whiten = zca(torch.cat([patches, mirror(patches, side)]), ridge)
+    whiten = zca(torch.cat([patches, mirror(patches, side)]), RIDGE)
     dictionary = spherical_kmeans(patches @ whiten, atoms, side, generator, progress=progress)
     filters = dictionary @ whiten
     filters = filters - filters.mean(1, keepdim=True)

@@ -33,25 +33,15 @@ SHARES = (1.0, 1.0, 1.0, 0.3, 0.1)
 # Partial whitening: coordinate j is scaled by (w_j + FLOOR w_1)^-POWER, w the synthetic variances.
 POWER = 0.35
 FLOOR = 1e-3
+ITERATIONS, SPARE = 3, 60  # of subspace iteration; SPARE directions are carried along and dropped
 _ROWS = 500
 
 
-def principal_directions(
-    rows: Tensor, count: int, generator: torch.Generator, rounds: int = 3, spare: int = 60
-) -> tuple[Tensor, Tensor]:
-    """Leading variances (count,) and directions (d, count) of centred rows (n, d), by subspace iteration.
-
-    Parameters
-    ----------
-    rows : (n, d) centred rows.
-    count : directions to keep.
-    generator : of the first subspace.
-    rounds : of iteration.
-    spare : directions beyond `count` that are carried along.
-    """
+def principal_directions(rows: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Leading variances (count,) and directions (d, count) of centred rows (n, d), by subspace iteration."""
     count = min(count, *rows.shape)
-    guess = torch.randn((rows.shape[1], min(count + spare, *rows.shape)), generator=generator)
-    for _ in range(rounds):
+    guess = torch.randn((rows.shape[1], min(count + SPARE, *rows.shape)), generator=generator)
+    for _ in range(ITERATIONS):
         guess, _ = torch.linalg.qr(rows.T @ (rows @ guess))
     inside = rows @ guess
     values, vectors = torch.linalg.eigh(inside.T @ inside / len(rows))

@@ -33,7 +33,7 @@ from adlm.curator.mechanisms.records import SCALE, RecordMechanism
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.privacy.accounting import Charge, Totals, compose
-from adlm.privacy.release import Certificate
+from adlm.privacy.certificate import Certificate
 
 READINGS = ("no-noise", "shared", "shared-own-labels", "one-image", "own-once", "own-redrawn")
 PROVED = ("own-once", "own-redrawn")

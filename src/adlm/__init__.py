@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from adlm.curator.ledger import Ledger
     from adlm.errors import NoisyModelWarning, UserError
     from adlm.privacy.budget import Budget
-    from adlm.privacy.release import Certificate, Release
+    from adlm.privacy.certificate import Certificate
+    from adlm.privacy.release import Release
     from adlm.public.domain import Domain
     from adlm.workflows.privatise import privatise
     from adlm.workflows.sklearn.estimator import AdLMClassifier
@@ -27,7 +28,7 @@ _PLACES = {
     "AdLMClassifier": "adlm.workflows.sklearn.estimator",
     "AdLMRegressor": "adlm.workflows.sklearn.regressor",
     "Budget": "adlm.privacy.budget",
-    "Certificate": "adlm.privacy.release",
+    "Certificate": "adlm.privacy.certificate",
     "Domain": "adlm.public.domain",
     "Ledger": "adlm.curator.ledger",
     "Model": "adlm.analyst.model",

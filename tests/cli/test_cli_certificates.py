@@ -18,7 +18,7 @@ from adlm import Ledger, UserError
 from adlm.cli import main
 from adlm.cli.app import app
 from adlm.privacy.accounting import Charge
-from adlm.privacy.release import SEEDED, WEAK_DELTA, WEAK_EPSILON
+from adlm.privacy.certificate import SEEDED, WEAK_DELTA, WEAK_EPSILON
 
 DIGITS = ("release", "--data", "digits", "--limit", "150", "--k", "8")
 

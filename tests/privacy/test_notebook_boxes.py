@@ -17,8 +17,8 @@ from adlm import AdLMClassifier, Domain
 from adlm.curator.ledger import Ledger
 from adlm.privacy.accounting import show
 from adlm.privacy.budget import Budget
+from adlm.privacy.certificate import SEEDED
 from adlm.privacy.notebook import Part, box
-from adlm.privacy.release import SEEDED
 from adlm.public.features.identity import Identity
 from adlm.public.planning.moments import plan_moments
 

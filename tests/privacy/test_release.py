@@ -17,7 +17,8 @@ from adlm.curator.mechanisms.moments import MomentConfig, Second
 from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
 from adlm.errors import UserError
-from adlm.privacy.release import CERTIFICATE, SEEDED, TENSORS, Release
+from adlm.privacy.certificate import SEEDED
+from adlm.privacy.release import CERTIFICATE, TENSORS, Release
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
 

@@ -15,7 +15,8 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from adlm import Model, Release, TrainingConfig, UserError, fit, privatise
-from adlm.privacy.release import CERTIFICATE, SEEDED, TENSORS
+from adlm.privacy.certificate import SEEDED
+from adlm.privacy.release import CERTIFICATE, TENSORS
 from adlm.privacy.signature import (
     FILE,
     OF_RELEASE,

@@ -19,7 +19,8 @@ from adlm.curator.mechanisms.calibration import Upstream
 from adlm.curator.mechanisms.moments import MomentConfig
 from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
-from adlm.privacy.release import NOT_PUBLIC, PEEKED, SEEDED, WEAK_DELTA, WEAK_EPSILON, Release, weaknesses
+from adlm.privacy.certificate import NOT_PUBLIC, PEEKED, SEEDED, WEAK_DELTA, WEAK_EPSILON, weaknesses
+from adlm.privacy.release import Release
 from adlm.public.features import Backbone, Features, unit_norm
 from adlm.public.features.identity import Identity
 

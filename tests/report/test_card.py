@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from adlm import Model, Release, UserError
 from adlm.cli.app import app
+from adlm.privacy.certificate import SEEDED
 from adlm.privacy.header import privacy_header, unit_of
-from adlm.privacy.release import SEEDED
 from adlm.public.domain.table import TableDomain
 from adlm.report.card import model_card
 from adlm.report.subject import find

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from adlm.cli.report import report
 from adlm.errors import UserError
-from adlm.privacy.release import PEEKED, SEEDED
+from adlm.privacy.certificate import PEEKED, SEEDED
 from adlm.report import write_report
 from adlm.report.audit import audit as audit_section
 from adlm.report.drawing import MOST_CELLS, bars, heatmap, nice, thinned

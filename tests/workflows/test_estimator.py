@@ -19,7 +19,7 @@ from tests.declared import AGE_AND_TOWN
 
 from adlm.errors import UserError
 from adlm.privacy.accounting import parse_epsilon
-from adlm.privacy.release import PEEKED, SEEDED
+from adlm.privacy.certificate import PEEKED, SEEDED
 from adlm.public.domain import Domain
 from adlm.public.domain.table import TableDomain
 from adlm.workflows.sklearn.estimator import AdLMClassifier, PrivacyWarning, search_on_release

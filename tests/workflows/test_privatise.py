@@ -14,7 +14,8 @@ from torch import nn
 from adlm import Budget, Ledger, Model, Release, TrainingConfig, UserError, fit, privatise
 from adlm.curator.passes import Records
 from adlm.engines.local import LocalEngine
-from adlm.privacy.release import CERTIFICATE, SEEDED
+from adlm.privacy.certificate import SEEDED
+from adlm.privacy.release import CERTIFICATE
 from adlm.public import datasets
 from adlm.public.features import Backbone
 from adlm.public.features.identity import Identity

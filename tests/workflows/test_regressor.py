@@ -18,7 +18,7 @@ from tests.declared import AGE_COLUMN, DAYS, column
 from adlm import AdLMClassifier, AdLMRegressor
 from adlm.curator.ledger import Ledger
 from adlm.errors import UserError
-from adlm.privacy.release import PEEKED, SEEDED
+from adlm.privacy.certificate import PEEKED, SEEDED
 from adlm.public.domain import Domain
 from adlm.public.domain.table import TableDomain
 from adlm.workflows.sklearn.inputs import PrivacyWarning

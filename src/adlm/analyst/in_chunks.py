@@ -14,31 +14,12 @@ from adlm.analyst.normalisation import LocalResponseNorm
 
 ROWS = 256
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-BY_RECORD = (
-    *CONVOLUTIONS,
-    nn.Linear,
-    nn.ReLU,
-    nn.Sigmoid,
-    nn.Tanh,
-    nn.LeakyReLU,
-    nn.GELU,
-    nn.ELU,
-    nn.SiLU,
-    nn.MaxPool1d,
-    nn.MaxPool2d,
-    nn.AvgPool1d,
-    nn.AvgPool2d,
-    nn.AdaptiveAvgPool1d,
-    nn.AdaptiveAvgPool2d,
-    nn.Flatten,
-    nn.Unflatten,
-    nn.Identity,
-    nn.Dropout,
-    nn.Hardtanh,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    LocalResponseNorm,
-)
+ACTIVATIONS = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.GELU, nn.ELU, nn.SiLU, nn.Hardtanh)
+POOLING = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d)
+AVERAGES = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
+SHAPES = (nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout)
+NORMS = (nn.GroupNorm, nn.LayerNorm, LocalResponseNorm)
+BY_RECORD = (nn.Linear, *CONVOLUTIONS, *ACTIVATIONS, *POOLING, *AVERAGES, *SHAPES, *NORMS)
 
 
 def separable(network: nn.Module) -> int:

@@ -23,9 +23,10 @@ from adlm.analyst.networks import build as build_network
 from adlm.analyst.networks import in_units
 from adlm.analyst.normalisation import TOGETHER, by_batch, even_parts
 from adlm.errors import UserError
+from adlm.privacy.certificate import Certificate
 from adlm.privacy.header import header_entries, privacy_header
 from adlm.privacy.notebook import Part, box, charges_part, guarantee
-from adlm.privacy.release import CERTIFICATE, TENSORS, Certificate, describe, read_tensors
+from adlm.privacy.release import CERTIFICATE, TENSORS, describe, read_tensors
 from adlm.privacy.signature import FILE, OF_RELEASE, Signature, Statement, sign
 from adlm.public.features import Features, checked
 from adlm.public.features.threads import records_together
@@ -191,11 +192,11 @@ class Model:
         }
         whole = body | {"digest": sha256(canonical(body))}
         signed = None if key is None else sign(Statement("model", str(whole["digest"]), digest), key)
-        entries = header_entries(
+        header = privacy_header(
             self.certificate, self.stamps, release_signature=self.release_signature, signature=signed
         )
         with new_folder(Path(folder), what="model") as temporary:
-            (temporary / WEIGHTS).write_bytes(save_tensors(weights, entries))
+            (temporary / WEIGHTS).write_bytes(save_tensors(weights, header_entries(header)))
             (temporary / DESCRIPTION).write_bytes(canonical(whole))
             (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
             if self.release_signature is not None:

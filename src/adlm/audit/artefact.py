@@ -29,7 +29,8 @@ from adlm.estimation.gradient_head import GradientRounds
 from adlm.estimation.polynomial import by_name
 from adlm.privacy.accounting import Charge, gaussian_epsilon
 from adlm.privacy.budget import Budget
-from adlm.privacy.release import SEEDED, Release
+from adlm.privacy.certificate import SEEDED
+from adlm.privacy.release import Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.decorrelation import GRID, decorrelation
 from adlm.public.features.frequencies import frequencies

@@ -18,60 +18,13 @@ RELATIONS = ("replace-one", "add-remove", "persons")
 TAG = 1024  # records are identified by a number of their own, over this
 FOREIGN = 1000  # the number of the record that differs, where it must be known again
 
-ODD_TEXTS = [
-    '"',
-    '""',
-    '"x',
-    'x"',
-    'a"b',
-    "'",
-    "'x",
-    "#",
-    "#x",
-    "|x",
-    "?",
-    "",
-    " ",
-    "NA",
-    "nan",
-    "1.0",
-    "1",
-    "01",
-    "1e3",
-    "True",
-    "true",
-    "TRUE",
-    "yes",
-    "9007199254740993",
-    "2.50",
-    "\ufeffx",
-    "Ko\u0308ln",
-    "K\u00f6ln",
-    "\0",
-    "\u2028",
-    "\x85",
-    "\x0b",
-    "\x1c",
-    ",",
-    ";",
-    "\t",
-    "|",
-    "\\",
-    '\\"',
-    "1,5",
-    "=1+1",
-    "\U0001f600",
-    "x" * 300,
-    "-99.9",
-    "2020-05-01",
-    "01.05.2020",
-    "inf",
-    "1_000",
-    "0x10",
-    "NORTH",
-    "north ",
-    "a, b",
-]
+_MARKS = ['"', '""', '"x', 'x"', 'a"b', "'", "'x", "#", "#x", "|x"]
+_MISSING = ["?", "", " ", "NA", "nan"]
+_SPELLINGS = ["1.0", "1", "01", "1e3", "True", "true", "TRUE", "yes", "9007199254740993", "2.50"]
+_UNICODE = ["\ufeffx", "Ko\u0308ln", "K\u00f6ln", "\0", "\u2028", "\x85", "\x0b", "\x1c"]
+_DELIMITERS = [",", ";", "\t", "|", "\\", '\\"', "1,5", "=1+1", "\U0001f600", "x" * 300]
+_NUMBERS = ["-99.9", "2020-05-01", "01.05.2020", "inf", "1_000", "0x10"]
+ODD_TEXTS = [*_MARKS, *_MISSING, *_SPELLINGS, *_UNICODE, *_DELIMITERS, *_NUMBERS, "NORTH", "north ", "a, b"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from adlm.analyst.model import Model
-    from adlm.privacy.release import Certificate
+    from adlm.privacy.certificate import Certificate
     from adlm.public.features import Features
 
 AsJson = Annotated[

@@ -212,7 +212,7 @@ def caution(words: str) -> None:
 def _warn(epsilon: str, delta: str, size: int | None) -> None:
     """Say so before anything is read, when a budget is one that protects hardly anybody."""
     from adlm.privacy.budget import Budget
-    from adlm.privacy.release import MOST_DELTA, MOST_EPSILON
+    from adlm.privacy.certificate import MOST_DELTA, MOST_EPSILON
 
     budget = Budget.of(epsilon, delta)
     if budget.epsilon > LARGE_EPSILON:

@@ -166,7 +166,7 @@ def _from_table(file: str, request: Request) -> PrivateRecords:
 
     from adlm.curator.mechanisms.records import PrivateRecords
     from adlm.errors import UserError
-    from adlm.privacy.release import PEEKED
+    from adlm.privacy.certificate import PEEKED
     from adlm.public.domain.table import TableDomain
     from adlm.readers.tables import read_batches
 

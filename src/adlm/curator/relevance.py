@@ -19,7 +19,7 @@ from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.estimation.lrp import relevance as propagate
 from adlm.privacy.accounting import Charge
-from adlm.privacy.release import Certificate
+from adlm.privacy.certificate import Certificate
 from adlm.public.domain import Domain
 from adlm.public.features.probe import coupling
 from adlm.runtime import progress

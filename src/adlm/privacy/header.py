@@ -15,7 +15,7 @@ from adlm.errors import UserError
 from adlm.privacy.signature import Signature
 
 if TYPE_CHECKING:
-    from adlm.privacy.release import Certificate
+    from adlm.privacy.certificate import Certificate
 
 ENTRY = "adlm"
 SIGNATURES = ("release_signature", "signature")
@@ -64,20 +64,8 @@ def privacy_header(
     return header
 
 
-def header_entries(
-    certificate: Certificate,
-    stamps: Sequence[str] = (),
-    *,
-    release_signature: Signature | None = None,
-    signature: Signature | None = None,
-) -> dict[str, str]:
-    """Return `privacy_header` as a file's entries. One alone: safetensors writes several in any order.
-
-    Parameters
-    ----------
-    certificate, stamps, release_signature, signature : see `privacy_header`.
-    """
-    header = privacy_header(certificate, stamps, release_signature=release_signature, signature=signature)
+def header_entries(header: Mapping[str, Any]) -> dict[str, str]:
+    """Return `privacy_header` as a file's entries. One alone: safetensors writes several in any order."""
     return {ENTRY: json.dumps(header, sort_keys=True, allow_nan=False)}
 
 

@@ -7,13 +7,11 @@ charges' arithmetic, the totals, and the hash, shape and type of each tensor. No
 
 from __future__ import annotations
 
-import math
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -25,142 +23,18 @@ from torch import Tensor
 from adlm.errors import UserError
 from adlm.estimation.moments import Moments
 from adlm.privacy import signature
-from adlm.privacy.accounting import Charge, Totals, compose
+from adlm.privacy.accounting import Charge, compose
+from adlm.privacy.certificate import ENGINE, Certificate, Content, weaknesses
+from adlm.privacy.certificate import SEEDED as SEEDED
 from adlm.privacy.header import check_entries, entries_of, header_entries, privacy_header
 from adlm.privacy.notebook import Part, box, charges_part, guarantee
-from adlm.privacy.signature import Signature, Statement, sign
+from adlm.privacy.signature import Signature, sign
 from adlm.public.domain import Domain
 from adlm.public.features import Features, checked
 from adlm.runtime.artefact import canonical, new_folder, read_json, sha256
 from adlm.version import __version__
 
-Content = Literal["moments", "rounds", "table", "records", "regression"]
-SCHEMA = 1
-SEEDED = "NOT PRIVATE: seeded"
-PEEKED = "bounds learnt from data"
-NOT_PUBLIC = "NOT PRIVATE: features are not public"
-WEAK_EPSILON = "NOT PRIVATE: epsilon above 100"
-WEAK_DELTA = "NOT PRIVATE: delta of 1/n or more"
-MOST_EPSILON, MOST_DELTA = 100, Fraction(1, 100)  # beyond these nobody would call a release private
 TENSORS, CERTIFICATE = "release.safetensors", "certificate.json"
-ENGINE = "engine"  # a line of the certificate that its digest does not cover
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """What a release is, what it cost, and how to check both.
-
-    Attributes
-    ----------
-    kind : `moments`, `records`, or `regression` for a numeric target.
-    domain : the public domain of the records.
-    features : spec and fingerprint of the public features.
-    settings : the public settings of the mechanism.
-    charges : every read of private records.
-    stamps : warnings that travel with the release, such as `NOT PRIVATE: seeded`.
-    tensors : hash, shape and type of each tensor, by name.
-    software : versions that made it.
-
-    Examples
-    --------
-    >>> from adlm import Release
-    >>> certificate = Release.load("digits-release").certificate  # doctest: +SKIP
-    >>> print(certificate.totals.sentence(), certificate.stamps)  # doctest: +SKIP
-    """
-
-    kind: str
-    domain: Domain
-    features: Mapping[str, Any]
-    settings: Mapping[str, Any]
-    charges: tuple[Charge, ...]
-    stamps: tuple[str, ...] = ()
-    tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    software: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def content(self) -> Content:
-        """What was released: `table` and `rounds` are special cases of `moments`, and are stored as that."""
-        if self.kind == "moments":
-            if self.settings.get("model") == "additive":
-                return "table"
-            return "rounds" if self.settings.get("rounds") else "moments"
-        return "regression" if self.kind == "regression" else "records"
-
-    @property
-    def totals(self) -> Totals:
-        """What the charges cost together."""
-        return compose(self.charges)
-
-    @property
-    def private(self) -> bool:
-        """Whether the release protects anybody: no stamp says otherwise, such as that of seeded noise."""
-        return not any(stamp.startswith("NOT PRIVATE") for stamp in self.stamps)
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 over the canonical certificate; it covers the charges, the stamps and every tensor."""
-        return str(self.to_dict()["digest"])
-
-    def statement(self) -> Statement:
-        """What is signed of a release."""
-        digest = self.digest
-        return Statement("release", digest, digest)
-
-    def _repr_html_(self) -> str:
-        facts = [("kind", self.kind), *guarantee(self.totals), ("digest", self.digest[:12])]
-        settings = Part("settings", ("setting", "value"), self.settings.items())
-        return box("Certificate", facts, [charges_part(self.charges), settings], self.stamps)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return JSON values, with a digest over all of them."""
-        body: dict[str, Any] = {
-            "schema": SCHEMA,
-            "kind": self.kind,
-            "domain": self.domain.to_dict(),
-            "features": dict(self.features),
-            "settings": dict(self.settings),
-            "charges": [c.to_dict() for c in self.charges],
-            "totals": self.totals.to_dict(),
-            "stamps": list(self.stamps),
-            "tensors": {name: dict(entry) for name, entry in self.tensors.items()},
-            "software": dict(self.software),
-        }
-        return body | {"digest": sha256(canonical(body))}
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any]) -> Certificate:
-        """Read a certificate, recomputing its digest, its charges and its totals.
-
-        Parameters
-        ----------
-        raw : what `to_dict` gave, or the JSON of `certificate.json`.
-
-        Raises
-        ------
-        UserError : the schema is another version's, the digest does not match the content, or the totals are
-            not what the charges add up to.
-        """
-        body = {key: value for key, value in raw.items() if key not in ("digest", ENGINE)}
-        if raw.get("schema") != SCHEMA:
-            raise UserError(f"the certificate has schema {raw.get('schema')!r}, this version reads {SCHEMA}")
-        if raw.get("digest") != sha256(canonical(body)):
-            raise UserError("the certificate's digest does not match its content: it was altered")
-        try:
-            certificate = cls(
-                kind=raw["kind"],
-                domain=Domain.from_dict(raw["domain"]),
-                features=raw["features"],
-                settings=raw["settings"],
-                charges=tuple(Charge.from_dict(c) for c in raw["charges"]),
-                stamps=tuple(raw["stamps"]),
-                tensors=raw["tensors"],
-                software=raw["software"],
-            )
-        except (KeyError, TypeError, AttributeError) as error:
-            raise UserError(f"the certificate cannot be read: {error!r}") from None
-        if certificate.totals.to_dict() != raw["totals"]:
-            raise UserError("the certificate's totals are not what its charges add up to")
-        return certificate
 
 
 @dataclass(frozen=True)
@@ -306,11 +180,8 @@ class Release:
         """
         # Noisy records are written as they are made, before their digest is known: no header names it.
         made = self.certificate
-        entries = (
-            None
-            if made.kind == "records"
-            else header_entries(made, made.stamps, release_signature=self.signature)
-        )
+        header = privacy_header(made, made.stamps, release_signature=self.signature)
+        entries = None if made.kind == "records" else header_entries(header)
         with new_folder(Path(folder), what="release") as temporary:
             if self.signature is not None:
                 (temporary / signature.FILE).write_bytes(canonical(self.signature.to_dict()))
@@ -343,23 +214,6 @@ class Release:
         header = privacy_header(certificate, certificate.stamps, release_signature=signed)
         tensors = read_tensors(folder / TENSORS, certificate.tensors, header)
         return cls(tensors, certificate, signed, engine if isinstance(engine, Mapping) else None)
-
-
-def weaknesses(totals: Totals, n: object = None) -> tuple[str, ...]:
-    """Return the stamps that totals deserve: an epsilon or a delta that nobody would call private.
-
-    A proved epsilon above 100, and a delta of at least 1/n (of at least 1/100 where n is private): so much
-    is met by a mechanism that publishes a random record as it is.
-    """
-    most = min(Fraction(1, n), MOST_DELTA) if isinstance(n, int) and n > 0 else MOST_DELTA
-    return tuple(
-        stamp
-        for stamp, weak in (
-            (WEAK_EPSILON, MOST_EPSILON < totals.epsilon_proved < math.inf),
-            (WEAK_DELTA, totals.delta >= most),
-        )
-        if weak
-    )
 
 
 def read_tensors(

@@ -10,7 +10,8 @@ import numpy as np
 
 from adlm.analyst.tables import has_columns, relevance_picture
 from adlm.estimation.moments import Moments
-from adlm.privacy.release import Certificate, Release
+from adlm.privacy.certificate import Certificate
+from adlm.privacy.release import Release
 from adlm.report import drawing
 from adlm.report.html import Markup, figure, join
 from adlm.report.page import Section

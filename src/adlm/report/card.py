@@ -14,9 +14,9 @@ from typing import Any
 
 from adlm.errors import UserError
 from adlm.privacy.accounting import show
+from adlm.privacy.certificate import Certificate
 from adlm.privacy.header import unit_of
 from adlm.privacy.notebook import charge_rows
-from adlm.privacy.release import Certificate
 from adlm.privacy.signature import Signature
 from adlm.report.attacker import best_guess, odds_factor
 from adlm.report.sections import MEANINGS, RELATIONS
@@ -33,21 +33,8 @@ MEASURES = {
     "mae": "MAE",
     "r2": "R2",
 }
-MARKUP = str.maketrans(
-    {
-        "\\": "\\\\",
-        "|": "\\|",
-        "<": "&lt;",
-        ">": "&gt;",
-        "`": "'",
-        "*": "\\*",
-        "_": "\\_",
-        "[": "\\[",
-        "]": "\\]",
-        "\n": " ",
-        "\r": " ",
-    }
-)
+REPLACED = {"<": "&lt;", ">": "&gt;", "`": "'", "\n": " ", "\r": " "}
+MARKUP = str.maketrans(REPLACED | {mark: f"\\{mark}" for mark in "\\|*_[]"})
 
 
 def model_card(subject: Subject, *, licence: str | None = None) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 
 from adlm.privacy.accounting import show
-from adlm.privacy.release import Certificate
+from adlm.privacy.certificate import Certificate
 from adlm.privacy.signature import Signature
 from adlm.public.features import TABLES
 from adlm.report.html import join, paragraph, table, tag

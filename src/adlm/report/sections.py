@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from adlm.privacy.accounting import Charge, show
-from adlm.privacy.release import (
+from adlm.privacy.certificate import (
     MOST_EPSILON,
     NOT_PUBLIC,
     PEEKED,

@@ -9,7 +9,8 @@ from typing import Any
 
 from adlm.analyst.model import DESCRIPTION, read_folder
 from adlm.errors import UserError
-from adlm.privacy.release import CERTIFICATE, TENSORS, Certificate, Release
+from adlm.privacy.certificate import Certificate
+from adlm.privacy.release import CERTIFICATE, TENSORS, Release
 from adlm.privacy.signature import FILE, OF_RELEASE, Signature
 from adlm.runtime.artefact import read_json
 

@@ -13,7 +13,7 @@ import numpy as np
 from adlm.analyst.metrics import Measures, NumericMeasures, measure, measure_values
 from adlm.analyst.model import Model
 from adlm.errors import UserError
-from adlm.privacy.release import Certificate
+from adlm.privacy.certificate import Certificate
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.inputs import InputDomain
 from adlm.public.features import TABLES

@@ -18,8 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from adlm.analyst.model import DESCRIPTION, read_folder
 from adlm.errors import UserError
+from adlm.privacy.certificate import Certificate
 from adlm.privacy.header import privacy_header
-from adlm.privacy.release import Certificate, Release
+from adlm.privacy.release import Release
 from adlm.privacy.signature import Signature, Statement, require, sign
 from adlm.runtime.artefact import sha256
 

@@ -16,7 +16,8 @@ from adlm.curator.mechanisms.moments import MomentConfig, calibrate, measure
 from adlm.engines import Engine, open_engine
 from adlm.errors import UserError
 from adlm.privacy.budget import Budget
-from adlm.privacy.release import NOT_PUBLIC, Release
+from adlm.privacy.certificate import NOT_PUBLIC
+from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.public.domain.inputs import InputDomain, is_input_domain
 from adlm.public.domain.table import TableDomain

@@ -11,7 +11,8 @@ from adlm.curator.passes import Records
 from adlm.curator.table_records import TableFeatures, encoded_records
 from adlm.errors import UserError
 from adlm.privacy.budget import Budget
-from adlm.privacy.release import PEEKED, Release
+from adlm.privacy.certificate import PEEKED
+from adlm.privacy.release import Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.table_indicators import is_ordered
 from adlm.public.features.tabular import TabularFeatures

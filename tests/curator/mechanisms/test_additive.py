@@ -26,7 +26,7 @@ from adlm.errors import UserError
 from adlm.estimation import additive
 from adlm.estimation.additive_scaling import UNIT, Scaling
 from adlm.privacy.budget import Budget
-from adlm.privacy.release import PEEKED, SEEDED
+from adlm.privacy.certificate import PEEKED, SEEDED
 from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.tabular import TabularFeatures

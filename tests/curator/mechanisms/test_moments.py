@@ -38,7 +38,8 @@ from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.privacy.accounting import compose
 from adlm.privacy.budget import Budget
-from adlm.privacy.release import SEEDED, Release
+from adlm.privacy.certificate import SEEDED
+from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
 

@@ -21,7 +21,8 @@ from adlm.errors import UserError
 from adlm.estimation.polynomial import SQUARE
 from adlm.privacy.accounting import compose
 from adlm.privacy.budget import Budget
-from adlm.privacy.release import SEEDED, Release
+from adlm.privacy.certificate import SEEDED
+from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 
 DOMAIN = Domain(shape=(4,), lower=0.0, upper=2.0, classes=("a", "b", "c"))

@@ -28,7 +28,8 @@ from adlm.estimation import additive
 from adlm.estimation.additive_model import final_model
 from adlm.estimation.additive_scaling import UNIT, Scaling
 from adlm.privacy.budget import Budget
-from adlm.privacy.release import SEEDED, Release
+from adlm.privacy.certificate import SEEDED
+from adlm.privacy.release import Release
 from adlm.public.features import described
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.tables import TablePlan

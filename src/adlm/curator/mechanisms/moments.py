@@ -46,7 +46,8 @@ from adlm.estimation.gradient_head import (
     final_head,
 )
 from adlm.privacy.accounting import Charge, Mechanism
-from adlm.privacy.release import SEEDED, Release
+from adlm.privacy.certificate import SEEDED
+from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.public.features import Features, described
 from adlm.runtime import progress

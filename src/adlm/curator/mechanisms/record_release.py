@@ -19,7 +19,8 @@ from adlm.curator.noise import Source
 from adlm.curator.relevance import PrivateRelevance
 from adlm.errors import UserError
 from adlm.privacy.accounting import Charge
-from adlm.privacy.release import CERTIFICATE, SEEDED, TENSORS, Release
+from adlm.privacy.certificate import SEEDED
+from adlm.privacy.release import CERTIFICATE, TENSORS, Release
 from adlm.runtime.artefact import canonical, new_folder
 
 

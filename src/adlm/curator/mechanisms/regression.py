@@ -38,7 +38,8 @@ from adlm.errors import UserError
 from adlm.estimation.gradient_head import FEATURE_UNIT, Head, final_head
 from adlm.estimation.regression import BINS, FARTHEST, TargetScale, ridge_head
 from adlm.privacy.budget import Budget
-from adlm.privacy.release import SEEDED, Release
+from adlm.privacy.certificate import SEEDED
+from adlm.privacy.release import Release
 from adlm.privacy.triangle import symmetric
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain

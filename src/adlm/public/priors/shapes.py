@@ -21,6 +21,9 @@ LINES = 3  # inner lines, at most
 PARTS = 4
 CANVAS = 48  # silhouettes are drawn at this resolution, then fitted to the frame
 CHUNK = 600
+# What varies from one silhouette of a class to the next: sizes by a factor, places by a shift.
+SIZES = ("aspect", "limb_half", "loop_a", "loop_b", "box_width", "box_height", "notch_depth", "arch_height")
+PLACES = ("cleft_top", "notch_half", "opening_x", "opening_y", "arch_x", "limb_root", "part_xy", "line_xy")
 
 
 class Variation:
@@ -139,29 +142,11 @@ def _vary(t: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]
             + 0.6 * normal(generator, n, 1) * ramp
         )
         v[name] = (t[name] + Variation.contour * wander).clamp(0.04, 1.0)
-    for name in (
-        "aspect",
-        "limb_half",
-        "loop_a",
-        "loop_b",
-        "box_width",
-        "box_height",
-        "notch_depth",
-        "arch_height",
-    ):
+    for name in SIZES:
         v[name] = t[name] * torch.exp(Variation.proportion * normal(generator, n))
     v["limb_length"] = t["limb_length"] * torch.exp(Variation.limb_length * normal(generator, n))
     v["limb_angle"] = t["limb_angle"] + Variation.limb_angle * normal(generator, n)
-    for name in (
-        "cleft_top",
-        "notch_half",
-        "opening_x",
-        "opening_y",
-        "arch_x",
-        "limb_root",
-        "part_xy",
-        "line_xy",
-    ):
+    for name in PLACES:
         v[name] = t[name] + 0.6 * Variation.position * normal(generator, *t[name].shape)
     v["part_ab"] = t["part_ab"] * torch.exp(Variation.proportion * normal(generator, *t["part_ab"].shape))
     v["part_turn"] = t["part_turn"] + 0.12 * normal(generator, *t["part_turn"].shape)

@@ -19,7 +19,8 @@ from adlm.analyst.search import train_on_release
 from adlm.curator.ledger import Ledger
 from adlm.errors import UserError
 from adlm.privacy.budget import Budget
-from adlm.privacy.release import Certificate, Release
+from adlm.privacy.certificate import Certificate
+from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.public.domain.encoding import column_names, encode_frame
 from adlm.public.domain.table import TableDomain

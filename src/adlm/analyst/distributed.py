@@ -29,13 +29,10 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0")) if under_torchrun() else 0
 
 
-def _joined() -> bool:
-    return distributed.is_available() and distributed.is_initialized()
-
-
 def size() -> int:
     """Return how many processes train together."""
-    return distributed.get_world_size() if _joined() else 1
+    together = distributed.is_available() and distributed.is_initialized()
+    return distributed.get_world_size() if together else 1
 
 
 @contextlib.contextmanager

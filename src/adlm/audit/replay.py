@@ -56,6 +56,10 @@ class Comparison:
             power <= declared(charge) for charge, power in zip(self.charges, self.powers, strict=True)
         )
 
+    def charged(self, focus: int | None) -> tuple[Charge, ...]:
+        """Return one charge, or all."""
+        return self.charges if focus is None else (self.charges[focus],)
+
     def used(self, focus: int | None = None) -> float:
         """Return the share of the declared loss that these neighbours cause, of one charge or of all."""
         chosen = range(len(self.charges)) if focus is None else [focus]

@@ -148,15 +148,9 @@ def run(
     else:
         steps.extend(_product(depth, source, np.random.default_rng(seed)))
     if with_controls:
-        controls: tuple[Control, ...] = (
-            *SINGLE,
-            *INPUTS,
-            *READING,
-            images_brightened_together,
-            *ROUNDS,
-            *TARGETS,
-        )
-        steps.extend(partial(_control, control, depth.runs, source) for control in controls)
+        others: tuple[Control, ...] = (*READING, images_brightened_together, *ROUNDS, *TARGETS)
+        controls = (*SINGLE, *INPUTS, *others)
+        steps.extend(partial(_single, control, depth.runs, source) for control in controls)
         steps.append(lambda: half_sensitivity(source))
     findings: list[Finding] = []
     with progress.bar(len(steps), "audit") as advance:
@@ -188,7 +182,7 @@ def _product(depth: Depth, source: Source, rng: np.random.Generator) -> list[Ste
     steps: list[Step] = [partial(audit_mechanism, subject, depth, source) for subject in subjects()]
     for epsilon in BUDGETS:
         steps.extend(
-            partial(_side_by_side, epsilon, delta, relation, depth.runs, source)
+            partial(_single, side_by_side, epsilon, delta, relation, depth.runs, source)
             for delta in (Fraction(0), DELTA)
             for relation in NEIGHBOURS
         )
@@ -200,14 +194,8 @@ def _product(depth: Depth, source: Source, rng: np.random.Generator) -> list[Ste
     return steps
 
 
-def _side_by_side(
-    epsilon: Fraction, delta: Fraction, neighbours: str, runs: int, source: Source
-) -> list[Finding]:
-    return [side_by_side(epsilon, delta, neighbours, runs, source)]
-
-
-def _control(control: Control, runs: int, source: Source) -> list[Finding]:
-    return [control(runs, source)]
+def _single(attack: Callable[..., Finding], *given: Any) -> list[Finding]:
+    return [attack(*given)]
 
 
 def _canaries(neighbours: str, depth: Depth, rng: np.random.Generator, source: Source) -> list[Finding]:

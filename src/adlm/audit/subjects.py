@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import torch
@@ -89,22 +90,15 @@ def of_table(
     domain, features = table.domain, TabularFeatures(table, detail=5)
     plan = TablePlan(5, "columns", True, (Fraction(1, 5),) * 5)
     if scaled:
-        none = Fraction(0)
-        plan = TablePlan(
-            5, "none", False, (Fraction(1), none, none, none, none), scaling_share=Fraction(1, 4)
-        )
+        shares = (Fraction(1), *(Fraction(0),) * 4)
+        plan = TablePlan(5, "none", False, shares, scaling_share=Fraction(1, 4))
+
+    budget = Budget(Fraction(4 if delta else 1), delta)
+    release = partial(release_additive, features=features, plan=plan, budget=budget)
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         z = features(torch.from_numpy(domain.scale(data.values))).numpy()
-        made = release_additive(
-            lambda: [(z, data.codes)],
-            features=features,
-            plan=plan,
-            budget=Budget(Fraction(4 if delta else 1), delta),
-            ledger=ledger,
-            source=source,
-        )
-        return made.certificate.charges
+        return release(lambda: [(z, data.codes)], ledger=ledger, source=source).certificate.charges
 
     covers = (0, 1, 1, 1, 2) if scaled else (0, 1, 2, 3, 3, 4, 5)
     return Subject(name, neighbours, run, covers, domain.size, focus=focus, tight=False, box=True)
@@ -132,17 +126,11 @@ def of_table_rounds(name: str, delta: Fraction, neighbours: str, *, mixed: bool 
         rounds, 2, Fraction(1, 4), Fraction(1, 4), Fraction(1, 4) if mixed else Fraction(0)
     )
 
+    release = partial(release_table, table=table, plan=plan, budget=Budget(Fraction(4), delta))
+
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         x = table.domain.scale(data.values).astype(np.float32)
-        made = release_table(
-            lambda: [(x, data.codes)],
-            table,
-            plan=plan,
-            budget=Budget(Fraction(4), delta),
-            ledger=ledger,
-            source=source,
-        )
-        return made.certificate.charges
+        return release(lambda: [(x, data.codes)], ledger=ledger, source=source).certificate.charges
 
     pure: tuple[int, ...] = (0, 1, 2, 2, 2, 3)
     covers = (0, 1, 1, 2, 3, 3, 3, 4, 4, 5) if mixed else (0, 1, 2, 2, 2, 3, 3, 4) if delta else pure
@@ -173,18 +161,12 @@ def of_target(
     )
     plan = RegressionPlan(GradientRounds(3, 0.25, 2.0, 10), 2 if method == "rounds" else 0, method)
 
+    release = partial(release_regression, table=table, plan=plan, budget=Budget(Fraction(4), delta))
+
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         x = table.domain.scale(data.values[:, :-1]).astype(np.float32)
         positions = np.rint(np.clip(data.values[:, -1], 0.0, 1.0) * TARGET_UNIT).astype(np.int64)
-        made = release_regression(
-            lambda: [(x, positions)],
-            table,
-            plan=plan,
-            budget=Budget(Fraction(4), delta),
-            ledger=ledger,
-            source=source,
-        )
-        return made.certificate.charges
+        return release(lambda: [(x, positions)], ledger=ledger, source=source).certificate.charges
 
     learnt = (2, 2, 2) if method == "rounds" else (2, 2) if delta else (2,)
     covers = (0, 1, *learnt, 3)

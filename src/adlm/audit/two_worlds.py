@@ -187,10 +187,6 @@ def judge(
     )
 
 
-def _charges(subject: Subject, comparison: Comparison) -> tuple[Charge, ...]:
-    return comparison.charges if subject.focus is None else (comparison.charges[subject.focus],)
-
-
 def two_worlds(
     subject: Subject, neighbours: Neighbours, runs: int, source: Source, *, alpha: float = ALPHA
 ) -> Finding:
@@ -203,7 +199,7 @@ def two_worlds(
     """
     found = neighbours.comparison
     worlds = scores(chosen_pairs(subject, found), runs, source)
-    return judge(subject.name, subject.neighbours, _charges(subject, found), worlds, alpha=alpha)
+    return judge(subject.name, subject.neighbours, found.charged(subject.focus), worlds, alpha=alpha)
 
 
 def whole_releases(

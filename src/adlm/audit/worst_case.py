@@ -160,8 +160,7 @@ def report(subject: Subject, worst: Neighbours, evaluations: int, *, control: bo
     control : whether it must be caught.
     """
     comparison = worst.comparison
-    charges = comparison.charges if subject.focus is None else (comparison.charges[subject.focus],)
-    totals = compose(charges)
+    totals = compose(comparison.charged(subject.focus))
     return Finding(
         rung="replay, worst case",
         mechanism=subject.name,

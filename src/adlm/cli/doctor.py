@@ -65,7 +65,8 @@ def doctor(as_json: AsJson = False, quiet: Quiet = False) -> None:
     output.table(
         ["package", "needed", "found"], [[p.name, p.needed or "any", p.found or "none"] for p in required]
     )
-    rows = [[name, USES.get(name, ""), _missing(found)] for name, found in sorted(extras.items())]
+    missing = {name: [p.name for p in found if not p.fits] for name, found in extras.items()}
+    rows = [[name, USES.get(name, ""), ", ".join(missing[name]) or "nothing"] for name in sorted(missing)]
     output.table(["extra", "for", "missing"], rows)
     output.say(
         f"threads: torch uses {counted['torch']} of {counted['processors']} processors "
@@ -82,10 +83,7 @@ def doctor(as_json: AsJson = False, quiet: Quiet = False) -> None:
             "python": platform.python_version(),
             "platform": platform.platform(),
             "packages": [p.to_dict() for p in required],
-            "extras": {
-                name: {"for": USES.get(name, ""), "missing": [p.name for p in found if not p.fits]}
-                for name, found in extras.items()
-            },
+            "extras": {n: {"for": USES.get(n, ""), "missing": names} for n, names in missing.items()},
             "threads": counted,
             "devices": device,
             "folders": places,
@@ -173,7 +171,3 @@ def _trouble(path: Path) -> str:
             return ""
     except OSError as error:
         return f"{error.strerror or error}: {there}"
-
-
-def _missing(found: list[Package]) -> str:
-    return ", ".join(p.name for p in found if not p.fits) or "nothing"

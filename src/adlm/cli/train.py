@@ -128,7 +128,9 @@ def train(
         learning_rate=learning_rate,
         class_weight=None if network is None else weights,
     )
-    few = "" if network is None else _few(plan.total(examples), ENOUGH_STEPS)
+    few, total = "", plan.total(examples)
+    if network is not None and 4 * total < ENOUGH_STEPS:
+        few = f"; {total} steps are few, {ENOUGH_STEPS:,} are usual: more cost nothing"
     checkpoint = out.parent / f"{out.name}.checkpoint"
     with distributed.joined(pick_device(device)) as chosen:
         model = fit(
@@ -157,11 +159,6 @@ def train(
         f"{out}: {model.training['network']}, trained on the release alone{_trouble(model.training)}{few}; "
         f"{totals.sentence()}{stamped(model.stamps)}",
     )
-
-
-def _few(steps: int, enough: int) -> str:
-    """Say that a network was given few steps, to be put into the sentence."""
-    return f"; {steps} steps are few, {enough:,} are usual: more cost nothing" if 4 * steps < enough else ""
 
 
 def _trouble(training: Mapping[str, Any]) -> str:

@@ -95,10 +95,11 @@ class Release:
         weak = weaknesses(compose(charges), settings.get("n")) if charges else ()
         stamps = tuple(dict.fromkeys((*stamps, *weak)))
         tensors = {name: t.detach().cpu().contiguous() for name, t in sorted(tensors.items())}
-        certificate = Certificate(
-            kind, domain, features, settings, charges, stamps, describe(tensors), _software()
+        made_by = {"adlm": __version__, "torch": torch.__version__, "python": platform.python_version()}
+        described = describe(tensors)
+        return cls(
+            tensors, Certificate(kind, domain, features, settings, charges, stamps, described, made_by)
         )
-        return cls(tensors, certificate)
 
     def _repr_html_(self) -> str:
         made = self.certificate
@@ -257,7 +258,3 @@ def describe(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:
         }
         for name, t in tensors.items()
     }
-
-
-def _software() -> dict[str, str]:
-    return {"adlm": __version__, "torch": torch.__version__, "python": platform.python_version()}

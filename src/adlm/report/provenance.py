@@ -55,9 +55,10 @@ def rerun(certificate: Certificate, folder: str, signature: Signature | None = N
 def rerun_command(certificate: Certificate) -> str:
     """Return the command that makes another release with the same settings."""
     command = "release-records" if certificate.kind == "records" else "release"
+    guess = " --public-size GUESS" if certificate.settings.get("n") is None else ""  # n is private
     return (
         f"adlm {command} {_records(certificate)} {_requested_options(certificate)} "
-        f"--neighbours {certificate.totals.neighbours}{_size(certificate)} --out again"
+        f"--neighbours {certificate.totals.neighbours}{guess} --out again"
     )
 
 
@@ -75,11 +76,6 @@ def _records(certificate: Certificate) -> str:
     if not of_table and certificate.settings.get("input") is not None:
         return "FILES --domain DOMAIN.toml"
     return "TABLE.csv --domain DOMAIN.toml" if of_table else "--data NAME"
-
-
-def _size(certificate: Certificate) -> str:
-    """The public guess that a release needs where the number of records is private."""
-    return " --public-size GUESS" if certificate.settings.get("n") is None else ""
 
 
 def _requested_options(certificate: Certificate) -> str:

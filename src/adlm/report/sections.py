@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from adlm.privacy.accounting import Charge, show
+from adlm.privacy.accounting import show
 from adlm.privacy.certificate import (
     MOST_EPSILON,
     NOT_PUBLIC,
@@ -14,6 +14,7 @@ from adlm.privacy.certificate import (
     WEAK_EPSILON,
     Certificate,
 )
+from adlm.privacy.notebook import charge_rows
 from adlm.public.domain import Domain
 from adlm.report import attacker, drawing
 from adlm.report.html import Markup, figure, join, paragraph, table, tag
@@ -115,10 +116,7 @@ def _people(certificate: Certificate) -> str:
 
 def claimed_and_proved(certificate: Certificate) -> Section:
     """Set what is claimed of each step beside what is proved."""
-    rows = [
-        (c.what, str(c.mechanism), show(c.claimed), show(c.epsilon_proved), f"{float(c.delta):g}", _proof(c))
-        for c in certificate.charges
-    ]
+    rows = charge_rows(certificate.charges)
     totals = certificate.totals
     rows.append(
         (
@@ -159,10 +157,6 @@ def claimed_and_proved(certificate: Certificate) -> Section:
         "Claimed against proved",
         join([words, table(heading, rows), figure(picture, caption)]),
     )
-
-
-def _proof(charge: Charge) -> str:
-    return f"not proved: {charge.unproved}" if charge.unproved else charge.proof
 
 
 def _share(value: object) -> bool:

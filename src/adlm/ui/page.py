@@ -72,15 +72,14 @@ def figures(shown: Shown, *, live: bool) -> dict[str, Any]:
         "deltas": list(DELTAS),
         "relations": list(NEIGHBOURS),
         "alarm": ALARM,
-        "choices": [_choice(c, live=live) for c in shown.choices],
+        "choices": [
+            c.to_dict() | reference_curves(c.key) | {"curves": {} if live else _curves(c)}
+            for c in shown.choices
+        ],
         "artefacts": shown.found,
         "pairs": shown.pairs,
         "ledgers": shown.ledgers,
     }
-
-
-def _choice(choice: Choice, *, live: bool) -> dict[str, Any]:
-    return choice.to_dict() | reference_curves(choice.key) | {"curves": {} if live else _curves(choice)}
 
 
 def _curves(choice: Choice) -> dict[str, list[dict[str, Any]]]:

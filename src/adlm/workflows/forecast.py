@@ -100,7 +100,7 @@ def forecast(
         tried = plan_moments(n, classes, float(budget), float(slack), neighbours, features, rounds=False)
     followed = MomentConfig.of(tried, Budget(budget, slack))
     features = features.part(tried.k)
-    bank = _narrowed(_bank(features, seed), tried.k)
+    bank = torch.nn.functional.normalize(_bank(features, seed)[:, :, : tried.k], dim=2)
     half = bank.shape[1] // 2
     centres, pooled = bank[:, :half].mean(1), _pooled(bank)
     prior = None if features.prior is None else Narrowed(features, tried.k).prior
@@ -147,10 +147,6 @@ def _bank(features: Features, seed: int) -> Tensor:
     return centre + torch.randn(classes, per_class, features.width, generator=generator, dtype=torch.float64)
 
 
-def _narrowed(bank: Tensor, k: int) -> Tensor:
-    return torch.nn.functional.normalize(bank[:, :, :k], dim=2)
-
-
 def _with_class_separation(centres: Tensor, class_separation: float) -> tuple[Tensor, float]:
     """Draw classes (M, k) together, or apart, as far as real ones lie; return them and how much wider records
     then spread around them, for their norm stays what it is."""
@@ -163,8 +159,8 @@ def _with_class_separation(centres: Tensor, class_separation: float) -> tuple[Te
 
 def _pooled(bank: Tensor) -> Tensor:
     """Return the covariance (k, k) within classes, over all of them."""
-    class_separation = (bank - bank.mean(1, keepdim=True)).flatten(0, 1)
-    return class_separation.T @ class_separation / (len(class_separation) - len(bank))
+    centred = (bank - bank.mean(1, keepdim=True)).flatten(0, 1)
+    return centred.T @ centred / (len(centred) - len(bank))
 
 
 def _noisy(

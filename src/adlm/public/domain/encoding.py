@@ -168,12 +168,9 @@ def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Surv
         if math.isnan(code):
             absent += count
         elif column.kind in _BOUNDED and code in (0.0, 1.0):
-            outside += count * (not _inside(column, cell))
+            low, high = column.number(column.lower), column.number(column.upper)
+            outside += count * (not low <= _value(column, cell) <= high)
     return Survey(len(cells.rows), absent, outside, {text: n for text, n in refused.items() if n})
-
-
-def _inside(column: Column, cell: Any) -> bool:
-    return column.number(column.lower) <= _value(column, cell) <= column.number(column.upper)
 
 
 def constant(column: Column) -> float:

@@ -139,11 +139,8 @@ class MultiscaleImages(SceneProjection):
             )
         images = x.reshape(-1, self.channels, *self.shape[-2:])
         out = images.new_empty(len(images), len(self.scale), dtype=torch.float32)
-        rows = map_blocks_threaded(self._block, images, out, ROWS)
-        return self._projected(rows)
-
-    def _block(self, images: Tensor, out: Tensor) -> None:
-        out.copy_(self.scaled_blocks(images))
+        map_blocks_threaded(lambda part, mine: mine.copy_(self.scaled_blocks(part)), images, out, ROWS)
+        return self._projected(out)
 
     def scaled_blocks(self, images: Tensor) -> Tensor:
         """Raw blocks of images (n, channels, H, W), in the units of the stored projection."""

@@ -34,7 +34,7 @@ from adlm.public.domain.table import TableDomain
 from adlm.public.features.identity import Identity
 from adlm.workflows.privatise import privatise
 
-TINY = Depth(runs=200, evaluations=10, whole=20, support=2000, canaries=20, reading=10)
+TINY = Depth(runs=200, evaluations=10, whole_releases=20, support=2000, canaries=20, reading=10)
 app = typer.Typer()
 app.command()(audit)
 

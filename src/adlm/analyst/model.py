@@ -190,14 +190,14 @@ class Model:
             "certificate": digest,
             "weights": describe(weights),
         }
-        whole = body | {"digest": sha256(canonical(body))}
-        signed = None if key is None else sign(Statement("model", str(whole["digest"]), digest), key)
+        described = body | {"digest": sha256(canonical(body))}
+        signed = None if key is None else sign(Statement("model", str(described["digest"]), digest), key)
         header = privacy_header(
             self.certificate, self.stamps, release_signature=self.release_signature, signature=signed
         )
         with new_folder(Path(folder), what="model") as temporary:
             (temporary / WEIGHTS).write_bytes(save_tensors(weights, header_entries(header)))
-            (temporary / DESCRIPTION).write_bytes(canonical(whole))
+            (temporary / DESCRIPTION).write_bytes(canonical(described))
             (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
             if self.release_signature is not None:
                 (temporary / OF_RELEASE).write_bytes(canonical(self.release_signature.to_dict()))

@@ -262,8 +262,8 @@ def _joint(settings: Mapping[str, Any], charge: Charge, design: MomentConfig, ne
 
 def _attacked(charge: Charge, name: str, runs: int, source: Source) -> Finding:
     """Attack the product's sampler at one charge's scale, on inputs at the distance it declares."""
-    whole = charge.sensitivity.denominator == 1 or charge.sensitivity >= FINE
-    factor = 1 if whole else FINE
+    on_grid = charge.sensitivity.denominator == 1 or charge.sensitivity >= FINE
+    factor = 1 if on_grid else FINE
     moved, scale = float(math.floor(charge.sensitivity * factor)), charge.scale * factor
     one, two = np.array([moved]), np.array([0.0])
     few = min(runs, 5000) if charge.mechanism == "radial" else runs

@@ -94,7 +94,7 @@ class Finding:
 
     def row(self) -> tuple[str, ...]:
         """Return the cells of the table."""
-        level = "exact" if self.confidence >= 1 else f"{100 * self.confidence:.5g}%"
+        confidence = "exact" if self.confidence >= 1 else f"{100 * self.confidence:.5g}%"
         lower = "unbounded" if math.isinf(self.lower) else f"{self.lower:.3f}"
         return (
             self.mechanism,
@@ -103,7 +103,7 @@ class Finding:
             show(self.claimed),
             show(self.proved),
             lower,
-            level,
+            confidence,
             f"{self.runs:,}",
             self.verdict,
         )

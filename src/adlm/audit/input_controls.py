@@ -48,8 +48,8 @@ def shifting_window(runs: int, source: Source) -> Finding:
         lambda data: Records(data.values[:LIMIT], data.codes[:LIMIT]),
     )
     values, codes = np.ones((N, 1)), np.arange(N) // LIMIT  # whoever comes in is of the other class
-    whole, without = Records(values, codes), Records(values[1:], codes[1:])
-    return _attacked(subject, whole, without, max(runs, 20_000), source)
+    everybody, one_less = Records(values, codes), Records(values[1:], codes[1:])
+    return _attacked(subject, everybody, one_less, max(runs, 20_000), source)
 
 
 def batch_maximum(runs: int, source: Source) -> Finding:

@@ -56,12 +56,12 @@ def head_before_noise(runs: int, source: Source) -> Finding:
     del runs
 
     def peeking(
-        kept: GradientRecords, plan: GradientRounds, offsets: Any, noise: tuple[str, int], source: Source
+        records: GradientRecords, plan: GradientRounds, offsets: Any, noise: tuple[str, int], source: Source
     ) -> Any:
-        descent = Descent(replace(plan, step=1e4), np.zeros_like(offsets), kept.width)
+        descent = Descent(replace(plan, step=1e4), np.zeros_like(offsets), records.width)
         released = []
         for _ in range(plan.rounds):
-            total = kept.gradient(descent.head())
+            total = records.gradient(descent.head())
             released.append(total + source.gaussian(total.shape, noise[1]))
             descent.update(total)  # should be what was released
         return np.stack(released)
@@ -86,12 +86,12 @@ def noise_used_again(runs: int, source: Source) -> Finding:
     del runs
 
     def reused(
-        kept: GradientRecords, plan: GradientRounds, offsets: Any, noise: tuple[str, int], source: Source
+        records: GradientRecords, plan: GradientRounds, offsets: Any, noise: tuple[str, int], source: Source
     ) -> Any:
-        descent = Descent(plan, offsets, kept.width)
+        descent = Descent(plan, offsets, records.width)
         drawn, released = None, []
         for _ in range(plan.rounds):
-            total = kept.gradient(descent.head())
+            total = records.gradient(descent.head())
             drawn = source.gaussian(total.shape, noise[1]) if drawn is None else drawn
             released.append(total + drawn)
             descent.update(released[-1])

@@ -45,7 +45,7 @@ class Depth:
     ----------
     runs : of each mechanism in each of two worlds.
     evaluations : neighbours that the search tries for each mechanism.
-    whole : runs of each world where every run is a whole release.
+    whole_releases : runs of each world where every run is a whole release.
     support : outputs that the support attack looks at.
     canaries : coordinates of the release that canaries are planted in; ten classes each.
     shadows : models that membership inference trains; 0 leaves it out.
@@ -54,14 +54,14 @@ class Depth:
 
     runs: int = 100_000
     evaluations: int = 40
-    whole: int = 2000
+    whole_releases: int = 2000
     support: int = 1_000_000
     canaries: int = 300
     shadows: int = 0
     reading: int = 250
 
 
-LONG = Depth(runs=300_000, evaluations=200, whole=20_000, canaries=600, shadows=80, reading=2500)
+LONG = Depth(runs=300_000, evaluations=200, whole_releases=20_000, canaries=600, shadows=80, reading=2500)
 Step = Callable[[], list[Finding]]
 # Mechanisms whose every run is also made as a whole release, and how many times longer that takes.
 WHOLE = {"one class sum, Laplace": 1, "private relevance, Laplace": 40}
@@ -120,7 +120,9 @@ def audit_mechanism(subject: Subject, depth: Depth, source: Source) -> list[Find
     found = [report(subject, worst, depth.evaluations)]
     found.append(two_worlds(subject, worst, max(100, depth.runs // slow), source))
     if subject.name in WHOLE:
-        found.append(whole_releases(subject, worst, max(2, depth.whole // WHOLE[subject.name]), source))
+        found.append(
+            whole_releases(subject, worst, max(2, depth.whole_releases // WHOLE[subject.name]), source)
+        )
     return found
 
 

@@ -44,7 +44,7 @@ def moved(features: Features, domain: Domain, *, n: int = 40, seed: int = 0) -> 
     seed : of the records.
     """
     x = np.random.default_rng(seed).random((n, *domain.shape))
-    whole = featurise(_spread(x, domain), domain, features)
+    together = featurise(_spread(x, domain), domain, features)
     if domain.neighbours == "add-remove":
         other = featurise(_spread(x[1:], domain), domain, features)
     else:
@@ -52,7 +52,7 @@ def moved(features: Features, domain: Domain, *, n: int = 40, seed: int = 0) -> 
         changed[0] = 0.0
         other = featurise(_spread(changed, domain), domain, features)[1:]
     clip = Clip("l1", (1.0,) * features.width, math.sqrt(features.width))
-    distance = np.abs(clip.integers(whole[1:]) - clip.integers(other)).sum()
+    distance = np.abs(clip.integers(together[1:]) - clip.integers(other)).sum()
     return float(distance / clip.record_norm_bound)
 
 
@@ -96,19 +96,19 @@ def regrouped(features: Features, x: Tensor) -> list[int]:
     back = order.argsort()
     changed = torch.zeros(n, dtype=torch.bool)
     with torch.inference_mode():
-        whole = features(x).clone()
+        together = features(x).clone()
         try:
             for threads in THREADS:
                 torch.set_num_threads(threads)
                 found = [features(x), features(x[order])[back], features(x.flip(0)).flip(0)]
                 found += [torch.cat([features(part) for part in torch.split(x, size)]) for size in SIZES]
                 for other in found:
-                    changed |= (other != whole).any(1)
+                    changed |= (other != together).any(1)
         finally:
             torch.set_num_threads(own)
         few = range(0, n, max(n // ALONE, 1))  # a record alone costs a whole block
         for i in few:
-            changed[i] |= bool((features(x[i : i + 1]) != whole[i : i + 1]).any())
+            changed[i] |= bool((features(x[i : i + 1]) != together[i : i + 1]).any())
     return [int(i) for i in changed.nonzero().flatten()]
 
 
@@ -172,12 +172,12 @@ def table_separability(neighbours: str) -> Finding:
     features = ScaledTable(table, even, fourier=50, mixing=rng.normal(size=(2, 2)))
     x = torch.from_numpy(rng.random((301, table.domain.size)).astype(np.float32))
     x[:, 2] = (x[:, 2] > 0.8).float()
-    whole = features(x)
+    together = features(x)
     order = torch.from_numpy(rng.permutation(len(x)))
     parts = [torch.cat([features(x[i : i + step]) for i in range(0, len(x), step)]) for step in (1, 7, 64)]
-    back = torch.empty_like(whole)
+    back = torch.empty_like(together)
     back[order] = features(x[order])
-    moved = max(float((part - whole).abs().sum()) for part in (*parts, back))
+    moved = max(float((part - together).abs().sum()) for part in (*parts, back))
     note = f"301 records alone, in batches of 7 and 64 and shuffled move by {moved:.3g}"
     return _exact("features: scaled table", neighbours, moved, note)
 

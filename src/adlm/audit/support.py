@@ -37,8 +37,8 @@ def naive_laplace(scale: float, rng: np.random.Generator) -> Sampler:
 
 def exact_laplace(scale: float, source: Source) -> Sampler:
     """Return the product's noise in real units: integers of a grid, drawn by the product's sampler."""
-    whole = Fraction(round(scale * STEPS))
-    return lambda count: np.asarray(source.laplace(count, whole) / STEPS)
+    on_grid = Fraction(round(scale * STEPS))
+    return lambda count: np.asarray(source.laplace(count, on_grid) / STEPS)
 
 
 def reachable(noise: Reals, scale: float) -> npt.NDArray[np.bool_]:
@@ -46,10 +46,10 @@ def reachable(noise: Reals, scale: float) -> npt.NDArray[np.bool_]:
     size = np.abs(noise)
     near = np.exp(-size / scale)
     grid = 2.0**-53
-    whole = np.round(near / grid)
+    nearest = np.round(near / grid)
     found = np.zeros(len(noise), dtype=np.bool_)
     for offset in range(-SEARCH, SEARCH + 1):
-        u = (whole + offset) * grid
+        u = (nearest + offset) * grid
         valid = (u > 0) & (u <= 1)
         with np.errstate(divide="ignore", invalid="ignore"):
             found |= valid & (-scale * np.log(np.where(valid, u, 1.0)) == size)
@@ -78,9 +78,9 @@ def attack(draw: Sampler, runs: int, *, scale: float, one: float, two: float) ->
 def low_byte(values: Reals) -> npt.NDArray[np.intp]:
     """Return the last byte of each double's mantissa, or of its number of grid steps if it is on the grid."""
     steps = values * STEPS
-    whole = np.where(np.abs(steps) < 2.0**62, steps, 0.0).astype(np.int64)
+    integers = np.where(np.abs(steps) < 2.0**62, steps, 0.0).astype(np.int64)
     on_grid = bool((steps == np.trunc(steps)).all())
-    return np.asarray((whole if on_grid else values.view(np.int64)) & 255, dtype=np.intp)
+    return np.asarray((integers if on_grid else values.view(np.int64)) & 255, dtype=np.intp)
 
 
 def low_bits(draw: Sampler, runs: int, *, one: float, two: float) -> tuple[Reals, Reals]:

@@ -99,14 +99,14 @@ def _write_inputs(place: Path, text: str, output: Output) -> None:
     from adlm.runtime.artefact import write_file
 
     columns = list(toml(text)["columns"])
-    whole = "# family = " not in text and "# classes" not in text and "# size" not in text
-    if whole:
+    complete = "# family = " not in text and "# classes" not in text and "# size" not in text
+    if complete:
         try:
             InputDomain.from_toml(text)
         except UserError as error:
             raise UserError(f"no domain file was written: {error}") from None
     write_file(place, text.encode(), what="domain file")
-    left = "nothing is left to fill in" if whole and "# norm" not in text else "fill in what is public"
+    left = "nothing is left to fill in" if complete and "# norm" not in text else "fill in what is public"
     output.result(
         {"out": str(place), "columns": columns, "bounds_learnt_from_data": False},
         f"{place}: drafted from names alone; {left}",

@@ -28,8 +28,8 @@ def audit(found: Mapping[str, Any] | None) -> Section | None:
         "An attack gives a lower bound on epsilon with stated confidence. It must never lie above what is "
         "proved; controls are broken on purpose and must be caught."
     )
-    whole = [words, _summary(findings), _rows(findings), *_bounds(findings), *_curves(findings)]
-    return Section("audit", "Audit", join(whole))
+    parts = [words, _summary(findings), _rows(findings), *_bounds(findings), *_curves(findings)]
+    return Section("audit", "Audit", join(parts))
 
 
 def _summary(findings: Sequence[Finding]) -> Markup:

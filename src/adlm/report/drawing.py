@@ -166,7 +166,7 @@ def legend(*entries: tuple[str, str]) -> Markup:
 
 
 def whisker(x: Axis, y: Axis, a: float, low: float, high: float) -> Markup:
-    """Draw an upright line from one value to another.
+    """Draw a vertical line from one value to another.
 
     Parameters
     ----------

@@ -89,5 +89,5 @@ def joined(before: bytes, encoder: bytes, after: bytes, onnx: Any) -> bytes:
         first, own, io_map=[(JOINTS[0], f"encoder/{source}")], outputs=[f"encoder/{target}"]
     )
     last = onnx.compose.add_prefix(last, "head/", rename_inputs=False, rename_outputs=False)
-    whole = onnx.compose.merge_models(with_encoder, last, io_map=[(f"encoder/{target}", JOINTS[1])])
-    return bytes(whole.SerializeToString())
+    merged = onnx.compose.merge_models(with_encoder, last, io_map=[(f"encoder/{target}", JOINTS[1])])
+    return bytes(merged.SerializeToString())

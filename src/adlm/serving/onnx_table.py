@@ -61,9 +61,9 @@ def with_columns(raw: bytes, table: TableDomain, onnx: Any) -> bytes:
         shapes: Any = (number, ["n", len(table.label.classes)]), (whole_number, ["n"])
         kinds = dict(zip(OUTPUTS, shapes, strict=True))
     outputs = [onnx.helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()]
-    whole = onnx.helper.make_graph(graph.nodes, "table", inputs, outputs, graph.constants)
+    assembled = onnx.helper.make_graph(graph.nodes, "table", inputs, outputs, graph.constants)
     opsets = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
-    made = onnx.helper.make_model(whole, opset_imports=opsets, ir_version=served.ir_version)
+    made = onnx.helper.make_model(assembled, opset_imports=opsets, ir_version=served.ir_version)
     onnx.checker.check_model(made)
     return bytes(made.SerializeToString())
 
@@ -193,11 +193,11 @@ def _in_ranges(graph: _Graph, x: str, ranges: list[tuple[float, float, int]]) ->
     """The code of the first range that holds the whole part of a text that is a number."""
     is_number = graph.op("RegexFullMatch", x, pattern=NUMBER)
     number = graph.op("Cast", graph.op("Where", is_number, x, graph.constant(np.array("0", object))), to=11)
-    whole = graph.op("Floor", number)
+    floor = graph.op("Floor", number)
     code = graph.constant(np.int64(UNKNOWN))
     for low, high, of in reversed(ranges):
-        above = graph.op("GreaterOrEqual", whole, graph.constant(low))
-        inside = graph.op("And", above, graph.op("LessOrEqual", whole, graph.constant(high)))
+        above = graph.op("GreaterOrEqual", floor, graph.constant(low))
+        inside = graph.op("And", above, graph.op("LessOrEqual", floor, graph.constant(high)))
         code = graph.op("Where", inside, graph.constant(np.int64(of)), code)
     return graph.op("Where", is_number, code, graph.constant(np.int64(UNKNOWN)))
 

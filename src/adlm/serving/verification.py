@@ -57,15 +57,15 @@ class Verified:
 
     def sentences(self) -> list[str]:
         """Say what is proved and what is not."""
-        whole = INTEGRITY if self.kind != "onnx" or self.signature else NO_DIGEST
+        integrity = INTEGRITY if self.kind != "onnx" or self.signature else NO_DIGEST
         if not self.trusted:
-            return [ARITHMETIC, whole, *map(self._summary, self._signatures()), UNSIGNED, HONESTY]
+            return [ARITHMETIC, integrity, *map(self._summary, self._signatures()), UNSIGNED, HONESTY]
         assert self.signature is not None
         assert self.release_signature is not None
         said = [f"proved: {self.release_signature.signer} signed the release's certificate"]
         if self.kind != "release":
             said.append(f"proved: {self.signature.signer} signed that this {self.kind} is of that release")
-        return [ARITHMETIC, whole, *said, HONESTY]
+        return [ARITHMETIC, integrity, *said, HONESTY]
 
     @staticmethod
     def _summary(entry: tuple[str, Signature | None]) -> str:

@@ -1,7 +1,7 @@
 """Plan before you spend: simulate a release on synthetic classes, which costs nothing and reads no record.
 
 A release cannot be taken back. So the rule's plan, which needs the number of records, the classes and the
-budget alone, is followed on groups of the most alike classes of the public random process. Noise has the
+budget alone, is simulated on groups of the most alike classes of the public random process. Noise has the
 scales that it would have in the release. The classifier that the analyst would fit is tested on synthetic
 records that it has not seen. Real classes are more alike than that for some kinds of pictures: how much
 nearer they lie is one public constant for each kind (`class_separation`), fixed on images that no result is
@@ -95,22 +95,22 @@ def forecast(
     """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     plan = plan_moments(n, classes, float(budget), float(slack), neighbours, features)
-    tried = plan
+    simulated = plan
     if plan.rounds is not None:
-        tried = plan_moments(n, classes, float(budget), float(slack), neighbours, features, rounds=False)
-    followed = MomentConfig.of(tried, Budget(budget, slack))
-    features = features.part(tried.k)
-    bank = torch.nn.functional.normalize(_bank(features, seed)[:, :, : tried.k], dim=2)
+        simulated = plan_moments(n, classes, float(budget), float(slack), neighbours, features, rounds=False)
+    config = MomentConfig.of(simulated, Budget(budget, slack))
+    features = features.part(simulated.k)
+    bank = torch.nn.functional.normalize(_bank(features, seed)[:, :, : simulated.k], dim=2)
     half = bank.shape[1] // 2
     centres, pooled = bank[:, :half].mean(1), _pooled(bank)
-    prior = None if features.prior is None else Narrowed(features, tried.k).prior
+    prior = None if features.prior is None else Narrowed(features, simulated.k).prior
     generator = torch.Generator().manual_seed(seed)
     scores, ratios, seconds = [], [], []
     for anchor in torch.randperm(len(bank), generator=generator)[:times].tolist():
         group = torch.cdist(centres[anchor][None], centres)[0].argsort()[:classes]
         means, wider = _with_class_separation(centres[group], features.class_separation)
         within = wider**2 * pooled
-        moments = _noisy(followed, means, within, n, neighbours, generator)
+        moments = _noisy(config, means, within, n, neighbours, generator)
         records = means[:, None] + wider * (bank[group, half:] - centres[group, None])
         if moments.n > 0:
             logits = fit(moments, prior).logits(records.flatten(0, 1))
@@ -151,9 +151,9 @@ def _with_class_separation(centres: Tensor, class_separation: float) -> tuple[Te
     """Draw classes (M, k) together, or apart, as far as real ones lie; return them and how much wider records
     then spread around them, for their norm stays what it is."""
     middle = centres.mean(0)
-    between, all_of_it = (centres - middle).square().sum(1).mean(), 1 - middle.square().sum()
-    spare = (all_of_it - between).clamp_min(1e-9)
-    left = (all_of_it - class_separation**2 * between).clamp_min(0)
+    between, total = (centres - middle).square().sum(1).mean(), 1 - middle.square().sum()
+    spare = (total - between).clamp_min(1e-9)
+    left = (total - class_separation**2 * between).clamp_min(0)
     return middle + class_separation * (centres - middle), float((left / spare).sqrt())
 
 
@@ -164,13 +164,13 @@ def _pooled(bank: Tensor) -> Tensor:
 
 
 def _noisy(
-    followed: MomentConfig, means: Tensor, within: Tensor, n: int, neighbours: str, generator: torch.Generator
+    config: MomentConfig, means: Tensor, within: Tensor, n: int, neighbours: str, generator: torch.Generator
 ) -> Moments:
     """Return moments of n records around the class means, with noise of the release's own size."""
-    scales, _ = calibrate(followed, neighbours)
+    scales, _ = calibrate(config, neighbours)
     classes, k = means.shape
-    stated = facts(followed, scales, None, classes)
-    clip, fine = followed.clip(), followed.second_clip()
+    stated = facts(config, scales, None, classes)
+    clip, fine = config.clip(), config.second_clip()
     sd_sums = torch.from_numpy(clip.steps) * stated["sd_sums"]
     sd_counts = stated["sd_sums"] / clip.count
     each = n / classes
@@ -181,12 +181,12 @@ def _noisy(
     sums, counts = means * each + white(classes, k) * sd_sums, each + sd_counts * white(classes)
     known = n if neighbours == "replace-one" else float(counts.sum())
     first = Moments(sums, counts, sd_sums, sd_counts, known)
-    second = followed.second
+    second = config.second
     if second is None or fine is None:
         return first
     q = second.q
-    whole = torch.from_numpy(frame(sums.numpy(), k)) if second.basis == "means" else torch.eye(k).double()
-    basis, outside = whole[:, :q], whole[:, q:]
+    axes = torch.from_numpy(frame(sums.numpy(), k)) if second.basis == "means" else torch.eye(k).double()
+    basis, outside = axes[:, :q], axes[:, q:]
     raw = within + means.T @ means / classes
     if second.around == "means":
         raw = within + torch.diag((sd_sums / each).square())

@@ -91,7 +91,7 @@ def test_cells_of_each_block_sum_to_one_and_records_are_no_longer_than_one(
 ) -> None:
     features = TabularFeatures(table, detail=5, fourier=fourier)
     z = features(torch.from_numpy(encode_frame(table, frame)))
-    assert z.shape == (4, features.width) == (4, len(features.cell_names))
+    assert z.shape == (4, features.width) == (4, len(features.indicator_names))
     for start, stop in features.blocks:
         assert torch.allclose(z[:, start:stop].sum(1) / features.unit, torch.ones(4))
     assert (torch.linalg.vector_norm(z, dim=1) <= 1 + 1e-6).all()

@@ -97,35 +97,35 @@ def release(
 
 
 @dataclass(frozen=True)
-class Cells:
-    """Cells of a table's records, from features of unit length."""
+class UnscaledIndicators:
+    """Indicators of a table's records, from features of unit length."""
 
     width: int
     unit: float
 
     def __call__(self, z: npt.ArrayLike) -> Reals:
-        """Undo the features' unit: cells that are on are 1."""
+        """Undo the features' unit: indicators that are on are 1."""
         values = np.asarray(z)
         if values.ndim != 2 or values.shape[1] != self.width:
             raise UserError(f"a table's features are (n, {self.width}), got {values.shape}")
-        cells = values.astype(np.float64)
-        cells /= self.unit
-        np.maximum(cells, 0.0, out=cells)  # faster than `clip`
-        return np.asarray(np.minimum(cells, 1.0, out=cells))
+        indicators = values.astype(np.float64)
+        indicators /= self.unit
+        np.maximum(indicators, 0.0, out=indicators)  # faster than `clip`
+        return np.asarray(np.minimum(indicators, 1.0, out=indicators))
 
 
 @dataclass(frozen=True)
 class ClassTables:
     """What a part adds to the class tables and counts, (M, 1 + k), and to n."""
 
-    cells: Cells
+    indicators_of: UnscaledIndicators
     clip: Clip
     classes: int
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
-        """Sum clipped cells by class."""
-        rows, codes = self.clip.integers(self.cells(part[0])), part[1]
-        table = np.zeros((self.classes, 1 + self.cells.width), dtype=np.int64)
+        """Sum clipped indicators by class."""
+        rows, codes = self.clip.integers(self.indicators_of(part[0])), part[1]
+        table = np.zeros((self.classes, 1 + self.indicators_of.width), dtype=np.int64)
         add_class_sums(table, rows, codes, self.clip.count)
         return table, np.array([len(rows)], dtype=np.int64)
 
@@ -134,20 +134,20 @@ class ClassTables:
 class Derivatives:
     """What a part adds to the gradient and the curvature in column weights."""
 
-    cells: Cells
+    indicators_of: UnscaledIndicators
     weighing: additive.Weighing
     first: Clip
     second: Clip
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
         """Sum clipped derivatives: (size,) and (size, size)."""
-        slope, rows = self.weighing.derivatives(self.cells(part[0]), part[1])
+        slope, rows = self.weighing.derivatives(self.indicators_of(part[0]), part[1])
         size, each = slope.shape[1], rows.shape[1]
         gradient = self.first.integers(slope).sum(0).astype(np.int64)
-        whole = self.second.integers(rows.reshape(len(rows), -1)).reshape(-1, each, size)
+        clipped = self.second.integers(rows.reshape(len(rows), -1)).reshape(-1, each, size)
         curvature = np.zeros((size, size), dtype=np.int64)
         for row in range(each):
-            curvature += products_of(whole[:, row], whole[:, row])
+            curvature += products_of(clipped[:, row], clipped[:, row])
         return gradient, curvature
 
 
@@ -155,14 +155,14 @@ class Derivatives:
 class Residuals:
     """What a part adds to the residual tables: (rows k,)."""
 
-    cells: Cells
+    indicators_of: UnscaledIndicators
     point: additive.Linear
     clip: Clip
     rows: int
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
-        """Sum clipped products of residuals and cells."""
-        indicators, codes = self.cells(part[0]), part[1]
+        """Sum clipped products of residuals and indicators."""
+        indicators, codes = self.indicators_of(part[0]), part[1]
         wrong = -additive.softmax(self.point.logits(indicators))
         wrong[np.arange(len(codes)), codes] += 1.0
         wrong = wrong[:, 1:] if self.rows == 1 else wrong
@@ -174,13 +174,13 @@ class Residuals:
 class ScalingSums:
     """What a part adds to the sums of a step of offsets and temperature: (M + 2,)."""
 
-    cells: Cells
+    indicators_of: UnscaledIndicators
     model: additive.Linear
     scaling: Scaling
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
         """Sum what each record adds."""
-        scores = self.model.logits(self.cells(part[0])) - self.model.bias
+        scores = self.model.logits(self.indicators_of(part[0])) - self.model.bias
         return (self.scaling.shares_of(scores, part[1]).sum(0),)
 
 
@@ -188,12 +188,12 @@ class ScalingSums:
 class RightCount:
     """How many records of a part a model gets right: (1,). One record changes it by at most one."""
 
-    cells: Cells
+    indicators_of: UnscaledIndicators
     model: additive.Linear
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
         """Count."""
-        right = self.model.logits(self.cells(part[0])).argmax(1) == part[1]
+        right = self.model.logits(self.indicators_of(part[0])).argmax(1) == part[1]
         return (np.array([right.sum()], dtype=np.int64),)
 
 
@@ -210,14 +210,14 @@ class _Stages:
     ) -> None:
         self.size: float
         self.records, self.features, self.classes = as_records(records), features, classes
-        self.cells, self.curvature_step = Cells(features.indicators, features.unit), 0.0
+        self.indicators_of, self.curvature_step = UnscaledIndicators(features.indicators, features.unit), 0.0
         self.noise, self.source = scales, source
         blocks = len(features.blocks)
-        # the count is a column of one cell; a record's cells have L1 norm `blocks`, L2 norm at most its root
-        self.size, whole = float(blocks), float(blocks + 1)
+        # the count is a column of one indicator; a record's have L1 norm `blocks`, L2 norm at most its root
+        self.size, with_count = float(blocks), float(blocks + 1)
         if scales.norm == "l2":
-            self.size, whole = math.sqrt(self.size), math.sqrt(whole)
-        self.clip = Clip(scales.norm, (1.0,) * features.indicators, self.size, 1 / whole)
+            self.size, with_count = math.sqrt(self.size), math.sqrt(with_count)
+        self.clip = Clip(scales.norm, (1.0,) * features.indicators, self.size, 1 / with_count)
 
     def _total(self, partial: Partial, what: str) -> list[npt.NDArray[Any]]:
         with progress.bar(self.records.rows, what, "records") as advance:
@@ -227,13 +227,13 @@ class _Stages:
         return [part.integers() for part in total]
 
     def class_tables(self, clip: Clip) -> tuple[npt.NDArray[Any], int]:
-        table, (n,) = self._total(ClassTables(self.cells, clip, self.classes), "class tables")
+        table, (n,) = self._total(ClassTables(self.indicators_of, clip, self.classes), "class tables")
         return table, int(n)
 
     def finish(
         self, table: Integers, n: int | None, plan: TablePlan
     ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Draw the noise of stage one, and make the stages that look at what it gave."""
+        """Draw the noise of stage one, and make the stages that depend on it."""
         noise, unit = self.noise, self.features.unit
         table = clamped(table + self._noise(table.shape, noise.tables))
         step = np.concatenate([[1 / self.clip.count], self.clip.steps])
@@ -246,7 +246,7 @@ class _Stages:
             second_round = self.class_tables(clip)[0][:, 1:]
             second_round = clamped(second_round + self._noise(second_round.shape, noise.second_round))
             fine = noise.spread * noise.second_round * clip.steps
-            best = sd[1:] ** -2 / (sd[1:] ** -2 + fine**-2)  # weight of the first look
+            best = sd[1:] ** -2 / (sd[1:] ** -2 + fine**-2)  # weight of the first round
             sums[:, 1:] = best * sums[:, 1:] + (1 - best) * second_round * clip.steps
             sd[1:] = (sd[1:] ** -2 + fine**-2) ** -0.5
             summary = self._summary(sums, sd, n)
@@ -285,7 +285,7 @@ class _Stages:
             tensors["scaling"] = self._scaling(weighing.linear(), summary, facts["sd_scaling"])
         if noise.correct:
             model = final_model(tensors, facts, self.features.blocks, self.features.ordered)
-            (right,) = self._total(RightCount(self.cells, model), "records that the model gets right")
+            (right,) = self._total(RightCount(self.indicators_of, model), "records that the model gets right")
             tensors["correct"] = clamped(right + self._noise(right.shape, noise.correct))
             facts["sd_correct"] = noise.spread * noise.correct
         return {name: torch.from_numpy(np.ascontiguousarray(v)) for name, v in tensors.items()}, facts
@@ -302,7 +302,7 @@ class _Stages:
         first = Clip(self.noise.norm, (1.0,) * size, length)
         second = Clip(self.noise.norm, (1.0,) * (size * rows_each), length / 2)
         self.curvature_step = float(second.steps[0])  # of the noise, whatever bits are dropped after it
-        partial = Derivatives(self.cells, weighing, first, second)
+        partial = Derivatives(self.indicators_of, weighing, first, second)
         gradient, curvature = self._total(partial, "gradient and curvature")
         gradient = clamped(gradient + self._noise(gradient.shape, self.noise.gradient))
         noisy = np.zeros_like(curvature)
@@ -315,12 +315,12 @@ class _Stages:
     def _scaling(self, model: additive.Linear, summary: additive.Scores, sd: float) -> Integers:
         """Release the sums of all steps: (steps, M + 2)."""
         scaling = Scaling(model.bias)
-        found = np.empty((SCALING_STEPS, self.classes + 2), dtype=np.int64)
-        for row in found:
-            (total,) = self._total(ScalingSums(self.cells, model, scaling), "offsets and temperature")
+        released = np.empty((SCALING_STEPS, self.classes + 2), dtype=np.int64)
+        for row in released:
+            (total,) = self._total(ScalingSums(self.indicators_of, model, scaling), "offsets and temperature")
             row[...] = clamped(total + self._noise(total.shape, self.noise.scaling))
             scaling = scaling.moved(row, summary.n * np.exp(summary.prior), sd / UNIT)
-        return found
+        return released
 
     def _residuals(self, point: additive.Linear) -> tuple[Integers, float]:
         rows = 1 if self.classes == 2 else self.classes
@@ -330,7 +330,7 @@ class _Stages:
             1.0 if rows == 1 else 2.0 if self.noise.norm == "l1" else math.sqrt(2.0)
         )
         clip = Clip(self.noise.norm, (1.0,) * (rows * width), clip_norm)
-        (total,) = self._total(Residuals(self.cells, point, clip, rows), "residual tables")
+        (total,) = self._total(Residuals(self.indicators_of, point, clip, rows), "residual tables")
         total = clamped(total + self._noise(total.shape, self.noise.residuals))
         return total.reshape(rows, width), float(clip.steps[0])
 

@@ -155,7 +155,7 @@ def measure(
     if upstream.unproved:
         charges = tuple(replace(c, unproved=upstream.unproved) for c in charges)
     records = as_records(batches)
-    table, second, n, kept = _sums(records, len(domain.classes), config)
+    table, second, n, gradient_records = _sums(records, len(domain.classes), config)
     if not upstream.charged:
         ledger.charge(*charges)
     table = clamped(table + source.draw(config.mechanism, table.shape, scales.sums))
@@ -165,10 +165,11 @@ def measure(
     public = domain.neighbours == "replace-one" and config.contributions == 1  # else n is private
     stated = facts(config, scales, n if public else None, len(domain.classes))
     if config.second is not None:
-        found, changed = _second_moments(records, (second, n), config, scales, (tensors, stated), source)
-        tensors, stated = tensors | found, stated | changed
-    if config.rounds is not None and kept is not None:
-        tensors |= _gradients(kept, config, scales, (table, step, stated["sd_sums"]), source)
+        released = (tensors, stated)
+        added, changed = _second_moments(records, (second, n), config, scales, released, source)
+        tensors, stated = tensors | added, stated | changed
+    if config.rounds is not None and gradient_records is not None:
+        tensors |= _gradients(gradient_records, config, scales, (table, step, stated["sd_sums"]), source)
     return Measured(tensors, stated, charges, source.seeded)
 
 
@@ -211,7 +212,7 @@ def _second_moments(
 
 
 def _gradients(
-    kept: GradientRecords,
+    gradient_records: GradientRecords,
     config: MomentConfig,
     scales: Scales,
     sums: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], float],
@@ -222,21 +223,22 @@ def _gradients(
     table, step, sd = sums
     offsets = class_offsets(table[:, 0], sd)
     if config.rounds.centred:
-        kept = kept.around(feature_mean(table, step, sd))
-    gradients = run_rounds(kept, config.rounds, offsets, (config.mechanism, scales.gradients), source)
+        gradient_records = gradient_records.around(feature_mean(table, step, sd))
+    noise = (config.mechanism, scales.gradients)
+    gradients = run_rounds(gradient_records, config.rounds, offsets, noise, source)
     tensors = {"gradients": torch.from_numpy(gradients)}
     head = final_head(gradients, config.rounds, offsets)
     if config.calibrations:
-        head, predicted = _calibrate_head(head, kept, config, (table, scales), source)
+        head, predicted = _calibrate_head(head, gradient_records, config, (table, scales), source)
         tensors["predicted"] = torch.from_numpy(predicted)
-    correct = clamped(source.add(kept.correct(head), config.mechanism, scales.correct))
-    kept.records.close()
+    correct = clamped(source.add(gradient_records.correct(head), config.mechanism, scales.correct))
+    gradient_records.records.close()
     return tensors | {"correct": torch.from_numpy(correct)}
 
 
 def _calibrate_head(
     head: Head,
-    kept: GradientRecords,
+    gradient_records: GradientRecords,
     config: MomentConfig,
     released: tuple[npt.NDArray[np.int64], Scales],
     source: Source,
@@ -247,11 +249,11 @@ def _calibrate_head(
     sd = noise_spread(config.mechanism, 1 + config.k) * scales.sums
     counts = plausible_counts(table[:, 0], sd).astype(np.float64) * step
     spread = calibration_spread(sd * step, float(scales.predicted))
-    found = np.empty((config.calibrations, len(table)), dtype=np.int64)
-    for row in found:
-        row[...] = clamped(source.add(kept.predicted(head), "gaussian", scales.predicted))
+    predicted = np.empty((config.calibrations, len(table)), dtype=np.int64)
+    for row in predicted:
+        row[...] = clamped(source.add(gradient_records.predicted(head), "gaussian", scales.predicted))
         head = calibrated(head, counts, row.astype(np.float64) / RESIDUAL_UNIT, spread)
-    return head, found
+    return head, predicted
 
 
 def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> dict[str, Any]:
@@ -357,7 +359,7 @@ def _sums(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, int, GradientRecords | None]:
     """Sum clipped records by class, and their products when the same pass serves for both."""
     given, sums = as_records(records), ClassSums.of(config, classes)
-    kept = None
+    gradient_records = None
     with progress.bar(given.rows, "class sums", "records") as advance:
         if config.rounds is None:
             total = given.total(sums, advance)
@@ -368,6 +370,6 @@ def _sums(
         raise UserError("there are no records to release; give at least one")
     table, second, (n,) = (part.integers() for part in total)
     if config.rounds is not None and isinstance(records, Records):
-        kept = GradientRecords(records, clip, config.k, int(n))
+        gradient_records = GradientRecords(records, clip, config.k, int(n))
     at_once = config.second is not None and not config.second.later
-    return table, second if at_once else None, int(n), kept
+    return table, second if at_once else None, int(n), gradient_records

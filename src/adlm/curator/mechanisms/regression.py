@@ -115,22 +115,22 @@ def release(
     features = ScaledTable(table, frequencies(total * clip.steps, counted.blocks), fourier=plan.fourier)
     target = config.clip(scale)
     with progress.bar(records.rows, "features", "records") as advance:
-        made, _ = records.mapped(TableFeatures(features)).keep(OnGrid(target, width), advance)
-    kept = GradientRecords(made, target, width, int(n))
+        mapped, _ = records.mapped(TableFeatures(features)).keep(OnGrid(target, width), advance)
+    gradient_records = GradientRecords(mapped, target, width, int(n))
     tensors: dict[str, npt.NDArray[Any]] = {"indicators": total, "target": of_target}
     if plan.method == "rounds":
         noise = (config.mechanism, scales.learnt)
-        gradients = run_rounds(kept, plan.rounds, np.zeros(1), noise, source)
+        gradients = run_rounds(gradient_records, plan.rounds, np.zeros(1), noise, source)
         head = final_head(gradients, plan.rounds, np.zeros(1))
         tensors["gradients"] = gradients
     else:
-        second = _noisy_products(kept, config, scales.learnt, source)
+        second = _noisy_products(gradient_records, config, scales.learnt, source)
         head = moments_head(second, config, scales.learnt)
         tensors |= {"second": second, "weights": head.integers.astype(np.int64)}
-    found = made.total(SquaredErrors(target, head))
-    assert found is not None
-    tensors["errors"] = clamped(source.add(found[0].integers(), config.mechanism, scales.errors))
-    made.close()
+    squared_errors = mapped.total(SquaredErrors(target, head))
+    assert squared_errors is not None
+    tensors["errors"] = clamped(source.add(squared_errors[0].integers(), config.mechanism, scales.errors))
+    mapped.close()
     public = table.neighbours == "replace-one" and table.contributions == 1  # else n is private
     return Release.make(
         {name: torch.from_numpy(value) for name, value in tensors.items()},
@@ -147,8 +147,8 @@ def moments_head(second: Integers, config: RegressionConfig, scale: int) -> Head
     """Ridge regression on released second moments, from the upper triangle in grid steps squared."""
     clip, constant = config.second_clip(), config.plan.rounds.constant
     unit = float(clip.steps[0]) ** 2
-    whole = symmetric(second) * unit
-    return ridge_head(whole, second_sd(config, scale) * unit, constant, config.plan.weight)
+    products = symmetric(second) * unit
+    return ridge_head(products, second_sd(config, scale) * unit, constant, config.plan.weight)
 
 
 def second_sd(config: RegressionConfig, scale: int) -> float:
@@ -215,12 +215,12 @@ class SquaredErrors:
 
 
 def _noisy_products(
-    kept: GradientRecords, config: RegressionConfig, noise_scale: int, source: Source
+    gradient_records: GradientRecords, config: RegressionConfig, noise_scale: int, source: Source
 ) -> Integers:
     """Sum the products of (constant, z, weight t / FARTHEST), and add noise to the upper triangle."""
-    target = kept.clip
+    target = gradient_records.clip
     assert isinstance(target, TargetClip)
-    total = kept.records.total(TargetProducts(config.second_clip(), target, config.plan.weight))
+    total = gradient_records.records.total(TargetProducts(config.second_clip(), target, config.plan.weight))
     assert total is not None
     off = off_diagonal(noise_scale) if config.budget.delta else noise_scale
     return clamped(stage.noisy_triangle(total[0].integers(), config.mechanism, off, noise_scale, source))

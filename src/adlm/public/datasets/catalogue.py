@@ -49,8 +49,8 @@ def _digits(part: str) -> NDArray[np.uint8]:
 
     bunch = load_digits()
     kind, split = part.split("_")
-    whole = bunch.images if kind == "x" else bunch.target
-    return np.ascontiguousarray(whole[:1437] if split == "train" else whole[1437:]).astype(np.uint8)
+    array = bunch.images if kind == "x" else bunch.target
+    return np.ascontiguousarray(array[:1437] if split == "train" else array[1437:]).astype(np.uint8)
 
 
 def _checks(train: int, test: int, shape: tuple[int, ...], *sha256: str) -> dict[str, Check]:

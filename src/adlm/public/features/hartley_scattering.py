@@ -116,7 +116,7 @@ class HartleyScattering(nn.Module):
         self._keep("coarse", basis[::2, :half])
         self._keep("across", basis[seen])
         self._keep("image_pool", (padding.T @ fine_pool @ padding).reshape(len(fine_pool), -1))
-        self.level = float(fine_pool[0].sum())  # what is left of a constant, in every cell
+        self.constant_gain = float(fine_pool[0].sum())  # what is left of a constant, in every cell
         self._keep("fine_pool", fine_pool.reshape(len(fine_pool), -1))
         self._keep("broad_pool", broad_pool[:, ::2, seen].reshape(len(broad_pool), -1))
         weights = reflected_weights(of.wavelets.real.double().numpy().reshape(-1, size, size))
@@ -178,7 +178,7 @@ class HartleyScattering(nn.Module):
         uneven = (x - corner[:, None, None]).contiguous()
         fine, broad = self._first(uneven)
         parts = [
-            torch.mm(self.image_pool, uneven.view(len(x), -1).T).add_(corner, alpha=self.level),
+            torch.mm(self.image_pool, uneven.view(len(x), -1).T).add_(corner, alpha=self.constant_gain),
             torch.mm(self.fine_pool, fine),
             torch.mm(self.broad_pool, broad),
             torch.mm(self.broad_pool, self._second(fine)),

@@ -101,17 +101,17 @@ class PairProducts(Features):
         lengthened = 1 / size[:m].sum().clamp_min(1e-12)  # u is the leading part at unit norm
         square, between = size[:m] * lengthened, of.weight[:m] * lengthened
         one, two = self.first, self.second
-        all_of_it, apart = square[one] * square[two], between[one] * between[two]
+        total, between_classes = square[one] * square[two], between[one] * between[two]
         share, equal = self.weight.square(), one == two
         varies = share * (1 + equal.float())  # a square varies twice as much as a product of two
         covariance = torch.zeros(self.width, self.width)
         covariance[: len(size), : len(size)] = plain * of.within
-        covariance.diagonal()[len(size) :] = varies * (all_of_it - apart).clamp_min(0.0)
+        covariance.diagonal()[len(size) :] = varies * (total - between_classes).clamp_min(0.0)
         return PriorStatistics(
-            typical=torch.cat([math.sqrt(plain) * of.typical, 2 / math.pi * (share * all_of_it).sqrt()]),
-            weight=torch.cat([plain * of.weight, varies * apart]),
+            typical=torch.cat([math.sqrt(plain) * of.typical, 2 / math.pi * (share * total).sqrt()]),
+            weight=torch.cat([plain * of.weight, varies * between_classes]),
             within=covariance,
-            mean=torch.cat([math.sqrt(plain) * of.mean, equal * (share * all_of_it).sqrt()]),
+            mean=torch.cat([math.sqrt(plain) * of.mean, equal * (share * total).sqrt()]),
             temperature=of.temperature,
         )
 

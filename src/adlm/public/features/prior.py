@@ -45,8 +45,8 @@ class NormedScattering(nn.Module):
     """Square root of scattering, each order centred and scaled to unit norm per record: (n, H, W) to (n, p).
 
     The square root evens out strong and weak responses; centring and scaling take away brightness and
-    contrast. An order that is constant over an image becomes zero. With `deskewed`, images are stood up
-    first.
+    contrast. An order that is constant over an image becomes zero. With `deskewed`, images are
+    deskewed first.
     """
 
     def __init__(self, shape: tuple[int, int], J: int = 2, L: int = 8, *, deskewed: bool = False) -> None:
@@ -158,9 +158,9 @@ class PriorProjection(Features):
 
         process = strokes if self.family == "drawn" else shapes
         images, _ = process.draw(classes, per_class, torch.Generator().manual_seed(seed))
-        whole = PriorProjection(self.family, width=self.width) if self.image != (SIZE, SIZE) else self
+        unresized = PriorProjection(self.family, width=self.width) if self.image != (SIZE, SIZE) else self
         with torch.inference_mode():
-            mapped: Tensor = whole(images.reshape(-1, *whole.shape))
+            mapped: Tensor = unresized(images.reshape(-1, *unresized.shape))
         return mapped.reshape(classes, per_class, self.width)
 
     def spec(self) -> dict[str, Any]:

@@ -207,9 +207,9 @@ class Scattering(nn.Module):
         # A wavelet of scale j2 for signals sampled every 2^j1 pixels is the folded full one. It is the
         # conjugate of its mirror image, so its spectrum is real.
         step = 2 ** (j2 - j1)
-        whole = (fold(self.wavelets[j2], 2**j1) * (4**j1 / step**2)).real
-        mirrored = whole.flip(-2, -1).roll((1, 1), (-2, -1))
-        return aliases((whole + mirrored) / 2, step), aliases((whole - mirrored) / 2, step)
+        spectrum = (fold(self.wavelets[j2], 2**j1) * (4**j1 / step**2)).real
+        mirrored = spectrum.flip(-2, -1).roll((1, 1), (-2, -1))
+        return aliases((spectrum + mirrored) / 2, step), aliases((spectrum - mirrored) / 2, step)
 
     @property
     def orders(self) -> Tensor:

@@ -1,9 +1,9 @@
-"""Features of tables: every column becomes cells that sum to one, all of them declared or ruled in public.
+"""Features of tables: every column becomes indicators that sum to one, declared or ruled in public.
 
-A categorical column has a cell for each value, a numeric one a cell for each interval between public cuts
-or hat functions on an even grid, a cross of two columns a cell for each pair. A random Fourier feature is a
-wave over the numeric columns together, and has two cells: how high it stands, and how low. Sums of cells
-over records are then contingency tables, and an additive model is linear in the cells.
+A categorical column has an indicator for each value, a numeric one for each interval between public cuts
+or hat functions on an even grid, a cross of two columns for each pair. A random Fourier feature is a wave
+over the numeric columns together, and has two indicators: how high it is, and how low. Sums of indicators
+over records are then contingency tables, and an additive model is linear in the indicators.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from adlm.public.domain.table import TableDomain
 from adlm.public.features.base import Features
 from adlm.public.features.cosine import cosine
 
-DETAIL = (4, 16)  # least and most cells of a numeric column without cuts
+DETAIL = (4, 16)  # least and most indicators of a numeric column without cuts
 _GRID = 2.0**20  # of positions and frequencies
 FREQUENCY = 3.0  # standard deviation of a wave's angle over the whole range of one column
 
 
 class TabularFeatures(Features):
-    """Cells of the columns, divided by sqrt(c) for c blocks of cells, so that no record is longer than 1.
+    """Indicators of the columns, divided by sqrt(c) for c blocks, so that no record is longer than 1.
 
     A block is a column, a cross or a wave.
 
     Parameters
     ----------
     table : the declared table.
-    detail : cells of a numeric column without cuts (and most of an ordinal one).
+    detail : indicators of a numeric column without cuts (and most of an ordinal one).
     fourier : random Fourier features of the columns that are not categorical; 0 for none. Frequencies and
-        phases come from a fixed seed. A wave w in [-1, 1] has the cells (1 + w) / 2 and (1 - w) / 2.
+        phases come from a fixed seed. A wave w in [-1, 1] has the indicators (1 + w) / 2 and (1 - w) / 2.
 
     Notes
     -----
-    The L1 norm of a record's cells is sqrt(c) exactly. `blocks` gives the span of each block's cells.
+    The L1 norm of a record is sqrt(c) exactly. `blocks` gives the span of each block's indicators.
     """
 
     _frequencies: Tensor
@@ -62,7 +62,7 @@ class TabularFeatures(Features):
             start += column.width
         self.inputs = start
         self._runs = [tuple(run) for _, run in groupby(table.features, key=lambda c: _alike(c, detail))]
-        names: list[tuple[str, list[str]]] = [(c.name, cell_names(c, detail)) for c in table.features]
+        names: list[tuple[str, list[str]]] = [(c.name, indicator_names(c, detail)) for c in table.features]
         indicators = dict(names)
         for left, right in table.crosses:
             names.append(
@@ -70,7 +70,7 @@ class TabularFeatures(Features):
             )
         names += [(f"wave {i + 1}", [f"wave {i + 1} high", f"wave {i + 1} low"]) for i in range(fourier)]
         self.block_names = tuple(name for name, _ in names)
-        self.cell_names = tuple(cell for _, block in names for cell in block)
+        self.indicator_names = tuple(name for _, block in names for name in block)
         edges = [0]
         for _, block in names:
             edges.append(edges[-1] + len(block))
@@ -86,22 +86,22 @@ class TabularFeatures(Features):
 
     @property
     def blocks(self) -> tuple[tuple[int, int], ...]:
-        """First and last (exclusive) coordinate of the cells of each column, cross and wave."""
+        """First and last (exclusive) coordinate of the indicators of each column, cross and wave."""
         return tuple(zip(self.edges[:-1], self.edges[1:], strict=True))
 
     @property
     def ordered(self) -> tuple[bool, ...]:
-        """Whether the cells of each block stand in an order."""
+        """Whether the indicators of each block are ordered."""
         kinds = [c.kind in ("numeric", "ordinal", "date") for c in self.table.features]
         return (*kinds, *(False for _ in self.block_names[len(kinds) :]))
 
-    def is_fourier(self, cell: int) -> bool:
-        """Whether a cell is one of a random Fourier feature."""
-        return cell >= self.indicators - 2 * self.fourier
+    def is_fourier(self, index: int) -> bool:
+        """Whether an indicator is one of a random Fourier feature."""
+        return index >= self.indicators - 2 * self.fourier
 
     @property
     def unit(self) -> float:
-        """What a cell that is fully on is worth in a feature vector."""
+        """What an indicator that is fully on is worth in a feature vector."""
         return 1 / math.sqrt(len(self.block_names))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -113,10 +113,10 @@ class TabularFeatures(Features):
         parts: dict[str, Tensor] = {}
         for run in self._runs:  # columns that are alike, together
             here = x[:, self._spans[run[0].name][0] : self._spans[run[-1].name][1]]
-            cells = column_cells(run[0], here.reshape(-1, len(run), run[0].width), self.detail)
-            indicators.append(cells.flatten(1))
+            block = column_indicators(run[0], here.reshape(-1, len(run), run[0].width), self.detail)
+            indicators.append(block.flatten(1))
             if self.table.crosses:
-                parts |= {column.name: cells[:, at] for at, column in enumerate(run)}
+                parts |= {column.name: block[:, at] for at, column in enumerate(run)}
         for left, right in self.table.crosses:
             indicators.append((parts[left].unsqueeze(2) * parts[right].unsqueeze(1)).flatten(1))
         if self.fourier:
@@ -126,7 +126,7 @@ class TabularFeatures(Features):
         return indicators[0] * self.unit if len(indicators) == 1 else torch.cat(indicators, 1).mul_(self.unit)
 
     def possible(self, z: Tensor) -> Tensor:
-        """Cells are not negative, and those of a block sum to one."""
+        """Indicators are not negative, and those of a block sum to one."""
         out = z.clamp_min(0)
         for start, stop in self.blocks:
             total = out[:, start:stop].sum(1, keepdim=True)
@@ -150,15 +150,15 @@ class TabularFeatures(Features):
 
 
 def detail_rule(n: float, spread: float) -> int:
-    """Cells of a numeric column, from the number of records and the noise on one count.
+    """Indicators of a numeric column, from the number of records and the noise on one count.
 
-    A cell should hold some eight times the noise on it: four to sixteen cells.
+    A count should be some eight times the noise on it: four to sixteen indicators.
     """
     return int(min(max(n / (8 * max(spread, 1e-9)), DETAIL[0]), DETAIL[1]))
 
 
-def column_cells(column: Column, x: Tensor, detail: int) -> Tensor:
-    """Cells of one column, or of several that are alike: (..., cells), each row summing to one."""
+def column_indicators(column: Column, x: Tensor, detail: int) -> Tensor:
+    """Indicators of one column, or of several that are alike: (..., indicators), rows summing to one."""
     if column.kind == "categorical":
         return x
     position = x[..., :1]
@@ -180,15 +180,15 @@ def column_cells(column: Column, x: Tensor, detail: int) -> Tensor:
 
 
 def _alike(column: Column, detail: int) -> tuple[object, ...]:
-    """What the cells of a column depend on."""
+    """What the indicators of a column depend on."""
     if column.kind == "categorical":
         return column.kind, column.width
     cuts = tuple(_cut_positions(column)) if column.cuts else ()
     return column.kind, cuts, _knots(column, detail), column.missing is None
 
 
-def cell_names(column: Column, detail: int) -> list[str]:
-    """A name for each cell, in the units of the file."""
+def indicator_names(column: Column, detail: int) -> list[str]:
+    """A name for each indicator, in the units of the file."""
     if column.kind == "categorical":
         return list(column.names)
     if column.kind == "boolean":

@@ -102,7 +102,7 @@ def _fill(
     if x.device.type == "cpu" or len(x) == rows:
         work(x, out)
         return
-    block, whole = x.new_zeros(rows, *x.shape[1:]), out.new_zeros(rows, *out.shape[1:])
+    block, mapped = x.new_zeros(rows, *x.shape[1:]), out.new_zeros(rows, *out.shape[1:])
     block[: len(x)] = x
-    work(block, whole)
-    out.copy_(whole[: len(x)])
+    work(block, mapped)
+    out.copy_(mapped[: len(x)])

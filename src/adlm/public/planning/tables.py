@@ -19,9 +19,7 @@ from adlm.public.features.tabular import TabularFeatures, detail_rule
 
 Weights = Literal["columns", "none"]
 CHECK_SHARE = Fraction(1, 50)
-SCALING_SHARE = Fraction(
-    1, 5
-)  # settled on made tables and on parts of training records, see docs/guide-tables.md
+SCALING_SHARE = Fraction(1, 5)  # set on synthetic tables and parts of training records: docs/guide-tables.md
 Shares = tuple[Fraction, Fraction, Fraction, Fraction, Fraction]
 
 
@@ -31,10 +29,10 @@ class TablePlan:
 
     Attributes
     ----------
-    detail : cells of a numeric column without cuts.
+    detail : indicators of a numeric column without cuts.
     weights : `columns` fits a weight for each column in a second stage, `none` leaves it out.
-    residuals : whether a third stage corrects single cells.
-    shares : of what the last two leave of the budget: for class tables, a second look at them with noise by
+    residuals : whether a third stage corrects single indicators.
+    shares : of what the last two leave of the budget: for class tables, a second round of them with noise by
         relevance, gradient, curvature and residual tables; they sum to 1.
     reasons : one sentence for each choice.
     fourier : random Fourier features.
@@ -58,7 +56,7 @@ class TablePlan:
         return f"additive, {stages} stage{'s' if stages > 1 else ''}, {self.detail} bins a column"
 
     def with_rounds(self, *, two_rounds: bool) -> TablePlan:
-        """The same plan with its share for class tables spent on one look, or on two equal ones."""
+        """The same plan with its share for class tables spent on one round, or on two equal ones."""
         tables, second_round, *rest = self.shares
         first = (tables + second_round) / (2 if two_rounds else 1)
         return replace(self, shares=(first, tables + second_round - first, rest[0], rest[1], rest[2]))
@@ -82,7 +80,7 @@ def _shares(*percent: int) -> Shares:
     return tables, second_round, gradient, curvature, residuals
 
 
-# A second look pays under Gaussian noise, where two halves of a budget give 1/sqrt(2) of the precision each;
+# A second round pays under Gaussian noise, where two halves of a budget give 1/sqrt(2) of the precision each;
 # under Laplace noise they give 1/2 each, and it does not.
 ONE_STAGE = {"laplace": _shares(100, 0, 0, 0, 0), "gaussian": _shares(50, 50, 0, 0, 0)}
 TWO_STAGES = {"laplace": _shares(80, 0, 10, 10, 0), "gaussian": _shares(40, 40, 10, 10, 0)}

@@ -23,6 +23,14 @@ pytest.importorskip("opacus", reason="the baseline needs Opacus")
 QUICK = dpsgd.Settings("quick", batch=256, epochs=6, clip=0.5, rate=2.0, momentum=0.5)
 
 
+def train(
+    network: nn.Module, x: torch.Tensor, y: Any, settings: dpsgd.Settings, **given: Any
+) -> dpsgd.Trained:
+    """Train at an epsilon, with delta 1e-5."""
+    certificate = dpsgd.certify(settings, len(x), given.pop("epsilon"))
+    return dpsgd.follow(network, x, y, settings, certificate, **given)
+
+
 def digits(split: str) -> tuple[torch.Tensor, np.ndarray]:
     records = datasets.load("digits", split)
     return torch.from_numpy(records.domain.scale(records.x)), records.y
@@ -66,7 +74,7 @@ def test_a_step_adds_the_stated_noise() -> None:
     x, y = torch.rand(1000, 8, 8), np.zeros(1000, dtype=np.int64)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 512), nn.Tanh(), nn.Linear(512, 10))
     before = torch.cat([p.detach().flatten().clone() for p in network.parameters()])
-    trained = dpsgd.train(network, x, y, settings, epsilon="0.1")
+    trained = train(network, x, y, settings, epsilon="0.1")
     moved = torch.cat([p.detach().flatten() for p in trained.network.parameters()]) - before
     assert trained.certificate.steps == 1
     expected = 1e4 * trained.certificate.noise_multiplier * 1e-3 / 100
@@ -99,7 +107,7 @@ def test_it_learns_at_a_large_budget_and_not_at_a_tiny_one_and_repeats_itself() 
 
     def run(epsilon: str, seed: int) -> float:
         head = nn.Sequential(nn.Flatten(), networks.linear(64, 10))
-        return dpsgd.train(head, x, y, QUICK, epsilon=epsilon, seed=seed).accuracy(x_test, y_test)
+        return train(head, x, y, QUICK, epsilon=epsilon, seed=seed).accuracy(x_test, y_test)
 
     assert run("8", 1) > 0.75
     assert run("8", 1) == run("8", 1)
@@ -112,7 +120,7 @@ def test_small_chunks_and_ghost_clipping_make_the_same_step(changes: dict[str, A
 
     def run(settings: dpsgd.Settings) -> torch.Tensor:
         head = nn.Sequential(nn.Flatten(), networks.linear(64, 10))
-        dpsgd.train(head, x, y, settings, epsilon="8", seed=3)
+        train(head, x, y, settings, epsilon="8", seed=3)
         return torch.cat([p.detach().flatten() for p in head.parameters()])
 
     half = replace(QUICK, epochs=0.5)
@@ -132,7 +140,7 @@ def test_an_empty_sample_still_gets_its_noise(ghost: bool) -> None:
 def test_a_missing_opacus_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opacus", None)
     with pytest.raises(UserError, match=r"pip install adlm\[baseline\]"):
-        dpsgd.train(nn.Linear(2, 2), torch.rand(9000, 2), np.zeros(9000, dtype=np.int64), QUICK, epsilon="1")
+        train(nn.Linear(2, 2), torch.rand(9000, 2), np.zeros(9000, dtype=np.int64), QUICK, epsilon="1")
 
 
 def test_opacus_is_not_imported_before_it_is_used() -> None:

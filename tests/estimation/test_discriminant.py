@@ -74,14 +74,14 @@ def test_unequal_classes_and_their_shares() -> None:
     best = LinearDiscriminantAnalysis().fit(z.numpy(), y.numpy()).score(held.numpy(), truth.numpy())
     assert accuracy(head, held, truth) > best - 0.01
     torch.testing.assert_close(
-        head.probabilities(held).mean(0), torch.tensor(shares).double(), atol=0.02, rtol=0.1
+        head.logits(held).softmax(1).mean(0), torch.tensor(shares).double(), atol=0.02, rtol=0.1
     )
 
 
 def test_probabilities_are_calibrated() -> None:
     z, y = records(20000)
     held, truth = records(5000, seed=6)
-    sure = fit(moments(z, y, sd=2.0, q=K, sd2=0.2)).probabilities(held)
+    sure = fit(moments(z, y, sd=2.0, q=K, sd2=0.2)).logits(held).softmax(1)
     right = (sure.argmax(1) == truth).double()
     assert abs(float(sure.amax(1).mean() - right.mean())) < 0.02
 
@@ -153,7 +153,7 @@ def test_a_prior_warms_scores_that_noisy_second_moments_cooled() -> None:
     given = moments(z, y, sd=2.0, q=K, sd2=100.0)
 
     def gap(head: LinearHead) -> float:
-        sure = head.probabilities(held)
+        sure = head.logits(held).softmax(1)
         return float((sure.argmax(1) == truth).double().mean() - sure.amax(1).mean())
 
     assert gap(fit(given)) > 0.05

@@ -269,16 +269,14 @@ def predict(
 ) -> Tensor:
     """Class codes (n,) of inputs (n, *shape).
 
-    ``together`` normalises with the statistics of the inputs themselves, a batch at a time, instead of the
-    averages that training kept: what clean inputs ask for when training saw noisy ones.
-
     Parameters
     ----------
     network : classifier of inputs.
     x : (n, *shape) inputs.
     batch_size : inputs answered at once.
     device : `auto`, `cpu` or `cuda`.
-    together : see above.
+    together : normalise by the statistics of the inputs, a batch at a time, in place of the averages that
+        training kept: what clean inputs ask for when training saw noisy ones.
     """
     place = choose_device(device)
     network.to(place).eval()

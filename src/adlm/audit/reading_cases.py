@@ -86,13 +86,11 @@ def text_files(
 ) -> Case:
     """CSV files in any dialect, with one line that may hold anything but a line end.
 
-    A `usual` dialect is commas, and double quotes around the cells that are `quoted`.
-
     Parameters
     ----------
     rng : decides everything that is not given.
     folder : where the files are written.
-    usual : whether the dialect is the usual one.
+    usual : whether the dialect is commas and double quotes.
     quoted : which cells of a usual dialect have quotes.
     header : whether there is a header row.
     relation : `replace-one` or `add-remove`.

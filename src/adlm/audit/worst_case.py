@@ -139,26 +139,8 @@ def _mutated(subject: Subject, pair: _Pair, width: float, rng: np.random.Generat
     return _Pair(before, after, codes)
 
 
-def search(subject: Subject, source: Source, *, seed: int = 0, evaluations: int = EVALUATIONS) -> Finding:
-    """Report the worst neighbours that were found; see `worst_neighbours`.
-
-    Parameters
-    ----------
-    subject, source, seed, evaluations : as for `worst_neighbours`.
-    """
-    return report(subject, worst_neighbours(subject, source, seed=seed, evaluations=evaluations), evaluations)
-
-
-def report(subject: Subject, worst: Neighbours, evaluations: int, *, control: bool = False) -> Finding:
-    """Turn neighbours into a finding: exact, as the law of the noise is.
-
-    Parameters
-    ----------
-    subject : the mechanism.
-    worst : the pair that was found.
-    evaluations : pairs tried.
-    control : whether it must be caught.
-    """
+def report(subject: Subject, worst: Neighbours, evaluations: int) -> Finding:
+    """Turn the worst of so many pairs into a finding: exact, as the law of the noise is."""
     comparison = worst.comparison
     totals = compose(comparison.charged(subject.focus))
     return Finding(
@@ -171,7 +153,6 @@ def report(subject: Subject, worst: Neighbours, evaluations: int, *, control: bo
         confidence=1.0,
         runs=evaluations,
         delta=float(totals.delta),
-        control=control,
         note="; ".join(comparison.faults) or f"{100 * worst.used(subject):.2f}% of the declared loss",
         fault=not comparison.within,
     )

@@ -213,37 +213,6 @@ def spend(settings: Settings, n: int, sigma: float, delta: object = "1e-5") -> C
     return Certificate(Fraction(spent), slack, rate, steps, sigma, settings.clip)
 
 
-def train(
-    network: nn.Module,
-    x: Tensor,
-    labels: npt.NDArray[np.int64],
-    settings: Settings,
-    *,
-    epsilon: object,
-    delta: object = "1e-5",
-    seed: int = 0,
-    device: str = "cpu",
-) -> Trained:
-    """Train a network on private records by DP-SGD.
-
-    Parameters
-    ----------
-    network : freshly initialised, without layers that mix records; it is trained in place.
-    x, labels : (n, *shape) records as the network takes them, and their n class codes.
-    settings : batch size, steps, clip norm and learning rate.
-    epsilon, delta : the budget.
-    seed, device : of the samples and the noise, and where training runs.
-
-    Formal guarantees
-    -----------------
-    Relation: add-remove. Sensitivity: the clip norm, per record, of a sum over a Poisson sample. Guarantee:
-    `Certificate`, by Opacus's PRV accountant. The seed fixes the sample and the noise: a seeded run
-    repeats itself and protects nobody, which is what an experiment needs.
-    """
-    certificate = certify(settings, len(x), epsilon, delta)
-    return follow(network, x, labels, settings, certificate, seed=seed, device=device)
-
-
 def follow(
     network: nn.Module,
     x: Tensor,
@@ -255,13 +224,22 @@ def follow(
     device: str = "cpu",
     on_epoch: OnEpoch | None = None,
 ) -> Trained:
-    """Train with the noise and the steps that a certificate states.
+    """Train a network on private records by DP-SGD, with the noise and the steps that a certificate states.
 
     Parameters
     ----------
-    network, x, labels, settings, seed, device : as for `train`.
-    certificate : states the noise and the steps.
+    network : freshly initialised, without layers that mix records; it is trained in place.
+    x, labels : (n, *shape) records as the network takes them, and their n class codes.
+    settings : batch size, steps, clip norm and learning rate.
+    certificate : from `certify`; states the noise and the steps.
+    seed, device : of the samples and the noise, and where training runs.
     on_epoch : called after each whole epoch with its number and the network in evaluation mode.
+
+    Formal guarantees
+    -----------------
+    Relation: add-remove. Sensitivity: the clip norm, per record, of a sum over a Poisson sample. Guarantee:
+    `Certificate`, by Opacus's PRV accountant. The seed fixes the sample and the noise: a seeded run
+    repeats itself and protects nobody, which is what an experiment needs.
     """
     require_opacus()
     generator = torch.Generator().manual_seed(seed)

@@ -51,7 +51,7 @@ def list_(as_json: AsJson = False, quiet: Quiet = False) -> None:
     from benchmarks.experiments.catalogue import EXPERIMENTS
 
     output = Output(as_json, quiet)
-    described = [
+    described: list[dict[str, Any]] = [
         {
             "name": e.name,
             "title": e.title,
@@ -63,10 +63,8 @@ def list_(as_json: AsJson = False, quiet: Quiet = False) -> None:
         for e in EXPERIMENTS.values()
     ]
     output.result({"experiments": described})
-    rows = [
-        [e.name, e.title, str(len(e.trials("quick"))), str(len(e.trials("full")))]
-        for e in EXPERIMENTS.values()
-    ]
+    keys = ("name", "title", "quick_cells", "full_cells")
+    rows = [[str(row[key]) for key in keys] for row in described]
     output.table(["name", "question", "trials, quick", "trials, full"], rows)
 
 
@@ -113,16 +111,8 @@ def _command(name: str, title: str) -> None:
         from benchmarks.experiments.tabulate import table
 
         output = Output(as_json, quiet)
-        summary = _run(
-            name,
-            preset=preset,
-            epsilons=epsilons,
-            seeds=seeds,
-            methods=methods,
-            resume=resume,
-            jobs=jobs,
-            out=out,
-        )
+        options = {"preset": preset, "epsilons": epsilons, "seeds": seeds, "methods": methods}
+        summary = _run(name, **options, resume=resume, jobs=jobs, out=out)
         output.result(summary, table(summary))
         for test in summary["tests"]:
             output.say(f"{test['found']} ({test['over']})")

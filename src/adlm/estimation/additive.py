@@ -82,14 +82,12 @@ def class_scores(
 ) -> Scores:
     """Turn noisy tables of indicators by class, (M, k), and class counts, (M,), into scores.
 
-    `sd_indicators`, (k,), and `sd_counts` are the noise on each; n is None when it is private.
-
     Parameters
     ----------
     sums, counts : (M, k) noisy tables and (M,) noisy class counts.
     sd_indicators, sd_counts : (k,) and the standard deviation of the noise on each.
     n : number of records; None where it is private.
-    blocks, ordered : span of each column's indicators, and whether they stand in an order.
+    blocks, ordered : span of each column's indicators, and whether they are ordered.
     """
     classes, width = sums.shape
     totals = _class_totals(sums, counts, sd_indicators, sd_counts, n, blocks)
@@ -306,15 +304,13 @@ def residual_step(
 ) -> Reals:
     """Turn noisy residual tables, (1, k) for two classes and (M, k) for more, into changes of (M, k) weights.
 
-    `slope` is how much smaller the second derivative is than it would be without a model.
-
     Parameters
     ----------
     residual : noisy residual tables.
     sd : standard deviation of the noise on them.
     summary : what the class tables said.
-    slope : see above.
-    blocks, ordered : span of each column's indicators, and whether they stand in an order.
+    slope : the second derivative, over what it would be without a model.
+    blocks, ordered : span of each column's indicators, and whether they are ordered.
     """
     classes = len(summary.prior)
     change = np.zeros((classes, residual.shape[1]))

@@ -45,10 +45,6 @@ class LinearHead:
             layer.bias.copy_(self.bias.float())
         return layer
 
-    def probabilities(self, z: Tensor) -> Tensor:
-        """Class probabilities (n, M) under the fitted class laws."""
-        return torch.softmax(self.logits(z), dim=1)
-
 
 def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
     """Fit linear discriminants to released moments; a public prior of the features helps to calibrate.

@@ -213,14 +213,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         codes: npt.NDArray[np.int64],
         book: Ledger | None,
     ) -> Release:
-        """Make the release of records: encoded ones of a table, or arrays.
-
-        Parameters
-        ----------
-        known : what is declared.
-        x, codes : the records, and their class codes or positions of the target.
-        book : the ledger that is charged.
-        """
+        """Make the release of records, with their class codes or positions of the target."""
         table = isinstance(known, TableDomain)
         batches = [(x[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(codes), BATCH)]
         return privatise(

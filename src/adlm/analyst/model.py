@@ -192,11 +192,11 @@ class Model:
         }
         described = body | {"digest": sha256(canonical(body))}
         signed = None if key is None else sign(Statement("model", str(described["digest"]), digest), key)
-        header = privacy_header(
+        entries = header_entries(
             self.certificate, self.stamps, release_signature=self.release_signature, signature=signed
         )
         with new_folder(Path(folder), what="model") as temporary:
-            (temporary / WEIGHTS).write_bytes(save_tensors(weights, header_entries(header)))
+            (temporary / WEIGHTS).write_bytes(save_tensors(weights, entries))
             (temporary / DESCRIPTION).write_bytes(canonical(described))
             (temporary / CERTIFICATE).write_bytes(canonical(self.certificate.to_dict()))
             if self.release_signature is not None:

@@ -64,8 +64,11 @@ def privacy_header(
     return header
 
 
-def header_entries(header: Mapping[str, Any]) -> dict[str, str]:
+def header_entries(
+    certificate: Certificate, stamps: Sequence[str], **signatures: Signature | None
+) -> dict[str, str]:
     """Return `privacy_header` as a file's entries. One alone: safetensors writes several in any order."""
+    header = privacy_header(certificate, stamps, **signatures)
     return {ENTRY: json.dumps(header, sort_keys=True, allow_nan=False)}
 
 

@@ -181,8 +181,9 @@ class Release:
         """
         # Noisy records are written as they are made, before their digest is known: no header names it.
         made = self.certificate
-        header = privacy_header(made, made.stamps, release_signature=self.signature)
-        entries = None if made.kind == "records" else header_entries(header)
+        entries = None
+        if made.kind != "records":
+            entries = header_entries(made, made.stamps, release_signature=self.signature)
         with new_folder(Path(folder), what="release") as temporary:
             if self.signature is not None:
                 (temporary / signature.FILE).write_bytes(canonical(self.signature.to_dict()))

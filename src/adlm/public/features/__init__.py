@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from adlm.errors import UserError
@@ -10,10 +10,17 @@ from adlm.public.domain import Domain
 from adlm.public.features.backbone import Backbone
 from adlm.public.features.base import Features, PriorStatistics, declared, unit_norm
 from adlm.public.features.encoders import load_backbone
+from adlm.public.features.identity import Identity
+from adlm.public.features.multiscale import MultiscaleImages
 from adlm.public.features.narrowed import Narrowed, RandomDirections, narrowed
+from adlm.public.features.natural import NaturalImages
 from adlm.public.features.onnx_backbone import OnnxBackbone
 from adlm.public.features.pair_products import PairProducts
+from adlm.public.features.prior import PriorProjection
 from adlm.public.features.probe import coupling
+from adlm.public.features.scaled_table import ScaledTable
+from adlm.public.features.tabular import TabularFeatures
+from adlm.public.features.vector import BoundedVector
 
 __all__ = [
     "Backbone",
@@ -40,41 +47,27 @@ TABLES = ("tabular", "scaled-table")  # maps of a declared table, which stands i
 NARROWER = {"narrowed": Narrowed, "random-directions": RandomDirections}
 
 
+# Maps by the name in their description; those that take another map are built in `build`.
+SHIPPED: dict[str, Callable[[Mapping[str, Any]], Features]] = {
+    "identity": Identity.from_spec,
+    "vector": BoundedVector.from_spec,
+    "tabular": TabularFeatures.from_spec,
+    "scaled-table": ScaledTable.from_spec,
+    "prior-projection": PriorProjection.from_spec,
+    "natural": NaturalImages.from_spec,
+    "multiscale": MultiscaleImages.from_spec,
+}
+
+
 def build(spec: Mapping[str, Any]) -> Features:
     """Make the feature map that a spec describes."""
     match spec.get("name"):
-        case "identity":
-            from adlm.public.features.identity import Identity
-
-            return Identity.from_spec(spec)
-        case "tabular":
-            from adlm.public.features.tabular import TabularFeatures
-
-            return TabularFeatures.from_spec(spec)
-        case "scaled-table":
-            from adlm.public.features.scaled_table import ScaledTable
-
-            return ScaledTable.from_spec(spec)
+        case str(name) if name in SHIPPED:
+            return SHIPPED[name](spec)
         case "narrowed" | "random-directions" as name:
             return NARROWER[name](build(spec["of"]), int(spec["width"]))
-        case "prior-projection":
-            from adlm.public.features.prior import PriorProjection
-
-            return PriorProjection.from_spec(dict(spec))
-        case "natural":
-            from adlm.public.features.natural import NaturalImages
-
-            return NaturalImages.from_spec(spec)
         case "pair-products":
             return PairProducts.from_spec(spec, build(spec["of"]))
-        case "multiscale":
-            from adlm.public.features.multiscale import MultiscaleImages
-
-            return MultiscaleImages.from_spec(spec)
-        case "vector":
-            from adlm.public.features.vector import BoundedVector
-
-            return BoundedVector.from_spec(spec)
         case "backbone":
             raise UserError(
                 f"the features are a backbone of your own, {spec.get('encoder') or spec.get('module')}: "
@@ -94,8 +87,6 @@ def for_domain(domain: Domain) -> Features:
     if domain.family == "natural" and domain.shape == (3, 32, 32):
         return PairProducts(build({"name": "natural", "width": 1000, "weights": "natural-32"}))
     if domain.family == "natural" and (len(domain.shape) == 2 or domain.shape[0] in (1, 3)):
-        from adlm.public.features.multiscale import MultiscaleImages
-
         return MultiscaleImages(domain.shape)
     if domain.family == "vector":
         return build({"name": "vector", "size": domain.size})

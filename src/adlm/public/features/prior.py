@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ class PriorProjection(Features):
         return {"name": "prior-projection", "family": self.family, "shape": list(self.shape)} | own
 
     @classmethod
-    def from_spec(cls, spec: dict[str, Any]) -> PriorProjection:
+    def from_spec(cls, spec: Mapping[str, Any]) -> PriorProjection:
         """Build the map that `spec` describes."""
         return cls(spec["family"], tuple(spec["shape"]), spec.get("width"))
 

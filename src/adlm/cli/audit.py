@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adlm.cli.console import AsJson, Output, Quiet
+from adlm.errors import UserError
 
 if TYPE_CHECKING:
     from adlm.audit.runner import Audit
@@ -53,7 +54,6 @@ def audit(
     from adlm.audit.finding import HEADINGS
     from adlm.audit.picture import draw
     from adlm.audit.runner import LONG, Depth, run, run_others
-    from adlm.errors import UserError
 
     if picture is not None and picture.suffix not in (".png", ".svg"):
         raise UserError(f"a picture is a .png or an .svg file, got {picture.name!r}")

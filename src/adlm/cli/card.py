@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from adlm.cli.console import AsJson, Output, Quiet, stamped
+from adlm.errors import UserError
 
 
 def card(
@@ -31,7 +32,6 @@ def card(
     file is left alone. With --json: {"out", "measured", "stamps"} and the totals.
     """
     from adlm.cli.report import _evaluation
-    from adlm.errors import UserError
     from adlm.report.card import HEAD, model_card
     from adlm.report.subject import find
     from adlm.runtime.artefact import write_file

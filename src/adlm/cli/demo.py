@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adlm.cli.console import AsJson, Output, Quiet
+from adlm.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +31,6 @@ def demo(
     """
     from adlm.analyst.metrics import measure
     from adlm.audit.runner import Depth, run
-    from adlm.errors import UserError
     from adlm.privacy.release import CERTIFICATE, Release
     from adlm.public import datasets
     from adlm.report import write_report

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from adlm.cli.console import AsJson, Output, Quiet
+from adlm.errors import UserError
 
 app = typer.Typer(
     help="Declare what is public of records. Example: adlm domain init patients.csv", no_args_is_help=True
@@ -51,7 +52,6 @@ def init(
     stamped `bounds learnt from data`. With --json: {"out", "columns", "bounds_learnt_from_data", "ignored"};
     `ignored` names the columns that were left out, such as texts of very many values.
     """
-    from adlm.errors import UserError
     from adlm.readers.input_draft import Choices, draft_inputs
     from adlm.readers.table_draft import draft, header_of
     from adlm.readers.table_draft import peek as peek_at
@@ -93,7 +93,6 @@ def init(
 
 def _write_inputs(place: Path, text: str, output: Output) -> None:
     """Write the draft of a domain of images or vectors, and say what is left to fill in."""
-    from adlm.errors import UserError
     from adlm.public.domain.declaration import toml
     from adlm.public.domain.inputs import InputDomain
     from adlm.runtime.artefact import write_file

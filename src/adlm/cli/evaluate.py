@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adlm.cli.console import AsJson, Device, Output, Quiet, ReleasedBackbone, load_model, pick_device, stamped
+from adlm.errors import UserError
 
 if TYPE_CHECKING:
     from adlm.analyst.model import Model
@@ -39,7 +40,6 @@ def evaluate(
     """
     from adlm.analyst.class_sizes import SmallClass, sentences
     from adlm.analyst.metrics import measure
-    from adlm.errors import UserError
     from adlm.runtime.artefact import canonical, write_file
     from adlm.serving.predict import measure_file, measure_values_file
 

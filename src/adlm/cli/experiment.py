@@ -11,6 +11,7 @@ import typer
 
 from adlm.cli.checkout import find_benchmarks
 from adlm.cli.console import AsJson, Output, Quiet
+from adlm.errors import UserError
 from adlm.ui.experiments import TITLES
 
 app = typer.Typer(
@@ -225,8 +226,6 @@ def all_(
 
     Tables have a command of their own: adlm experiment tables. With --json: {"experiments": {name: summary}}.
     """
-    from adlm.errors import UserError
-
     find_benchmarks("adlm experiment")
     from benchmarks.experiments.tabulate import table
 

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from adlm.cli.console import AsJson, Output, Quiet
+from adlm.errors import UserError
 
 KEYS = ("epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved")
 app = typer.Typer(
@@ -33,7 +34,6 @@ def show_ledger(
     "neighbours"}} and the totals, null where charges of different relations do not add up.
     """
     from adlm.curator.ledger import Ledger
-    from adlm.errors import UserError
     from adlm.privacy.accounting import compose, number, parse_delta, show
     from adlm.public.domain import NEIGHBOURS
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from adlm.cli.console import AsJson, Output, Quiet
+from adlm.errors import UserError
 
 if TYPE_CHECKING:
     from adlm.workflows.forecast import Forecast
@@ -43,7 +44,6 @@ def plan(
     With --json: {"n", "classes", "features", "neighbours", "plans": [{"epsilon", "delta", "accuracy",
     "spread", "signal_to_noise", "signal_to_noise_second", "k", "q", "level", "share_sums", "reasons", ...}]}.
     """
-    from adlm.errors import UserError
     from adlm.public import datasets
     from adlm.public.domain.inputs import array_domain
     from adlm.public.domain.table import is_table_domain

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from adlm.cli.console import AsJson, Output, Quiet, ReleasedBackbone, load_model, stamped
+from adlm.errors import UserError
 
 
 def predict(
@@ -28,7 +29,6 @@ def predict(
 
     With --json: {"out", "records", "stamps"} and the certificate's totals.
     """
-    from adlm.errors import UserError
     from adlm.serving.predict import predict_file
 
     if out.exists():

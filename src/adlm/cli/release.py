@@ -11,6 +11,7 @@ import typer
 from adlm.cli import release_options as option
 from adlm.cli.console import AsJson, Device, Output, Quiet, Sign, pick_device
 from adlm.cli.release_job import Request
+from adlm.errors import UserError
 
 if TYPE_CHECKING:
     from adlm.privacy.release import Release
@@ -91,7 +92,6 @@ def release(
     "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "ledger", "charges",
     "signed_by"}, and "engine" where the release says it.
     """
-    from adlm.errors import UserError
     from adlm.public.domain.inputs import InputDomain
     from adlm.workflows.privatise import privatise
 
@@ -165,8 +165,6 @@ class Encoder:
         name, provenance, trained_on : what was given on the command line.
         of_table : whether the records are those of a table, which takes no encoder.
         """
-        from adlm.errors import UserError
-
         if (name is None) != (provenance is None) or (name is None and trained_on is not None):
             raise UserError(
                 "--backbone ENCODER needs --provenance public or private, and both --provenance and "
@@ -189,8 +187,6 @@ class Encoder:
 
 def random_fourier_features(text: str | None) -> int | Literal["auto"]:
     """Read --fourier: a number of random Fourier features, `auto`, or none of them."""
-    from adlm.errors import UserError
-
     if text is None or text == "auto":
         return "auto" if text else 0
     if not text.isdecimal():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from adlm.cli.console import Output, given, key_of, stamped
+from adlm.errors import UserError
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -53,8 +54,6 @@ class Request:
 
     def check(self, context: typer.Context, method: str, only_for_files: tuple[str, ...] = ()) -> None:
         """Refuse what contradicts itself or would have no effect, before anything is read."""
-        from adlm.errors import UserError
-
         if method not in METHODS:
             raise UserError(f"--method must be one of {', '.join(METHODS)}, got {method!r}")
         if (self.file is None) == (self.data is None):
@@ -111,8 +110,6 @@ class Request:
 
     def domain_file(self) -> Path:
         """The domain of a file, which must be given."""
-        from adlm.errors import UserError
-
         if self.domain is None:
             raise UserError("a file needs --domain FILE.toml; adlm domain init drafts one")
         return self.domain

@@ -12,6 +12,7 @@ import typer
 from adlm.cli import release_options as option
 from adlm.cli.console import AsJson, Output, Quiet, Sign
 from adlm.cli.release_job import Request
+from adlm.errors import UserError
 
 if TYPE_CHECKING:
     from adlm.curator.mechanisms.records import PrivateRecords
@@ -79,7 +80,6 @@ def release_records(
     """
     from adlm.algorithm1 import Budgets, RecordOptions, make_release
     from adlm.analyst import networks
-    from adlm.errors import UserError
 
     output = Output(as_json, quiet)
     request = Request(file, data, domain, epsilon, "0", out, neighbours, limit, ledger, budget, seed, sign)
@@ -127,7 +127,6 @@ def _relevance_source(
 ) -> RelevanceSource:
     """Read the relevance network, or make a public one."""
     from adlm.curator.relevance import RelevanceSource
-    from adlm.errors import UserError
     from adlm.privacy.signature import load_public
     from adlm.workflows.relevance_network import RelevanceNetwork, make_public
 
@@ -147,8 +146,6 @@ def _relevance_source(
 
 def _declared(kind: type[D], request: Request) -> D:
     """Read the domain file, with the relation that was asked for; a person must have one record."""
-    from adlm.errors import UserError
-
     declared = kind.load(request.domain_file())
     if request.neighbours is not None:
         declared = replace(declared, neighbours=request.neighbours)
@@ -165,7 +162,6 @@ def _from_table(file: str, request: Request) -> PrivateRecords:
     import numpy as np
 
     from adlm.curator.mechanisms.records import PrivateRecords
-    from adlm.errors import UserError
     from adlm.privacy.certificate import PEEKED
     from adlm.public.domain.table import TableDomain
     from adlm.readers.tables import read_batches
@@ -196,7 +192,6 @@ def _from_inputs(path: str, request: Request) -> PrivateRecords:
 
 def _delta_h0(text: str) -> str | Fraction:
     """Read --delta-h0: how to count, or a positive number."""
-    from adlm.errors import UserError
     from adlm.privacy.accounting import parse_epsilon
 
     if text in ("counted", "per-patch"):

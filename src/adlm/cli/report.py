@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from adlm.cli.console import AsJson, Output, Quiet
+from adlm.errors import UserError
 
 
 def report(
@@ -43,8 +44,6 @@ def report(
 
 def _evaluation(path: Path | None) -> dict[str, Any] | None:
     """Read what `adlm evaluate` kept: a share of right answers, and counts for each pair of classes."""
-    from adlm.errors import UserError
-
     found = _figures(path)
     if found is None:
         return None
@@ -64,8 +63,6 @@ def _evaluation(path: Path | None) -> dict[str, Any] | None:
 
 def _audit(path: Path | None) -> dict[str, Any] | None:
     """Read what `adlm audit --json` printed: findings with a mechanism and a verdict each."""
-    from adlm.errors import UserError
-
     found = _figures(path)
     if found is None:
         return None
@@ -80,8 +77,6 @@ def _audit(path: Path | None) -> dict[str, Any] | None:
 
 def _figures(path: Path | None) -> dict[str, Any] | None:
     import json
-
-    from adlm.errors import UserError
 
     if path is None:
         return None

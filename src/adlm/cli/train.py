@@ -22,6 +22,7 @@ from adlm.cli.console import (
     pick_device,
     stamped,
 )
+from adlm.errors import UserError
 
 FOR_NETWORKS = (
     "epochs",
@@ -98,7 +99,6 @@ def train(
     from adlm.analyst.class_weights import class_weights, parse_class_weight, with_class_weights
     from adlm.analyst.fit import fit, network_of
     from adlm.analyst.training import ENOUGH_STEPS, default_plan
-    from adlm.errors import UserError
     from adlm.privacy.release import Release
 
     output = Output(as_json, quiet or distributed.rank() != 0)

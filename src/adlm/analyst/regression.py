@@ -29,11 +29,6 @@ DROWNED = (
 )
 
 
-def is_regression(release: Release) -> bool:
-    """Whether a release is that of a table with a numeric target."""
-    return release.kind == "regression"
-
-
 @dataclass(frozen=True)
 class Fit:
     """How well the model fits the private records, by charged and noisy sums of clipped squared errors.
@@ -71,7 +66,7 @@ def target_scale(release: Release) -> TargetScale:
 
 def regression_head(release: Release) -> Head:
     """Compute the head of a release anew from its gradients, bit for bit the curator's; or read it."""
-    if not is_regression(release):
+    if release.kind != "regression":
         raise UserError("this release has no numeric target; its model is a classifier")
     plan = RegressionPlan.from_dict(release.certificate.settings["plan"])
     if plan.method == "moments":

@@ -15,7 +15,7 @@ from adlm.analyst.evidence import (
     warning,
 )
 from adlm.analyst.model import Model
-from adlm.analyst.regression import is_regression, regression_head
+from adlm.analyst.regression import regression_head
 from adlm.analyst.rounds import has_rounds, rounds_head
 from adlm.errors import UserError
 from adlm.estimation import additive
@@ -98,7 +98,7 @@ def relevance(release: Release) -> dict[str, float]:
     """
     if not has_columns(release):
         raise UserError("relevance by column is for a table's release; this one is of something else")
-    if has_rounds(release) or is_regression(release):
+    if has_rounds(release) or release.kind == "regression":
         return _of_rounds(release)
     if release.kind != "table":
         return _of_records(release)
@@ -121,7 +121,7 @@ def _of_rounds(release: Release) -> dict[str, float]:
     """Standard deviation of each column's part of the scores, by the released spread of its features."""
     features = release.features()
     assert isinstance(features, ScaledTable)
-    regression = is_regression(release)
+    regression = release.kind == "regression"
     weight = regression_head(release).weight if regression else rounds_head(release).weight
     weight = features.of_values(weight if regression else weight - weight.mean(0))
     spread: dict[str, float] = {}

@@ -79,27 +79,19 @@ def number(value: float) -> str:
 def plot(x: Axis, y: Axis, *marks: Markup, label: str) -> Markup:
     """Put marks on axes; `label` says in words what a person who cannot see it would miss."""
     grid = [tag("line", class_="grid", x1=x.start, x2=x.stop, y1=y.at(t), y2=y.at(t)) for t in y.ticks]
-    numbers = [
-        tag("text", number(t), x=x.start - 8, y=y.at(t) + 4, text_anchor="end", class_="tick")
-        for t in y.ticks
-    ]
-    numbers += [
-        tag("text", number(t), x=x.at(t), y=y.start + 18, text_anchor="middle", class_="tick")
-        for t in x.ticks
-    ]
+    numbers = [_text(number(t), x.start - 8, y.at(t) + 4, "end", class_="tick") for t in y.ticks]
+    numbers += [_text(number(t), x.at(t), y.start + 18, class_="tick") for t in x.ticks]
+    middle = (y.start + y.stop) / 2
     names = [
-        tag("text", x.name, x=(x.start + x.stop) / 2, y=HEIGHT - 8, text_anchor="middle"),
-        tag(
-            "text",
-            y.name,
-            x=14,
-            y=(y.start + y.stop) / 2,
-            text_anchor="middle",
-            transform=f"rotate(-90 14 {(y.start + y.stop) / 2:g})",
-        ),
+        _text(x.name, (x.start + x.stop) / 2, HEIGHT - 8),
+        _text(y.name, 14, middle, transform=f"rotate(-90 14 {middle:g})"),
     ]
     base = tag("line", class_="axis", x1=x.start, x2=x.stop, y1=y.start, y2=y.start)
     return canvas(WIDTH, HEIGHT, label, *grid, *marks, base, *numbers, *names)
+
+
+def _text(words: str, x: float, y: float, anchor: str = "middle", **more: str) -> Markup:
+    return tag("text", words, x=x, y=y, text_anchor=anchor, **more)
 
 
 def canvas(width: float, height: float, label: str, *children: Markup) -> Markup:
@@ -203,7 +195,7 @@ def bars(
     drawn: list[Markup] = []
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
         middle, width = i * row + row / 2, max(0.0, value) / top * span
-        drawn.append(tag("text", _short(name, 25), x=left - 8, y=middle + 4, text_anchor="end"))
+        drawn.append(_text(_short(name, 25), left - 8, middle + 4, "end"))
         style = styles[i] if styles else "a"
         drawn.append(
             tag("rect", x=left, y=middle - 8, width=round(width, 2), height=16, class_=f"bar {style}")
@@ -239,45 +231,26 @@ def heatmap(
     high, low = float(values.max()), float(min(values.min(), 0.0))
     left, top = (110.0 if rows else 2.0), (26.0 if columns else 2.0)
     size = min(34.0 if counts else 18.0, (WIDTH - left - 4) / values.shape[1])
-    cells: list[Markup] = []
+    marks: list[Markup] = []
     for i, j in np.ndindex(*values.shape):
         share = (float(values[i, j]) - low) / (high - low) if high > low else 0.0
         x, y = left + j * size, top + i * size
-        cells.append(
+        marks.append(
             tag("rect", x=x, y=y, width=size, height=size, class_="cell", fill_opacity=round(share, 3))
         )
         if counts and size >= 20:
             style = "cell-text strong" if share > 0.5 else "cell-text"
-            cells.append(
-                tag(
-                    "text",
-                    number(float(values[i, j])),
-                    x=x + size / 2,
-                    y=y + size / 2 + 4,
-                    text_anchor="middle",
-                    class_=style,
-                )
-            )
+            marks.append(_text(number(float(values[i, j])), x + size / 2, y + size / 2 + 4, class_=style))
     edge = tag(
         "rect", x=left, y=top, width=size * values.shape[1], height=size * values.shape[0], class_="edge"
     )
     for i, name in enumerate(rows or ()):
-        cells.append(
-            tag("text", _short(name, 15), x=left - 6, y=top + (i + 0.5) * size + 4, text_anchor="end")
-        )
+        marks.append(_text(_short(name, 15), left - 6, top + (i + 0.5) * size + 4, "end"))
     for j, name in enumerate(columns or ()):
-        cells.append(
-            tag(
-                "text",
-                _short(name, max(2, int(size / 7))),
-                x=left + (j + 0.5) * size,
-                y=top - 8,
-                text_anchor="middle",
-                class_="tick",
-            )
-        )
+        short = _short(name, max(2, int(size / 7)))
+        marks.append(_text(short, left + (j + 0.5) * size, top - 8, class_="tick"))
     width = left + size * values.shape[1] + 4
-    return canvas(max(width, 120.0), top + size * values.shape[0] + 4, label, join(cells), edge)
+    return canvas(max(width, 120.0), top + size * values.shape[0] + 4, label, join(marks), edge)
 
 
 def thinned(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

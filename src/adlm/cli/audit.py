@@ -17,24 +17,24 @@ if TYPE_CHECKING:
 
 def audit(
     release: Annotated[
-        Path | None, typer.Option(help="Check this release folder instead of the product.", metavar="DIR")
+        Path | None, typer.Option(help="Audit this release folder instead of adlm itself.", metavar="DIR")
     ] = None,
     subject: Annotated[
         list[str] | None,
         typer.Option(
-            help="Attack a mechanism of somebody else's instead: numpy-laplace, opendp-laplace, opacus-step, "
+            help="Audit a third-party mechanism instead: numpy-laplace, opendp-laplace, opacus-step, "
             "or FILE.py:NAME for a plug-in of your own; may be repeated.",
             metavar="NAME",
         ),
     ] = None,
     controls: Annotated[
-        bool, typer.Option("--controls", help="Attack mechanisms that are wrong on purpose too.")
+        bool, typer.Option("--controls", help="Also attack negative controls, which are broken on purpose.")
     ] = False,
     runs: Annotated[
-        int | None, typer.Option(min=100, max=10**7, help="Runs of each mechanism in each of two worlds.")
+        int | None, typer.Option(min=100, max=10**7, help="Runs on each of two neighbouring data sets.")
     ] = None,
     long: Annotated[
-        bool, typer.Option("--long", help="Try harder: more runs, membership inference. Minutes.")
+        bool, typer.Option("--long", help="More runs, and membership inference; takes minutes.")
     ] = False,
     picture: Annotated[
         Path | None, typer.Option(help="Draw ROC curves and what is proved to this PNG or SVG.")

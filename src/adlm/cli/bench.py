@@ -20,8 +20,8 @@ def bench(
             "engines, rounds, wide, image."
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Less work; the spread is larger.")] = False,
-    repeats: Annotated[int, typer.Option(help="Interleaved rounds.", min=1)] = 3,
+    quick: Annotated[bool, typer.Option("--quick", help="Less work, with a larger spread.")] = False,
+    repeats: Annotated[int, typer.Option(help="Number of interleaved repeats.", min=1)] = 3,
     kymatio_python: Annotated[
         str | None, typer.Option(help="The Python of an environment that has kymatio 0.3.0.", metavar="PATH")
     ] = None,

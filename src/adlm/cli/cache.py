@@ -7,7 +7,7 @@ import typer
 from adlm.cli.console import AsJson, Output, Quiet
 
 app = typer.Typer(
-    help="Show and remove kept features of private records; they are private data. Example: adlm cache clear",
+    help="Show and remove cached features of records, which are private data. Example: adlm cache clear",
     no_args_is_help=True,
 )
 

@@ -20,7 +20,7 @@ def card(
         Path | None, typer.Option(help="Figures that adlm evaluate --save kept; found beside a model.")
     ] = None,
     licence: Annotated[
-        str | None, typer.Option("--license", help="Of the model, as the hub names it.", metavar="NAME")
+        str | None, typer.Option("--license", help="The model's, as the hub names it.", metavar="NAME")
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,

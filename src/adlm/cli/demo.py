@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder to make.")] = Path("demo"),
+    out: Annotated[Path, typer.Option(help="Output folder; must not exist.")] = Path("demo"),
     epsilon: Annotated[str, typer.Option(help="The privacy budget.")] = "2",
     as_json: AsJson = False,
     quiet: Quiet = False,

@@ -24,7 +24,7 @@ def init(
     ] = None,
     person: Annotated[str | None, typer.Option(help="The column that names the person.")] = None,
     peek: Annotated[
-        bool, typer.Option("--peek", help="Fill in from the data; certificates will say so.")
+        bool, typer.Option("--peek", help="Learn bounds and values from the data; certificates are stamped.")
     ] = False,
     header: Annotated[
         bool | None,

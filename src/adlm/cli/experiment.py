@@ -28,13 +28,13 @@ With --json, the summary: {"experiment", "command", "cores", "rows": [{"method",
 Preset = Annotated[
     str, typer.Option(help="quick: minutes on two cores; full: the paper's scale.", metavar="quick|full")
 ]
-Epsilons = Annotated[str | None, typer.Option(help="Other epsilons, such as 0.1,0.5.")]
-Seeds = Annotated[int | None, typer.Option(help="Other number of seeds.")]
+Epsilons = Annotated[str | None, typer.Option(help="Epsilons to run, such as 0.1,0.5.")]
+Seeds = Annotated[int | None, typer.Option(help="Number of seeds; the preset's by default.")]
 Methods = Annotated[str | None, typer.Option(help="Only these methods, such as moments,psgd-linear.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Keep finished trials and go on.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Keep finished trials and resume.")]
 Jobs = Annotated[
     int | None,
-    typer.Option(help="Processes; one a core when not given. 0: the page of finished trials alone.", min=0),
+    typer.Option(help="Processes; one per core by default. 0 only rewrites the page of results.", min=0),
 ]
 Out = Annotated[Path, typer.Option(help="Folder of results.")]
 Diffprivlib = Annotated[
@@ -139,7 +139,7 @@ def tables(
     releases: Annotated[int, typer.Option(help="Fresh releases for each figure.")] = 10,
     epsilons: Epsilons = None,
     compare: Annotated[
-        bool, typer.Option("--compare/--ours-alone", help="With the models it is compared with.")
+        bool, typer.Option("--compare/--ours-alone", help="Also run the models to compare with.")
     ] = True,
     diffprivlib_python: Diffprivlib = None,
     interpret_python: Annotated[

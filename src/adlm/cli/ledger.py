@@ -20,9 +20,9 @@ app = typer.Typer(
 @app.command("show", epilog="Example: adlm ledger show L.jsonl --delta 1e-5")
 def show_ledger(
     ledger: Annotated[Path, typer.Argument(help="The ledger's file, as adlm release printed it.")],
-    delta: Annotated[str, typer.Option(help="Of the next release: 0 for pure epsilon.")] = "0",
+    delta: Annotated[str, typer.Option(help="Delta of the next release; 0 for pure epsilon.")] = "0",
     neighbours: Annotated[
-        str | None, typer.Option(help="Of the next release; that of the charges when not given.")
+        str | None, typer.Option(help="Relation of the next release; that of the charges by default.")
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,

@@ -14,9 +14,9 @@ def pretrain(
     data: Annotated[str, typer.Option(help="The data set whose domain the network is for.")] = "mnist",
     network: Annotated[str, typer.Option(help="A network by name.")] = "mlp",
     epochs: Annotated[int, typer.Option(help="Passes over the synthetic records.")] = 12,
-    out: Annotated[Path, typer.Option(help="Folder to make.")] = Path("relevance-network"),
+    out: Annotated[Path, typer.Option(help="Output folder; must not exist.")] = Path("relevance-network"),
     seed: Annotated[
-        int, typer.Option(help="Of the random process and of training.", min=0, max=2**32 - 1)
+        int, typer.Option(help="Random seed of the synthetic data and of training.", min=0, max=2**32 - 1)
     ] = 0,
     sign: Sign = None,
     as_json: AsJson = False,

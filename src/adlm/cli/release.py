@@ -28,19 +28,17 @@ def release(
     out: option.Out = Path("release"),
     method: Annotated[
         str,
-        typer.Option(
-            help="Noise is identical unless --allocation or --relevance ask for more; ilm refuses them."
-        ),
+        typer.Option(help="adlm, or ilm for identical noise, which refuses --allocation and --relevance."),
     ] = "adlm",
     neighbours: option.Neighbours = None,
     ledger: option.LedgerFile = None,
     budget: option.Total = None,
-    k: Annotated[int | None, typer.Option(help="Coordinates, instead of the rule's.")] = None,
+    k: Annotated[int | None, typer.Option(help="Feature coordinates; the rule's by default.")] = None,
     second_moment_dim: Annotated[
-        int | None, typer.Option(help="Coordinates with second moments, instead of the rule's.")
+        int | None, typer.Option(help="Coordinates with second moments; the rule's by default.")
     ] = None,
     sums_budget_share: Annotated[
-        float | None, typer.Option(help="Share of the budget for class sums, instead of the rule's.")
+        float | None, typer.Option(help="Share of the budget for class sums; the rule's by default.")
     ] = None,
     allocation: Annotated[
         str | None, typer.Option(help="identical, linear or optimal noise over coordinates.")
@@ -65,16 +63,16 @@ def release(
         typer.Option(help="public or private, declared of the --backbone: had private records a part in it?"),
     ] = None,
     trained_on: Annotated[
-        str | None, typer.Option(help="What the --backbone was trained on; it is said in the report.")
+        str | None, typer.Option(help="What the --backbone was trained on; shown in the report.")
     ] = None,
     public_size: Annotated[
         int | None, typer.Option(help="A public guess of the number of records, if that is private.", min=1)
     ] = None,
     limit: option.Limit = None,
     seed: option.Seed = None,
-    cache: Annotated[bool, typer.Option("--cache", help="Keep features of the records on disk.")] = False,
+    cache: Annotated[bool, typer.Option("--cache", help="Cache features of the records on disk.")] = False,
     engine: Annotated[
-        str, typer.Option(help="Where passes run: local or ray; the release is the same.")
+        str, typer.Option(help="Where records are processed: local or ray; the release is the same.")
     ] = "local",
     ray_address: Annotated[
         str | None,

@@ -17,7 +17,7 @@ File = Annotated[
 Data = Annotated[str | None, typer.Option(help="A data set by name (see adlm data list).")]
 DomainFile = Annotated[Path | None, typer.Option("--domain", help="The TOML file that declares the records.")]
 Epsilon = Annotated[str, typer.Option(help="The privacy budget of this release.")]
-Out = Annotated[Path, typer.Option(help="Folder to make.")]
+Out = Annotated[Path, typer.Option(help="Output folder; must not exist.")]
 Neighbours = Annotated[str | None, typer.Option(help="replace-one or add-remove.")]
 LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="The data set's ledger; made if need be.")]
 Total = Annotated[

@@ -40,7 +40,7 @@ FOR_NETWORKS = (
 def train(
     context: typer.Context,
     release: Annotated[Path, typer.Argument(help="A release folder.")],
-    out: Annotated[Path, typer.Option(help="Folder to make.")] = Path("model"),
+    out: Annotated[Path, typer.Option(help="Output folder; must not exist.")] = Path("model"),
     network: Annotated[
         str | None,
         typer.Option(
@@ -51,12 +51,11 @@ def train(
     epochs: Annotated[
         int | None,
         typer.Option(
-            help="Passes over the examples; any number costs nothing. When not given: 12, or more for 2,000 "
-            "steps.",
+            help="Epochs; any number costs no privacy. When not given: 12, or more for 2,000 steps.",
             min=1,
         ),
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="T batches, instead of epochs.", min=1)] = None,
+    steps: Annotated[int | None, typer.Option(help="Batches (T), instead of epochs.", min=1)] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(
@@ -64,18 +63,18 @@ def train(
         ),
     ] = None,
     optimiser: Annotated[str, typer.Option(help="Any optimiser of torch.optim.")] = "Adam",
-    learning_rate: Annotated[float, typer.Option(help="eta_t at the start.")] = 3e-3,
+    learning_rate: Annotated[float, typer.Option(help="Initial learning rate (eta_t).")] = 3e-3,
     schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "cosine",
     draws: Annotated[int, typer.Option(help="Examples to draw from a moment release for a network.")] = 20000,
     seed: Annotated[
-        int, typer.Option(help="Order of batches; nothing to do with privacy.", min=0, max=2**32 - 1)
+        int, typer.Option(help="Random seed of training; unrelated to privacy.", min=0, max=2**32 - 1)
     ] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from OUT's checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume from OUT's checkpoint.")] = False,
     backbone: ReleasedBackbone = None,
     class_weight: Annotated[
         str | None,
         typer.Option(
-            help="Weights of mistakes by class, at no cost: balanced (from released counts), or public ones.",
+            help="Class weights, at no privacy cost: balanced (from released counts), or public ones.",
             metavar="balanced|NAME=W,...",
         ),
     ] = None,

@@ -32,11 +32,11 @@ def parse_class_weight(text: str) -> Weights:
     """Read `balanced`, or `NAME=WEIGHT,NAME=WEIGHT`."""
     if text == BALANCED:
         return BALANCED
-    found: dict[str, float] = {}
+    weights: dict[str, float] = {}
     for part in text.split(","):
         name, equals, weight = part.rpartition("=")
         try:
-            found[name.strip()] = float(weight)
+            weights[name.strip()] = float(weight)
         except ValueError:
             equals = ""
         if not equals:
@@ -44,7 +44,7 @@ def parse_class_weight(text: str) -> Weights:
                 f"class weights are {BALANCED}, or NAME=WEIGHT for some classes with commas between (got "
                 f"{text!r})"
             )
-    return found
+    return weights
 
 
 def class_weights(release: Release, given: Weights) -> dict[str, float]:

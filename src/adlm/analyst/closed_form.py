@@ -34,10 +34,10 @@ def closed_form_model(release: Release, features: Features) -> Model:
 def _linear(release: Release, features: Features) -> Model:
     head = usable_head(release, features)
     summary: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
-    if (found := estimated_accuracy(release)) is not None:
-        summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
-    if said := warning(release):
-        summary["warning"] = said
+    if (accuracy := estimated_accuracy(release)) is not None:
+        summary |= {"estimated_accuracy": accuracy[0], "estimated_accuracy_sd": accuracy[1]}
+    if sentence := warning(release):
+        summary["warning"] = sentence
     linear = head.module(features.width)
     return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
 

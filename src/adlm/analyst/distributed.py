@@ -76,9 +76,9 @@ def mean(value: float) -> float:
     """Return the mean of a number over all processes, so that all decide alike."""
     if size() == 1:
         return value
-    found = torch.tensor([value], dtype=torch.float64)
-    distributed.all_reduce(found)
-    return float(found[0]) / size()
+    total = torch.tensor([value], dtype=torch.float64)
+    distributed.all_reduce(total)
+    return float(total[0]) / size()
 
 
 def wait() -> None:

@@ -56,8 +56,8 @@ def labelled_draws(
     else:
         wide = _features(release, features, n, generator)
         target = _labels(release, features, wide, plan)
-        if said := warning(release):
-            facts["warning"] = said
+        if sentence := warning(release):
+            facts["warning"] = sentence
     if plan.class_weight is not None:
         weighing = plan.class_weight
         facts |= {

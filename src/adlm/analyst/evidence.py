@@ -55,8 +55,8 @@ def estimated_accuracy(release: Release) -> tuple[float, float] | None:
     It is released and charged like everything else. The model was trained on these records, so it is a little
     too high for new ones.
     """
-    found = _right(release)
-    return None if found is None else (min(max(found[0], 0.0), 1.0), found[1])
+    right = _right(release)
+    return None if right is None else (min(max(right[0], 0.0), 1.0), right[1])
 
 
 def expected_accuracy(right: float, sd: float, shares: Tensor) -> float:
@@ -86,21 +86,21 @@ def below_majority_baseline(release: Release) -> bool:
     By the released count of records that it gets right, where there is one, and otherwise by how much longer
     the differences of class means are than their noise makes them.
     """
-    found = _right(release)
-    if found is None:
+    right = _right(release)
+    if right is None:
         return release.kind != "table" and _evidence_of_means(release) < LEAST_EVIDENCE
     shares = log_shares(release).exp()
-    return expected_accuracy(*found, shares) + min(found[1], MOST_DOUBT) < float(shares.max())
+    return expected_accuracy(*right, shares) + min(right[1], MOST_DOUBT) < float(shares.max())
 
 
 def warning(release: Release) -> str:
     """What is to be said of a model of this release, in one sentence; empty where nothing is."""
     if below_majority_baseline(release):
         return DROWNED
-    found = estimated_accuracy(release)
-    if found is not None:
-        spread = math.hypot(found[1], _count_spread(release))
-        if found[0] - LEAST_EVIDENCE * spread < float(log_shares(release).exp().max()):
+    accuracy = estimated_accuracy(release)
+    if accuracy is not None:
+        spread = math.hypot(accuracy[1], _count_spread(release))
+        if accuracy[0] - LEAST_EVIDENCE * spread < float(log_shares(release).exp().max()):
             return UNSURE
     return ""
 

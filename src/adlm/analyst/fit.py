@@ -80,11 +80,11 @@ def fit(
     True
     """
     origin = _origin(network, provenance)
-    made = _made(release, network, plan, features, draws, device, checkpoint)
-    summary = dict(made.training) if origin is None else dict(made.training) | {"provenance": origin}
+    model = _made(release, network, plan, features, draws, device, checkpoint)
+    summary = dict(model.training) if origin is None else dict(model.training) | {"provenance": origin}
     if summary.get("warning"):
         warnings.warn(str(summary["warning"]), NoisyModelWarning, stacklevel=2)
-    return replace(made, training=summary, release_signature=release.signature)
+    return replace(model, training=summary, release_signature=release.signature)
 
 
 def _origin(network: str | nn.Module | None, provenance: str | None) -> str | None:

@@ -141,14 +141,14 @@ def _patch(call: _LayerCall) -> int:
     if isinstance(layer, nn.MultiheadAttention):
         return int(layer.embed_dim)
     if isinstance(layer, _ConvTransposeNd):  # how many inputs meet in an output depends on the stride
-        kept = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
+        weights = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
         with torch.no_grad():
             for name, parameter in layer.named_parameters():
                 parameter.fill_(0.0 if name == "bias" else 1.0)
-            found = round(float(layer.forward(torch.ones_like(call.inputs)).max()))
+            inputs = round(float(layer.forward(torch.ones_like(call.inputs)).max()))
             for name, parameter in layer.named_parameters():
-                parameter.copy_(kept[name])
-        return found
+                parameter.copy_(weights[name])
+        return inputs
     return layer.get_parameter("weight")[0].numel()
 
 

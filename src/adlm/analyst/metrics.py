@@ -95,11 +95,11 @@ def measure(probabilities: npt.ArrayLike, codes: npt.ArrayLike) -> Measures:
     confusion = np.zeros((classes, classes), dtype=np.int64)
     np.add.at(confusion, (y, guess), 1)
     present = confusion.sum(1) > 0
-    found = confusion.diagonal()[present] / confusion.sum(1)[present]
+    recalls = confusion.diagonal()[present] / confusion.sum(1)[present]
     return Measures(
         n=len(y),
         accuracy=float((guess == y).mean()),
-        balanced_accuracy=float(found.mean()),
+        balanced_accuracy=float(recalls.mean()),
         auc=_auc(p, y),
         calibration_error=_calibration_error(p.max(1), guess == y),
         log_loss=float(-np.log(np.maximum(p[np.arange(len(y)), y], 1e-12)).mean()),

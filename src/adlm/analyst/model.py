@@ -165,8 +165,8 @@ class Model:
         """
         if self.target is None:
             raise UserError("this model predicts classes, not a number; use predict()")
-        found = self._outputs(x, device)[:, 0].double().numpy()
-        return np.asarray(np.clip(found, *self.target))
+        predictions = self._outputs(x, device)[:, 0].double().numpy()
+        return np.asarray(np.clip(predictions, *self.target))
 
     def save(self, folder: Path | str, *, key: Ed25519PrivateKey | None = None) -> None:
         """Write the model to a new folder, whole or not at all.
@@ -221,24 +221,24 @@ class Model:
         UserError : the folder is no model, something in it was altered, or the network or the features must
             be given.
         """
-        found = read_folder(Path(folder))
-        raw = found.description
-        taken = checked(found.certificate.features, features) if raw["on_features"] else None
-        head = network or _head(raw["architecture"], found.weights, found.certificate)
-        if found.certificate.domain.target is not None and raw["architecture"]["kind"] != "linear":
+        read = read_folder(Path(folder))
+        raw = read.description
+        taken = checked(read.certificate.features, features) if raw["on_features"] else None
+        head = network or _head(raw["architecture"], read.weights, read.certificate)
+        if read.certificate.domain.target is not None and raw["architecture"]["kind"] != "linear":
             head = in_units(head)
         try:
-            head.load_state_dict(found.weights)
+            head.load_state_dict(read.weights)
         except RuntimeError as error:
             raise UserError(f"the weights in {folder} do not fit the network: {error}") from None
         return cls(
-            found.certificate,
+            read.certificate,
             head,
             raw["architecture"],
             taken,
             raw["training"],
-            found.release_signature,
-            found.signature,
+            read.release_signature,
+            read.signature,
         )
 
 

@@ -40,13 +40,13 @@ class _BoundedResponse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *upstream: Any) -> tuple[Tensor, None, None, None, None]:
         h, band, inner, factor, bounded = ctx.saved_tensors
-        found = torch.empty_like(h)
+        gradient = torch.empty_like(h)
         for rows in _blocks(h):
             # Where h wins the max the result is 1, and does not move with it.
             direct = torch.ops.aten.hardtanh_backward(upstream[0][rows], bounded[rows], -math.inf, 1.0)
             around = (direct * bounded[rows]).div_(inner[rows]) @ band
-            torch.mul(direct, factor[rows], out=found[rows]).addcmul_(h[rows], around, value=ctx.slope)
-        return found, None, None, None, None
+            torch.mul(direct, factor[rows], out=gradient[rows]).addcmul_(h[rows], around, value=ctx.slope)
+        return gradient, None, None, None, None
 
 
 def _blocks(h: Tensor) -> Iterator[slice]:
@@ -122,8 +122,8 @@ class BatchStatistics(nn.Module):
         """Move averages towards what a batch of training has."""
         if self.training:
             step = 1.0 if self.seen == 0 else self.momentum
-            for average, found in pairs:
-                average.lerp_(found.detach(), step)
+            for average, current in pairs:
+                average.lerp_(current.detach(), step)
             self.seen += 1
 
 
@@ -189,7 +189,7 @@ def by_batch(network: nn.Module, wanted: bool = True) -> Iterator[None]:
     layers = list(network.modules()) if wanted else []
     own = [layer for layer in layers if isinstance(layer, BatchStatistics)]
     others = [layer for layer in layers if isinstance(layer, _BatchNorm)]
-    kept = [(layer.running_mean, layer.running_var) for layer in others]
+    statistics = [(layer.running_mean, layer.running_var) for layer in others]
     for own_layer in own:
         own_layer.by_batch = True
     for layer in others:
@@ -199,5 +199,5 @@ def by_batch(network: nn.Module, wanted: bool = True) -> Iterator[None]:
     finally:
         for own_layer in own:
             own_layer.by_batch = False
-        for layer, (mean, variance) in zip(others, kept, strict=True):
+        for layer, (mean, variance) in zip(others, statistics, strict=True):
             layer.running_mean, layer.running_var = mean, variance

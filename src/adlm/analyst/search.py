@@ -73,10 +73,10 @@ def train_on_release(release: Release, settings: Mapping[str, Any]) -> Model:
     """Train on a release by settings as `search_on_release` takes them; it costs nothing."""
     _check(release, settings)
     given = {name: value for name, value in settings.items() if name != WEIGHTS}
-    made: Model = _trainer(release)(release, **given)
+    model: Model = _trainer(release)(release, **given)
     if settings.get("network") is None:  # those of a network are in its plan
-        made = with_class_weights(made, release, settings.get(WEIGHTS))
-    return replace(made, release_signature=release.signature)
+        model = with_class_weights(model, release, settings.get(WEIGHTS))
+    return replace(model, release_signature=release.signature)
 
 
 def _trainer(release: Release) -> Any:

@@ -63,10 +63,10 @@ def train(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> M
     """Make the model of a table's release."""
     head = fit(release, stages=stages, noise_penalty=noise_penalty)
     summary: dict[str, object] = {"network": ADDITIVE, "epochs": 0}
-    if (found := estimated_accuracy(release)) is not None:
-        summary |= {"estimated_accuracy": found[0], "estimated_accuracy_sd": found[1]}
-        if said := warning(release):
-            summary["warning"] = said
+    if (accuracy := estimated_accuracy(release)) is not None:
+        summary |= {"estimated_accuracy": accuracy[0], "estimated_accuracy_sd": accuracy[1]}
+        if sentence := warning(release):
+            summary["warning"] = sentence
         if below_majority_baseline(release):
             features = release.features()
             assert isinstance(features, TabularFeatures)

@@ -235,11 +235,11 @@ def _step(
     def closure() -> float:
         optimiser.zero_grad()
         value = batch_loss(in_chunks.forward(network, x), target) * weight
-        found = distributed.mean(float(value.detach()))
-        if not math.isfinite(found):
+        mean = distributed.mean(float(value.detach()))
+        if not math.isfinite(mean):
             raise _NotFiniteError
         value.backward()  # type: ignore[no-untyped-call]
-        return found
+        return mean
 
     return float(optimiser.step(closure))
 

@@ -166,8 +166,8 @@ class _ConvolutionalMachine(nn.Module):
     def _pairs(self, v: Tensor, h: Tensor) -> Tensor:
         """Sum over records and places of hidden times visible, (units, maps, patch, patch)."""
         padding = self.layer.padding[0]
-        found = F.conv2d(v.transpose(0, 1), h.transpose(0, 1), padding=padding)
-        return found.transpose(0, 1)
+        products = F.conv2d(v.transpose(0, 1), h.transpose(0, 1), padding=padding)
+        return products.transpose(0, 1)
 
 
 class DeepBelief(Unsupervised):

@@ -230,9 +230,9 @@ def _stated_frequencies(release: Release, counted: Indicators) -> list[str]:
     spec = release.certificate.features["spec"]
     blocks = TableIndicators(TableDomain.from_dict(spec["table"])).blocks
     steps, sd = counted.clip().steps, float(release.certificate.settings["sd_indicators"])
-    found = frequencies(release.tensors["indicators"].numpy() * steps, blocks, sd * float(steps[0]))
+    recomputed = frequencies(release.tensors["indicators"].numpy() * steps, blocks, sd * float(steps[0]))
     faults = []
-    if not np.allclose(found, spec["frequencies"], rtol=0, atol=2e-6):
+    if not np.allclose(recomputed, spec["frequencies"], rtol=0, atol=2e-6):
         faults.append("the frequencies that scale the columns are not those of the released counts")
     if counted.values:
         sd = float(release.certificate.settings["sd_values"])

@@ -41,15 +41,15 @@ STEPS = 1 << 20  # grid steps in one unit
 
 def _finding(name: str, claimed: Epsilon, worlds: tuple[Reals, Reals], note: str) -> Finding:
     bound = two_worlds_bound(*worlds, alpha=ALPHA)
-    found = caught(name, claimed, bound.value, note)
-    return replace(found, confidence=bound.confidence, runs=len(worlds[0]), curve=curve(worlds))
+    finding = caught(name, claimed, bound.value, note)
+    return replace(finding, confidence=bound.confidence, runs=len(worlds[0]), curve=curve(worlds))
 
 
 def _attacked(subject: Subject, data: Records, neighbour: Records, runs: int, source: Source) -> Finding:
     """Attack a subject at given neighbours, as a control: against what it claims."""
     comparison = replay(subject, data, neighbour, source)
-    found = two_worlds(subject, Neighbours(data, neighbour, comparison), runs, source)
-    return replace(found, rung="control", control=True, proved=float("inf"))
+    finding = two_worlds(subject, Neighbours(data, neighbour, comparison), runs, source)
+    return replace(finding, rung="control", control=True, proved=float("inf"))
 
 
 def shared_noise_image(runs: int, source: Source) -> Finding:
@@ -82,32 +82,32 @@ def batch_sum_sensitivity(runs: int, source: Source) -> Finding:
     subject = of_records("record noise with the batch's sensitivity", settings, domain, focus=0)
     black, white = np.zeros((1, domain.size)), np.ones((1, domain.size))
     code = np.zeros(1, dtype=np.int64)
-    found = _attacked(subject, Records(white, code), Records(black, code), min(runs, 2000), source)
-    return replace(found, note="certificate: proved 72")
+    finding = _attacked(subject, Records(white, code), Records(black, code), min(runs, 2000), source)
+    return replace(finding, note="certificate: proved 72")
 
 
 def half_sensitivity(source: Source) -> list[Finding]:
     """Half of the noise that the sensitivity asks for, in each mechanism; as many runs as that takes."""
-    found = []
+    findings = []
     for subject in halved():
         runs = 10_000 if "radial" in subject.name else 20_000 if "Gaussian" in subject.name else 100_000
         worst = worst_neighbours(subject, source, evaluations=25)
         attacked = two_worlds(subject, worst, runs, source)
         claimed = replace(attacked, rung="control", control=True, claimed=attacked.proved)
-        found.append(replace(claimed, proved=float("inf"), note="half the noise behind its charge"))
-    return found
+        findings.append(replace(claimed, proved=float("inf"), note="half the noise behind its charge"))
+    return findings
 
 
 def halved() -> list[Subject]:
     """Every mechanism of the product with half the noise that it charges for."""
     half = Fraction(1, 2)
-    made = [
+    subjects = [
         replace(of_moments(f"half the noise: {name}", design, "add-remove", covers, focus=focus), weaken=half)
         for name, (design, covers, focus) in designs().items()
         if name not in DENSE_RADIAL
     ]
     records = of_records("half the noise: labels", paper_settings(), image_domain(), focus=1)
-    return [*made, replace(records, weaken=half)]
+    return [*subjects, replace(records, weaken=half)]
 
 
 def float_laplace(runs: int, source: Source) -> Finding:

@@ -97,8 +97,8 @@ def batch_rounding(runs: int, source: Source) -> Finding:
     """Features whose last bits follow the size of their batch."""
     del runs, source  # the features of every record are compared, bit by bit
     name = "features rounded by the size of their batch"
-    found = batch_separability(BatchRounded((20,)), trial_images(70, (20,)), "add-remove", name)
-    return replace(found, control=True)
+    finding = batch_separability(BatchRounded((20,)), trial_images(70, (20,)), "add-remove", name)
+    return replace(finding, control=True)
 
 
 INPUTS: tuple[Control, ...] = (shifting_window, batch_maximum, batch_rounding, exact_number, seeded_input)

@@ -137,7 +137,7 @@ def shadows(
     n = len(pool.x)
     z = Identity((pool.x.shape[1],))(torch.from_numpy(pool.x))
     codes = torch.from_numpy(pool.codes)
-    found: dict[int, list[Reals]] = {epochs: [] for epochs in EPOCHS}
+    scores: dict[int, list[Reals]] = {epochs: [] for epochs in EPOCHS}
     members = np.zeros((count, n), dtype=np.bool_)
     with progress.bar(count, "shadow models") as advance:
         for shadow in range(count):
@@ -153,13 +153,13 @@ def shadows(
                 head = nn.Sequential(nn.Linear(z.shape[1], 64), nn.ReLU(), nn.Linear(64, pool.classes))
 
             def keep(epoch: int, network: nn.Module) -> None:
-                if epoch in found:
-                    found[epoch].append(confidences(network, z, codes))
+                if epoch in scores:
+                    scores[epoch].append(confidences(network, z, codes))
 
             plan = TrainingConfig(epochs=max(EPOCHS), batch_size=100, learning_rate=1e-2, seed=shadow)
             train(head, examples, plan, device="cpu", after_epoch=keep)
             advance(1)
-    return {epochs: np.stack(rows) for epochs, rows in found.items()}, members
+    return {epochs: np.stack(rows) for epochs, rows in scores.items()}, members
 
 
 def attack(

@@ -86,12 +86,12 @@ class Mechanism:
     def outputs(self, records: Any, runs: int) -> Reals:
         """Return (runs, width) outputs."""
         made = self.many(records, runs) if self.many is not None else [self.run(records) for _ in range(runs)]
-        found = np.asarray(made, dtype=np.float64).reshape(runs, -1)
-        if not np.isfinite(found).all():
+        values = np.asarray(made, dtype=np.float64).reshape(runs, -1)
+        if not np.isfinite(values).all():
             raise UserError(
                 f"{self.name} gave an output that is not a finite number; the audit needs numbers"
             )
-        return found
+        return values
 
 
 def audit_other(mechanism: Mechanism, runs: int = 100_000) -> Finding:

@@ -34,8 +34,8 @@ def of_records(
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         private = PrivateRecords(data.values, data.codes, domain)
-        made = release_records(private, settings, relevance=given, ledger=ledger, source=source)
-        return made.certificate.charges
+        release = release_records(private, settings, relevance=given, ledger=ledger, source=source)
+        return release.certificate.charges
 
     covers = (None, 0, *(1 for _ in settings.orders))
     return Subject(name, domain.neighbours, run, covers, domain.size, len(domain.classes), focus, box=True)
@@ -107,8 +107,8 @@ def of_algorithm1(name: str, width: int) -> Subject:
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         relevance = public_relevance(network, data, domain, Fraction(1, 2), ledger, source)
         private = PrivateRecords(data.values, data.codes, domain)
-        made = release_records(private, settings, relevance=relevance, ledger=ledger, source=source)
-        return made.certificate.charges
+        release = release_records(private, settings, relevance=relevance, ledger=ledger, source=source)
+        return release.certificate.charges
 
     return Subject(name, "replace-one", run, (0, None, 1, 2), width, tight=False, box=True)
 

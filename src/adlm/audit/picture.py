@@ -64,9 +64,9 @@ def _chosen(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings worth a panel: the named ones, else the first with a curve; then one control."""
     curves = [f for f in findings if f.curve and not f.control]
     named = [next((f for f in curves if f.mechanism == name), None) for name in PANELS]
-    kept = [f for f in named if f is not None] or curves[:3]
+    chosen = [f for f in named if f is not None] or curves[:3]
     control = next((f for f in findings if f.control and f.curve), None)
-    return kept + ([control] if control is not None else [])
+    return chosen + ([control] if control is not None else [])
 
 
 def _roc(panel: Axes, finding: Finding) -> None:

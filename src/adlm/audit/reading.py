@@ -86,24 +86,24 @@ def search(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outcome:
     cases : pairs of neighbours drawn.
     seed : of the draw.
     """
-    found = Outcome()
+    outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="adlm-audit-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a library's own, of the columns that it is given
         for number in range(cases):
             case = form(Random(f"{seed} {number}"), Path(folder))
             if case is None:
-                found.refused += 1
+                outcome.refused += 1
                 continue
             try:
                 one, two = reader(case.one), reader(case.two)
             except UserError:
-                found.refused += 1
+                outcome.refused += 1
                 continue
-            found.compared += 1
+            outcome.compared += 1
             changed = others_changed(case, one, two)
-            if changed > found.changed:
-                found.changed, found.example = changed, case.summary
-    return found
+            if changed > outcome.changed:
+                outcome.changed, outcome.example = changed, case.summary
+    return outcome
 
 
 def others_changed(case: Case, one: Read, two: Read) -> int:

@@ -192,7 +192,7 @@ def files_with_newlines(rng: Random, folder: Path) -> Case:
 
     relation = rng.choice(RELATIONS[:2])
     other, at, strange = neighbours(rng, relation, records, odd)
-    made = []
+    written = []
     for name, rows in (("one.csv", records), ("two.csv", other)):
         stream = io.StringIO(newline="")
         writer = csv.writer(
@@ -202,8 +202,8 @@ def files_with_newlines(rng: Random, folder: Path) -> Case:
         )
         writer.writerows(([[c.name for c in table.columns]] if table.header else []) + list(rows))
         (folder / name).write_bytes(stream.getvalue().encode())
-        made.append(Written(table, folder / name, None, rng.choice(BLOCKS), rng.choice([3, 8192])))
-    return Case(made[0], made[1], relation, at, repr(strange))
+        written.append(Written(table, folder / name, None, rng.choice(BLOCKS), rng.choice([3, 8192])))
+    return Case(written[0], written[1], relation, at, repr(strange))
 
 
 FORMS: dict[str, Form] = {

@@ -103,8 +103,8 @@ def open_quote(written: Written) -> Read:
 
 def comment_anywhere(written: Written) -> Read:
     """Lines that start with the comment mark dropped, wherever they stand."""
-    kept = [line for line in _lines(written)[1:] if not line.startswith("#")]
-    return _lenient(kept, written.table, ",", '"')
+    lines = [line for line in _lines(written)[1:] if not line.startswith("#")]
+    return _lenient(lines, written.table, ",", '"')
 
 
 def batch_maximum(written: Written) -> Read:

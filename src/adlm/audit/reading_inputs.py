@@ -202,7 +202,7 @@ def search_inputs(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outc
     cases : neighbours to draw.
     seed : of the draws.
     """
-    found = Outcome()
+    outcome = Outcome()
     for number in range(cases):
         rng = Random(f"{seed} {number}")
         relation = rng.choice(RELATIONS if form.persons else RELATIONS[:2])
@@ -211,9 +211,9 @@ def search_inputs(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outc
         try:
             rows = [_read(form, reader, records, domain, rng) for records in (one, two)]
         except UserError:
-            found.refused += 1
+            outcome.refused += 1
             continue
-        found.compared += 1
+        outcome.compared += 1
         here, there = (Counter(row for row in some if row[0]) for some in rows)
         changed = max((here - there).total(), (there - here).total())
         if relation != "persons" and changed == 0:  # and each is what it is alone
@@ -221,9 +221,9 @@ def search_inputs(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outc
                 _read(form, reader, [record], domain, rng)[0] for record in one if record.label != OWN
             )
             changed = (here - alone).total()
-        if changed > found.changed:
-            found.changed, found.example = changed, f"{relation}, case {number}"
-    return found
+        if changed > outcome.changed:
+            outcome.changed, outcome.example = changed, f"{relation}, case {number}"
+    return outcome
 
 
 def _neighbours(form: Form, relation: str, rng: Random) -> tuple[list[Record], list[Record]]:
@@ -273,5 +273,5 @@ def product_input_reading(cases: int, seed: int = 0) -> list[Finding]:
 def images_brightened_together(runs: int, source: Source) -> Finding:
     """Control: pixels divided by the brightest of the folder, which one picture decides."""
     del runs, source  # the search is exact, and draws no noise
-    found = search_inputs(FORMS["folders of images"], brightened, 60)
-    return finding("images scaled by the brightest of all", found, control=True)
+    outcome = search_inputs(FORMS["folders of images"], brightened, 60)
+    return finding("images scaled by the brightest of all", outcome, control=True)

@@ -21,12 +21,12 @@ from adlm.privacy.accounting import Epsilon
 @contextmanager
 def put(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Replace an attribute of a class or a module for a while."""
-    kept = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
+    original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, kept)
+        setattr(owner, name, original)
 
 
 def without_clip() -> AbstractContextManager[None]:

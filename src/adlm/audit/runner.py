@@ -117,13 +117,13 @@ def audit_mechanism(subject: Subject, depth: Depth, source: Source) -> list[Find
     """Search for a mechanism's worst neighbours, then distinguish the two worlds."""
     worst = worst_neighbours(subject, source, evaluations=depth.evaluations)
     slow = max(SLOW.get(call.mechanism, 1) for call, _ in worst.comparison.pairs)
-    found = [report(subject, worst, depth.evaluations)]
-    found.append(two_worlds(subject, worst, max(100, depth.runs // slow), source))
+    findings = [report(subject, worst, depth.evaluations)]
+    findings.append(two_worlds(subject, worst, max(100, depth.runs // slow), source))
     if subject.name in WHOLE:
-        found.append(
+        findings.append(
             whole_releases(subject, worst, max(2, depth.whole_releases // WHOLE[subject.name]), source)
         )
-    return found
+    return findings
 
 
 def run(
@@ -202,8 +202,8 @@ def _single(attack: Callable[..., Finding], *given: Any) -> list[Finding]:
 
 def _canaries(neighbours: str, depth: Depth, rng: np.random.Generator, source: Source) -> list[Finding]:
     planted = plant(canary_design(depth.canaries), neighbours, 10, rng, source)
-    found = [one_run(planted, release_scores(planted, neighbours), "canaries in a whole release")]
+    findings = [one_run(planted, release_scores(planted, neighbours), "canaries in a whole release")]
     for epochs in EPOCHS:
         name = f"canaries, model after {epochs} epoch{'s' * (epochs > 1)}"
-        found.append(one_run(planted, model_scores(planted, epochs), name))
-    return found
+        findings.append(one_run(planted, model_scores(planted, epochs), name))
+    return findings

@@ -100,9 +100,9 @@ def regrouped(features: Features, x: Tensor) -> list[int]:
         try:
             for threads in THREADS:
                 torch.set_num_threads(threads)
-                found = [features(x), features(x[order])[back], features(x.flip(0)).flip(0)]
-                found += [torch.cat([features(part) for part in torch.split(x, size)]) for size in SIZES]
-                for other in found:
+                mapped = [features(x), features(x[order])[back], features(x.flip(0)).flip(0)]
+                mapped += [torch.cat([features(part) for part in torch.split(x, size)]) for size in SIZES]
+                for other in mapped:
                     changed |= (other != together).any(1)
         finally:
             torch.set_num_threads(own)
@@ -184,16 +184,16 @@ def table_separability(neighbours: str) -> Finding:
 
 def product_separability(images: Iterable[str] = tuple(IMAGE_MAPS)) -> list[Finding]:
     """Check every kind of public features, those of images also under other batches, places and threads."""
-    found = []
+    findings = []
     for relation in NEIGHBOURS:
         row = Domain((7,), 0.0, 1.0, ("a", "b"), relation)
         image = Domain((28, 28), 0.0, 1.0, ("a", "b"), relation, family="drawn")
-        found.append(separability(Identity((7,)), row, "features: identity"))
-        found.append(table_separability(relation))
-        found.append(separability(for_domain(image), image, "features: drawn images"))
+        findings.append(separability(Identity((7,)), row, "features: identity"))
+        findings.append(table_separability(relation))
+        findings.append(separability(for_domain(image), image, "features: drawn images"))
     for name in images:
         made, shape, n = IMAGE_MAPS[name]
-        found.append(
+        findings.append(
             batch_separability(made(), trial_images(n, shape), "add-remove", f"features in batches: {name}")
         )
-    return found
+    return findings

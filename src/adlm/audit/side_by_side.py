@@ -39,13 +39,13 @@ def released(
     values = np.full((classes, 1), BYSTANDER)
     if record is not None:
         values, codes = np.vstack([values, np.full((classes, 1), record)]), np.concatenate([codes, codes])
-    found: list[Reals] = []
+    sums: list[Reals] = []
     charges: tuple[Charge, ...] = ()
     for _ in range(-(-runs // classes)):
-        made = release_vectors(Records(values, codes), domain, design, Ledger(), source)
-        charges = made.certificate.charges
-        found.append(made.moments().sums[:, 0].numpy())
-    return np.concatenate(found)[:runs], charges
+        release = release_vectors(Records(values, codes), domain, design, Ledger(), source)
+        charges = release.certificate.charges
+        sums.append(release.moments().sums[:, 0].numpy())
+    return np.concatenate(sums)[:runs], charges
 
 
 def side_by_side(

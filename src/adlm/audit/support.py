@@ -47,13 +47,13 @@ def reachable(noise: Reals, scale: float) -> npt.NDArray[np.bool_]:
     near = np.exp(-size / scale)
     grid = 2.0**-53
     nearest = np.round(near / grid)
-    found = np.zeros(len(noise), dtype=np.bool_)
+    reached = np.zeros(len(noise), dtype=np.bool_)
     for offset in range(-SEARCH, SEARCH + 1):
         u = (nearest + offset) * grid
         valid = (u > 0) & (u <= 1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            found |= valid & (-scale * np.log(np.where(valid, u, 1.0)) == size)
-    return found
+            reached |= valid & (-scale * np.log(np.where(valid, u, 1.0)) == size)
+    return reached
 
 
 def attack(draw: Sampler, runs: int, *, scale: float, one: float, two: float) -> tuple[Reals, Reals]:

@@ -197,9 +197,9 @@ def two_worlds(
     subject, neighbours, runs, source : as for `whole_scores`.
     alpha : level of the test.
     """
-    found = neighbours.comparison
-    worlds = scores(chosen_pairs(subject, found), runs, source)
-    return judge(subject.name, subject.neighbours, found.charged(subject.focus), worlds, alpha=alpha)
+    comparison = neighbours.comparison
+    worlds = scores(chosen_pairs(subject, comparison), runs, source)
+    return judge(subject.name, subject.neighbours, comparison.charged(subject.focus), worlds, alpha=alpha)
 
 
 def whole_releases(

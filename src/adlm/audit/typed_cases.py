@@ -121,27 +121,26 @@ def frames(rng: Random, folder: Path) -> Case | None:
     both = [dict(_frames(_columns(table, rows))) for rows in (records, other)]
     name = rng.choice(sorted(both[0]))
     try:
-        made = [Written(table, None, each[name]()) for each in both]
+        written = [Written(table, None, each[name]()) for each in both]
     except _REFUSED:
         return None
-    return Case(made[0], made[1], relation, at, f"{name}: {strange}")
+    return Case(written[0], written[1], relation, at, f"{name}: {strange}")
 
 
 def parquet_files(rng: Random, folder: Path) -> Case | None:
     """Parquet files, typed by a library, in row groups of any size."""
     table, records, other, relation, at, strange = _typed(rng)
-    made = []
+    written = []
     library = rng.choice(["Arrow", "pandas", "pandas on Arrow", "pandas categories"])
     for name, rows in (("one.parquet", records), ("two.parquet", other)):
         makers = dict(_frames(_columns(table, rows)))
         maker = makers.get(library, makers["Arrow"])
         try:
-            kept = maker()
-            kept = kept if isinstance(kept, pa.Table) else pa.Table.from_pandas(kept, preserve_index=False)
-            parquet.write_table(
-                kept, folder / name, row_group_size=rng.choice([1, 3, 100]), use_dictionary=rng.random() < 0.5
-            )
+            made = maker()
+            arrow = made if isinstance(made, pa.Table) else pa.Table.from_pandas(made, preserve_index=False)
+            groups, coded = rng.choice([1, 3, 100]), rng.random() < 0.5
+            parquet.write_table(arrow, folder / name, row_group_size=groups, use_dictionary=coded)
         except _REFUSED:
             return None
-        made.append(Written(table, folder / name, None, rows=rng.choice([1, 3, 8192])))
-    return Case(made[0], made[1], relation, at, f"{library}: {strange}")
+        written.append(Written(table, folder / name, None, rows=rng.choice([1, 3, 8192])))
+    return Case(written[0], written[1], relation, at, f"{library}: {strange}")

@@ -66,10 +66,10 @@ def worst_neighbours(
     tried: list[tuple[tuple[float, int, float], _Pair, Neighbours]] = []
 
     def attempt(pair: _Pair) -> bool:
-        found = measure(pair)
-        tried.append((_rank(subject, found), pair, found))
+        result = measure(pair)
+        tried.append((_rank(subject, result), pair, result))
         tried.sort(key=lambda entry: entry[0], reverse=True)
-        return bool(found.comparison.faults)  # nothing can be worse
+        return bool(result.comparison.faults)  # nothing can be worse
 
     for pair in _corners(subject):
         if attempt(pair):

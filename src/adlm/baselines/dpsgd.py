@@ -331,6 +331,6 @@ def accuracy(network: nn.Module, x: Tensor, labels: npt.NDArray[np.int64], chunk
     y = torch.from_numpy(labels)
     right = 0
     for start in range(0, len(x), chunk):
-        found = network(x[start : start + chunk].to(next(network.parameters()).device)).argmax(1).cpu()
-        right += int((found == y[start : start + chunk]).sum())
+        predicted = network(x[start : start + chunk].to(next(network.parameters()).device)).argmax(1).cpu()
+        right += int((predicted == y[start : start + chunk]).sum())
     return right / len(x)

@@ -74,6 +74,6 @@ def _refuse(error: Any) -> NoReturn:
         error.show()
     else:
         where = context.command_path if context is not None else "adlm"
-        said = " ".join(error.format_message().split()).rstrip(".")
-        print(f"adlm: {said}; see {where} --help", file=sys.stderr)
+        message = " ".join(error.format_message().split()).rstrip(".")
+        print(f"adlm: {message}; see {where} --help", file=sys.stderr)
     sys.exit(2)

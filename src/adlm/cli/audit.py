@@ -64,32 +64,32 @@ def audit(
     if subject:
         if release is not None or controls:
             raise UserError("--subject goes without --release and --controls; run them one after the other")
-        found = run_others(subject, depth.runs)
+        result = run_others(subject, depth.runs)
     else:
-        found = run(depth, with_controls=controls, release=release)
-    output.table(HEADINGS, [finding.row() for finding in found.findings if not finding.control])
+        result = run(depth, with_controls=controls, release=release)
+    output.table(HEADINGS, [finding.row() for finding in result.findings if not finding.control])
     if controls:
         output.say("\nControls, wrong on purpose: each must be violated")
-        output.table(HEADINGS, [finding.row() for finding in found.findings if finding.control])
-    for finding in found.findings if subject else ():
+        output.table(HEADINGS, [finding.row() for finding in result.findings if finding.control])
+    for finding in result.findings if subject else ():
         output.say(f"{finding.mechanism}: {finding.note}")
-    if found.membership is not None:
-        output.say(_membership(found.membership))
+    if result.membership is not None:
+        output.say(_membership(result.membership))
     if picture is not None:
-        draw(found, picture)
+        draw(result, picture)
         output.say(f"picture: {picture}")
-    output.result(found.to_dict(), _sentence(found, "claimed" if subject else "proved"))
-    if not found.sound:
+    output.result(result.to_dict(), _sentence(result, "claimed" if subject else "proved"))
+    if not result.sound:
         raise typer.Exit(1)
 
 
-def _sentence(found: Audit, against: str) -> str:
-    own = [f for f in found.findings if not f.control]
-    wrong = [f for f in found.findings if f.control]
+def _sentence(result: Audit, against: str) -> str:
+    own = [f for f in result.findings if not f.control]
+    wrong = [f for f in result.findings if f.control]
     text = f"{sum(f.passed for f in own)} of {len(own)} attacks stay below what is {against}"
     if wrong:
         text += f"; {sum(f.passed for f in wrong)} of {len(wrong)} controls caught"
-    return f"{text}; {'sound' if found.sound else 'NOT SOUND'} ({found.seconds:.0f} s)"
+    return f"{text}; {'sound' if result.sound else 'NOT SOUND'} ({result.seconds:.0f} s)"
 
 
 def _membership(figures: dict[str, Any]) -> str:

@@ -42,14 +42,15 @@ def card(
     if place.exists() and not place.read_bytes().startswith(HEAD.encode()):
         raise UserError(f"{place} exists already and is no card of adlm's; choose another --out")
     write_file(place, text.encode(), what="model card")
-    totals, found = subject.certificate.totals, subject.models[0].evaluation
-    if found is not None and not found.get("split"):
+    totals, figures = subject.certificate.totals, subject.models[0].evaluation
+    if figures is not None and not figures.get("split"):
         typer.echo(
             "adlm: warning: the card has figures measured on a file of yours; if its records are private, "
             "the figures are not, and no epsilon covers them",
             err=True,
         )
     Output(as_json, quiet).result(
-        {"out": str(place), "measured": found is not None, "stamps": list(subject.stamps)} | totals.to_dict(),
+        {"out": str(place), "measured": figures is not None, "stamps": list(subject.stamps)}
+        | totals.to_dict(),
         f"{place}: {totals.sentence()}{stamped(subject.stamps)}",
     )

@@ -51,9 +51,9 @@ def demo(
 
     output.say("2. Models are made from the release alone, as many and for as long as one likes")
     accuracy = {}
-    for name, made in _models(release):
-        made.save(out / name)
-        figures: dict[str, Any] = measure(made.probabilities(test.x), test.y).to_dict()
+    for name, model in _models(release):
+        model.save(out / name)
+        figures: dict[str, Any] = measure(model.probabilities(test.x), test.y).to_dict()
         figures |= {"classes": list(train.domain.classes), "of": "digits", "split": "test"}
         write_file(out / f"{name}.evaluation.json", canonical(figures), what="evaluation")
         accuracy[name] = figures["accuracy"]

@@ -62,14 +62,14 @@ def init(
         raise UserError(f"{place} exists already; choose another --out or remove it first")
     if delimiter is not None and len(delimiter) != 1:
         raise UserError(f"--delimiter is one character (got {delimiter!r})")
-    said = Choices(label, person, family, size, colour)
-    text = None if peek and not file.is_dir() else draft_inputs(file, said) if file.exists() else None
+    choices = Choices(label, person, family, size, colour)
+    text = None if peek and not file.is_dir() else draft_inputs(file, choices) if file.exists() else None
     if text is not None:
         if peek or header is not None or delimiter is not None:
             raise UserError("--peek, --header and --delimiter are for tables; leave them out")
         _write_inputs(place, text, Output(as_json, quiet))
         return
-    if said.of_images:
+    if choices.of_images:
         raise UserError(f"--family, --size and --colour are for images; {file} is a table")
     ignored: list[str] = []
     if peek:
@@ -137,13 +137,13 @@ def check(
         _check_inputs(domain, file, output)
         return
     table = TableDomain.load(domain)
-    found = survey(file, table)
-    fits = found.records > 0 and not found.unnamed
+    result = survey(file, table)
+    fits = result.records > 0 and not result.unnamed
     rows = []
     for column in table.columns:
-        if column.name not in found.columns:
+        if column.name not in result.columns:
             continue
-        seen = found.columns[column.name]
+        seen = result.columns[column.name]
         bad = bool(seen.refused) or (seen.missing > 0 and column.missing is None)
         fits = fits and not bad
         shown = ", ".join(f"{text} ({count})" for text, count in list(seen.refused.items())[:5])
@@ -151,23 +151,23 @@ def check(
         rows.append([column.name, column.kind, str(seen.missing), str(seen.outside), shown + more])
     output.table(["column", "kind", "missing", "outside", "not allowed"], rows)
     figures = {
-        "records": found.records,
+        "records": result.records,
         "columns": {
             name: {"missing": s.missing, "outside": s.outside, "refused": s.refused}
-            for name, s in found.columns.items()
+            for name, s in result.columns.items()
         },
-        "persons": found.persons,
-        "most_records": found.most_records,
-        "dropped": found.dropped,
-        "unnamed": found.unnamed,
+        "persons": result.persons,
+        "most_records": result.most_records,
+        "dropped": result.dropped,
+        "unnamed": result.unnamed,
         "fits": fits,
     }
     if fits:
         verdict = "fits the domain"
-    elif not found.records:
+    elif not result.records:
         verdict = "does not fit: a file needs at least one record"
-    elif found.unnamed:
-        verdict = f"does not fit: records that name no person would be refused ({found.unnamed} of them)"
+    elif result.unnamed:
+        verdict = f"does not fit: records that name no person would be refused ({result.unnamed} of them)"
     else:
         verdict = "does not fit: missing or unknown values would be refused"
     _result(output, file, figures, verdict)
@@ -178,23 +178,23 @@ def _check_inputs(domain: Path, path: Path, output: Output) -> None:
     from adlm.public.domain.inputs import InputDomain
     from adlm.readers.input_draft import check_inputs
 
-    found = check_inputs(path, InputDomain.load(domain))
-    for sentence in found.refused:
+    result = check_inputs(path, InputDomain.load(domain))
+    for sentence in result.refused:
         output.say(sentence)
-    more = found.broken - len(found.refused)
+    more = result.broken - len(result.refused)
     if more > 0:
         output.say(f"and {more} more")
-    output.table(["class", "records"], [[name, str(count)] for name, count in sorted(found.classes.items())])
-    verdict = "fits the domain" if found.fits else f"does not fit: {found.broken} records cannot be read"
+    output.table(["class", "records"], [[name, str(count)] for name, count in sorted(result.classes.items())])
+    verdict = "fits the domain" if result.fits else f"does not fit: {result.broken} records cannot be read"
     figures = {
-        "records": found.records,
-        "classes": dict(found.classes),
-        "broken": found.broken,
-        "refused": found.refused,
-        "persons": found.persons,
-        "most_records": found.most_records,
-        "dropped": found.dropped,
-        "fits": found.fits,
+        "records": result.records,
+        "classes": dict(result.classes),
+        "broken": result.broken,
+        "refused": result.refused,
+        "persons": result.persons,
+        "most_records": result.most_records,
+        "dropped": result.dropped,
+        "fits": result.fits,
     }
     _result(output, path, figures, verdict)
 

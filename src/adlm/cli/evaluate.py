@@ -61,11 +61,11 @@ def evaluate(
 
         records = datasets.load(data, split)
         codes = domain.encode_labels(np.asarray(records.domain.classes)[records.y])
-        found = measure(loaded.probabilities(records.x, device=pick_device(device)), codes)
+        measures = measure(loaded.probabilities(records.x, device=pick_device(device)), codes)
     else:
         assert file is not None
-        found = measure_file(loaded, file, device=pick_device(device))
-    figures = found.to_dict()
+        measures = measure_file(loaded, file, device=pick_device(device))
+    figures = measures.to_dict()
     small = loaded.training.get("small_classes", [])
     figures |= {
         "classes": list(domain.classes),

@@ -41,5 +41,5 @@ def show(
     """Print the fingerprint of a public key, to be compared by another way. With --json: {"fingerprint"}."""
     from adlm.privacy.signature import fingerprint, load_public
 
-    found = fingerprint(load_public(path))
-    Output(as_json, quiet).result({"fingerprint": found}, found)
+    digest = fingerprint(load_public(path))
+    Output(as_json, quiet).result({"fingerprint": digest}, digest)

@@ -31,9 +31,9 @@ def pretrain(
     from adlm.workflows.relevance_network import make_public
 
     output, key = Output(as_json, quiet), key_of(sign)
-    made = make_public(datasets.domain(data).shape, name=network, epochs=epochs, seed=seed)
-    made.save(out, key=key)
+    trained = make_public(datasets.domain(data).shape, name=network, epochs=epochs, seed=seed)
+    trained.save(out, key=key)
     output.result(
-        {"out": str(out), "network": network, "epochs": epochs, "provenance": made.provenance},
-        f"{out}: {network}, which has seen {made.classes} synthetic classes and no record; nothing charged",
+        {"out": str(out), "network": network, "epochs": epochs, "provenance": trained.provenance},
+        f"{out}: {network}, which saw {trained.classes} synthetic classes and no record; nothing charged",
     )

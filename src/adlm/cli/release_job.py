@@ -98,8 +98,8 @@ class Request:
         if self.limit is None:
             return PrivateRecords(records.x, records.y, domain)
         size = datasets.size(self.data, "train")
-        kept = window(records.x, records.y, self.limit, neighbours=domain.neighbours, size=size)
-        return PrivateRecords(records.x[kept], records.y[kept], domain)
+        window_rows = window(records.x, records.y, self.limit, neighbours=domain.neighbours, size=size)
+        return PrivateRecords(records.x[window_rows], records.y[window_rows], domain)
 
     @property
     def of_inputs(self) -> bool:
@@ -138,7 +138,7 @@ class Job:
         from adlm.errors import StoppedError, UserError
 
         try:
-            made = self._written(make(), kind)
+            release = self._written(make(), kind)
         except UserError as error:
             if self.ledger.made:
                 raise UserError(
@@ -147,8 +147,8 @@ class Job:
             raise
         except KeyboardInterrupt:
             raise StoppedError(self._stopped()) from None
-        certificate = made.certificate
-        for words in sentences(small_classes(made)):
+        certificate = release.certificate
+        for words in sentences(small_classes(release)):
             caution(words)
         figures = {
             "out": str(self.out),
@@ -157,42 +157,42 @@ class Job:
             "stamps": list(certificate.stamps),
             "ledger": str(self.place),
             "charges": self.ledger.count,
-            "signed_by": made.signature and made.signature.signer,
+            "signed_by": release.signature and release.signature.signer,
         }
-        if made.engine is not None:
-            figures["engine"] = dict(made.engine)
+        if release.engine is not None:
+            figures["engine"] = dict(release.engine)
         output.result(
             figures | certificate.totals.to_dict(),
             f"{self.out}: {certificate.totals.sentence()}; charged to {self.place}"
             f"{stamped(certificate.stamps)}",
         )
 
-    def _written(self, made: Release, kind: str) -> Release:
+    def _written(self, release: Release, kind: str) -> Release:
         """Sign the release and write it; of records, which were written chunk by chunk, the signature."""
         from adlm.privacy.signature import FILE
         from adlm.runtime.artefact import canonical, write_file
 
-        made = made if self.key is None else made.signed(self.key)
+        release = release if self.key is None else release.signed(self.key)
         if kind != "records":
-            made.save(self.out)
-        elif made.signature is not None:
-            write_file(self.out / FILE, canonical(made.signature.to_dict()), what="signature")
-        return made
+            release.save(self.out)
+        elif release.signature is not None:
+            write_file(self.out / FILE, canonical(release.signature.to_dict()), what="signature")
+        return release
 
     def _stopped(self) -> str:
         """Say what a release that its user stopped has cost, and whether it was made."""
         from adlm.privacy.accounting import compose
 
-        made = (
+        outcome = (
             f"{self.out} was written"
             if self.out.exists()
             else f"{self.out} was not made; nothing half-written is left behind"
         )
         if not self.ledger.made:
-            return f"stopped; nothing was charged, and {made}"
+            return f"stopped; nothing was charged, and {outcome}"
         return (
             f"stopped after the charge: {compose(self.ledger.made).sentence()} stays in {self.place}, for "
-            f"noise may have been drawn, and {made}"
+            f"noise may have been drawn, and {outcome}"
         )
 
 

@@ -44,10 +44,10 @@ def report(
 
 def _evaluation(path: Path | None) -> dict[str, Any] | None:
     """Read what `adlm evaluate` kept: a share of right answers, and counts for each pair of classes."""
-    found = _figures(path)
-    if found is None:
+    figures = _figures(path)
+    if figures is None:
         return None
-    accuracy, confusion = found.get("accuracy"), found.get("confusion", [])
+    accuracy, confusion = figures.get("accuracy"), figures.get("confusion", [])
     share = isinstance(accuracy, int | float) and 0 <= accuracy <= 1
     square = isinstance(confusion, list) and all(
         isinstance(row, list) and len(row) == len(confusion) and all(isinstance(v, int | float) for v in row)
@@ -58,21 +58,21 @@ def _evaluation(path: Path | None) -> dict[str, Any] | None:
             f"{path} must hold an accuracy between 0 and 1 and a square confusion matrix; "
             "give a file that adlm evaluate --save wrote"
         )
-    return found
+    return figures
 
 
 def _audit(path: Path | None) -> dict[str, Any] | None:
     """Read what `adlm audit --json` printed: findings with a mechanism and a verdict each."""
-    found = _figures(path)
-    if found is None:
+    figures = _figures(path)
+    if figures is None:
         return None
-    findings = found.get("findings")
+    findings = figures.get("findings")
     named = isinstance(findings, list) and all(
         isinstance(one, dict) and {"mechanism", "verdict"} <= one.keys() for one in findings
     )
     if not named:
         raise UserError(f"{path} must hold findings of an audit; give a file that adlm audit --json wrote")
-    return found
+    return figures
 
 
 def _figures(path: Path | None) -> dict[str, Any] | None:
@@ -81,11 +81,11 @@ def _figures(path: Path | None) -> dict[str, Any] | None:
     if path is None:
         return None
     try:
-        found = json.loads(path.read_bytes())
+        figures = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError:
         raise UserError(f"{path} is not JSON; give a file that adlm evaluate or adlm audit wrote") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path} must hold one JSON object, got {type(found).__name__}")
-    return found
+    if not isinstance(figures, dict):
+        raise UserError(f"{path} must hold one JSON object, got {type(figures).__name__}")
+    return figures

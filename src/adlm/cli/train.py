@@ -51,8 +51,7 @@ def train(
     epochs: Annotated[
         int | None,
         typer.Option(
-            help="Epochs; any number costs no privacy. When not given: 12, or more for 2,000 steps.",
-            min=1,
+            help="Epochs; any number costs no privacy. When not given: 12, or more for 2,000 steps.", min=1
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Batches (T), instead of epochs.", min=1)] = None,
@@ -103,9 +102,9 @@ def train(
     output = Output(as_json, quiet or distributed.rank() != 0)
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out or remove it first")
-    key, made = key_of(sign), Release.load(release)
-    if network is None and made.kind == "records":
-        network = network_of(made)
+    key, loaded = key_of(sign), Release.load(release)
+    if network is None and loaded.kind == "records":
+        network = network_of(loaded)
     for name in FOR_NETWORKS if network is None else ():
         if given(context, name):
             raise UserError(
@@ -114,8 +113,8 @@ def train(
             )
     weights = None if class_weight is None else parse_class_weight(class_weight)
     if weights is not None:
-        class_weights(made, weights)
-    examples = len(made.tensors["x"]) if made.kind == "records" else draws
+        class_weights(loaded, weights)
+    examples = len(loaded.tensors["x"]) if loaded.kind == "records" else draws
     usual = default_plan(max(examples, 1), seed)
     plan = replace(
         usual,
@@ -133,10 +132,10 @@ def train(
     checkpoint = out.parent / f"{out.name}.checkpoint"
     with distributed.joined(pick_device(device)) as chosen:
         model = fit(
-            made,
+            loaded,
             network,
             plan,
-            features=encoder_of_release(backbone, made.certificate, chosen),
+            features=encoder_of_release(backbone, loaded.certificate, chosen),
             draws=draws,
             device=chosen,
             checkpoint=Checkpoint(checkpoint, resume),
@@ -144,15 +143,15 @@ def train(
         model = replace(model, training={**model.training, **distributed.state()})
     if distributed.rank() != 0:  # one process writes and speaks
         return
-    model = with_class_weights(model, made, weights if network is None else None)
-    small = small_classes(made)
+    model = with_class_weights(model, loaded, weights if network is None else None)
+    small = small_classes(loaded)
     if small:  # goes along with the model, which has no counts
         model = replace(model, training={**model.training, "small_classes": [s.to_dict() for s in small]})
         for words in sentences(small):
             typer.echo(f"adlm: warning: {words}", err=True)
     model.save(out, key=key)
     checkpoint.unlink(missing_ok=True)
-    totals = made.certificate.totals
+    totals = loaded.certificate.totals
     output.result(
         {"out": str(out), "stamps": list(model.stamps)} | dict(model.training) | totals.to_dict(),
         f"{out}: {model.training['network']}, trained on the release alone{_trouble(model.training)}{few}; "
@@ -167,9 +166,9 @@ def _trouble(training: Mapping[str, Any]) -> str:
     if training.get("warning"):
         return f"; WARNING: {training['warning']}"
     if training.get("estimated_r2") is not None:
-        found, sd = training["estimated_r2"], training["estimated_r2_sd"]
-        return f"; R2 about {found:.3f} ± {2 * sd:.3f} on the private records (charged)"
+        estimate, sd = training["estimated_r2"], training["estimated_r2_sd"]
+        return f"; R2 about {estimate:.3f} ± {2 * sd:.3f} on the private records (charged)"
     if training.get("estimated_accuracy") is not None:
-        found, sd = training["estimated_accuracy"], training["estimated_accuracy_sd"]
-        return f"; right for about {found:.3f} ± {2 * sd:.3f} of the private records (charged)"
+        estimate, sd = training["estimated_accuracy"], training["estimated_accuracy_sd"]
+        return f"; right for about {estimate:.3f} ± {2 * sd:.3f} of the private records (charged)"
     return ""

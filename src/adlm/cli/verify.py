@@ -30,38 +30,38 @@ def verify(
     from adlm.serving.verification import verify as check
 
     output = Output(as_json, quiet)
-    found = check(artefact, [load_public(path) for path in trust or ()])
-    certificate = found.certificate
+    verified = check(artefact, [load_public(path) for path in trust or ()])
+    certificate = verified.certificate
     totals = certificate.totals
     rows = [
         [c.what, c.mechanism, show(c.claimed), show(c.epsilon_proved), f"{float(c.delta):g}", c.proof]
         for c in certificate.charges
     ]
     output.table(["released", "noise", "claimed", "proved", "delta", "proof"], rows)
-    for line in found.sentences():
+    for line in verified.sentences():
         output.say(line)
     charges = [
         {"what": c.what, "epsilon_claimed": number(c.claimed), "epsilon_proved": number(c.epsilon_proved)}
         for c in certificate.charges
     ]
     signers = (
-        found.signature and found.signature.signer,
-        found.release_signature and found.release_signature.signer,
+        verified.signature and verified.signature.signer,
+        verified.release_signature and verified.release_signature.signer,
     )
-    origin = "signed by a trusted key" if found.trusted else "origin not proved"
+    origin = "signed by a trusted key" if verified.trusted else "origin not proved"
     output.result(
         {
             "whole": True,
             "kind": certificate.kind,
-            "stamps": list(found.stamps),
+            "stamps": list(verified.stamps),
             "charges": charges,
-            "artefact": found.kind,
+            "artefact": verified.kind,
             "digest": certificate.digest,
             "signed_by": signers[0],
             "release_signed_by": signers[1],
-            "trusted": found.trusted,
-            "says": found.sentences(),
+            "trusted": verified.trusted,
+            "says": verified.sentences(),
         }
         | totals.to_dict(),
-        f"{artefact} is whole, {origin}: {totals.sentence()}{stamped(found.stamps)}",
+        f"{artefact} is whole, {origin}: {totals.sentence()}{stamped(verified.stamps)}",
     )

@@ -74,14 +74,14 @@ def noise_scales(
     if allocation == "identical":
         shape = np.ones_like(m)
     else:
-        kept = (m > 0) & (w > 0)
-        if not kept.any():
+        released = (m > 0) & (w > 0)
+        if not released.any():
             raise UserError(
                 "no coordinate has both size and weight, so there is nothing to give a budget to."
             )
         shape = np.full_like(m, np.inf)
-        ratio = m[kept] / w[kept]
-        shape[kept] = np.cbrt(ratio) if allocation == "optimal" else m[kept] / np.sqrt(w[kept])
+        ratio = m[released] / w[released]
+        shape[released] = np.cbrt(ratio) if allocation == "optimal" else m[released] / np.sqrt(w[released])
     total = float((m / shape).sum())
     if total == 0:
         raise UserError("every typical value is zero, so there is nothing to give a budget to.")

@@ -63,9 +63,9 @@ def featurise(
         parts = [features.of(torch.from_numpy(wide[i : i + step].copy())) for i in range(0, len(wide), step)]
         return torch.cat(parts).numpy()
     records = np.asarray(x)
-    kept = cache_folder() / f"{_key(records, domain, features)}.npy" if cache else None
-    if kept is not None and kept.exists():
-        return np.asarray(np.load(kept, mmap_mode="r", allow_pickle=False))
+    cached = cache_folder() / f"{_key(records, domain, features)}.npy" if cache else None
+    if cached is not None and cached.exists():
+        return np.asarray(np.load(cached, mmap_mode="r", allow_pickle=False))
     keep_freed()
     mapped = np.empty((len(records), features.width), dtype=np.float32)
     features = features.to(device).eval()
@@ -75,9 +75,9 @@ def featurise(
             scaled = torch.from_numpy(domain.scale(records[start : start + step])).to(device)
             mapped[start : start + len(scaled)] = features(scaled).cpu().numpy()
             advance(len(scaled))
-    if kept is not None:
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_file(kept, _npy(mapped), what="features cache", private=True)
+    if cached is not None:
+        cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_file(cached, _npy(mapped), what="features cache", private=True)
     return mapped
 
 

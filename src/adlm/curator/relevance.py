@@ -100,8 +100,8 @@ def relevance_sum(
     with progress.bar(len(records), "relevance", "records") as advance:
         for start in range(0, len(records), batch_size):
             batch = torch.from_numpy(domain.scale(records[start : start + batch_size])).to(device)
-            found = propagate(network, batch, mu=mu, batch_size=batch_size).features
-            steps = (scaled(found) * STEPS).floor().to(torch.int64)
+            relevances = propagate(network, batch, mu=mu, batch_size=batch_size).features
+            steps = (scaled(relevances) * STEPS).floor().to(torch.int64)
             total += steps.sum(0).cpu().numpy()
             advance(len(batch))
     return total
@@ -200,16 +200,16 @@ def _check_network(network: nn.Module, shape: tuple[int, ...], mu: float) -> Non
     was_training = network.training
     network.eval()
     try:
-        found = coupling(network, shape, device=device)
+        cause = coupling(network, shape, device=device)
     except (RuntimeError, ValueError, IndexError):
         raise UserError(
             f"the relevance network does not take records of shape {shape}; give one made for that shape."
         ) from None
     finally:
         network.train(was_training)
-    if found is not None:
+    if cause is not None:
         raise UserError(
-            f"the relevance network's answer for a record depends on {found}, so Lemma 1 does not hold for "
+            f"the relevance network's answer for a record depends on {cause}, so Lemma 1 does not hold for "
             "it; use layers without batch statistics in evaluation mode."
         )
     propagate(network, probe, mu=mu)

@@ -69,8 +69,8 @@ def class_offsets(counts: Integers, spread: float = 0.0) -> Reals:
     counts = plausible_counts(counts, spread)
     total = int(np.maximum(counts, 1).sum())
     least = max(1, total // (50 * len(counts)))
-    kept = [max(int(count), least) for count in counts]
-    return np.array([round(GRID * math.log(count / sum(kept))) / GRID for count in kept])
+    clamped = [max(int(count), least) for count in counts]
+    return np.array([round(GRID * math.log(count / sum(clamped))) / GRID for count in clamped])
 
 
 def offset_moves(counts: Reals, predicted: Reals, spread: float) -> Reals:

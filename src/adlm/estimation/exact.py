@@ -49,10 +49,10 @@ def product(rows: Reals, weights: Reals) -> Reals:
     Rows have entries in [0, 1]. The sums stay below 2^53 grid steps as long as the absolute values of a
     column of weights, each times its entry of a row, add up to less than 2^13.
     """
-    whole = rows * GRID
-    made = np.rint(whole, out=whole) @ np.rint(weights * GRID)
-    made *= 1 / GRID**2
-    return np.asarray(made)
+    scaled = rows * GRID
+    total = np.rint(scaled, out=scaled) @ np.rint(weights * GRID)
+    total *= 1 / GRID**2
+    return np.asarray(total)
 
 
 def _horner(coefficients: tuple[float, ...], x: Reals) -> Reals:

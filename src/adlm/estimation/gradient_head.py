@@ -195,8 +195,8 @@ def feature_mean(class_sums: Integers, step: Reals, sd: float) -> Integers:
     total *= step
     mean = total[1:] / max(float(total[0]), 1.0)
     noise = math.fsum((math.sqrt(len(class_sums)) * sd * step[1:] / max(float(total[0]), 1.0)) ** 2)
-    kept = max(0.0, 1 - noise / max(math.fsum(mean**2), 1e-300))
-    return np.asarray(np.trunc(np.clip(mean * kept, -1.0, 1.0) * FEATURE_UNIT), dtype=np.int64)
+    shrinkage = max(0.0, 1 - noise / max(math.fsum(mean**2), 1e-300))
+    return np.asarray(np.trunc(np.clip(mean * shrinkage, -1.0, 1.0) * FEATURE_UNIT), dtype=np.int64)
 
 
 def calibrated(head: Head, counts: Reals, predicted: Reals, spread: float) -> Head:

@@ -118,21 +118,21 @@ def passage(module: fx.GraphModule, node: fx.Node) -> Passage:
         layer = module.get_submodule(str(node.target))
         if getattr(layer, "lrp_pass_through", False):
             return Passage.THROUGH
-        found = [way for kinds, way in _LAYERS if isinstance(layer, kinds)]
+        ways = [way for kinds, way in _LAYERS if isinstance(layer, kinds)]
         name = f"'{node.target}' ({type(layer).__name__})"
     elif node.op == "call_function":
-        found = [way for calls, way in _CALLS if any(node.target is call for call in calls)]
+        ways = [way for calls, way in _CALLS if any(node.target is call for call in calls)]
         name = f"'{getattr(node.target, '__name__', node.target)}'"
     else:
-        found = [way for methods, way in _METHODS if node.target in methods]
+        ways = [way for methods, way in _METHODS if node.target in methods]
         name = f"'.{node.target}()'"
-    if not found:
+    if not ways:
         raise UserError(
             f"layer {name} is not supported by relevance propagation; supported are linear and convolutional "
             f"layers, pooling, BatchNorm, activations, normalisation, drop-out, flatten and sums; "
             f"a layer that acts on each neuron alone can declare lrp_pass_through = True."
         )
-    return found[0]
+    return ways[0]
 
 
 def _fold_batch_norms(module: fx.GraphModule) -> None:

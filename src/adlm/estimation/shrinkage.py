@@ -132,5 +132,5 @@ def signal(noisy: Tensor, sd: float) -> tuple[Tensor, Tensor, Tensor]:
     unit = max(sd, 1e-9 * float(sizes.max()), 1e-300) * math.sqrt(rows)
     y, ratio = (sizes / unit).clamp_min(1e-12), columns / rows
     shrunk = unit * ((y.square() - ratio - 1).square() - 4 * ratio).clamp_min(0).sqrt() / y
-    kept = y > 1 + math.sqrt(ratio)
-    return left[:, kept], shrunk[kept], right[kept]
+    above_noise = y > 1 + math.sqrt(ratio)
+    return left[:, above_noise], shrunk[above_noise], right[above_noise]

@@ -75,8 +75,8 @@ def header_entries(
 def entries_of(raw: bytes) -> dict[str, str] | None:
     """Return the entries in the header of a safetensors file, None where it has none."""
     size = int.from_bytes(raw[:8], "little")
-    found = json.loads(raw[8 : 8 + size]).get("__metadata__")
-    return dict(found) if isinstance(found, dict) else None
+    metadata = json.loads(raw[8 : 8 + size]).get("__metadata__")
+    return dict(metadata) if isinstance(metadata, dict) else None
 
 
 def check_entries(found: Mapping[str, str], expected: Mapping[str, Any] | None, what: str) -> None:

@@ -102,12 +102,12 @@ class Release:
         )
 
     def _repr_html_(self) -> str:
-        made = self.certificate
+        certificate = self.certificate
         signer = "nobody" if self.signature is None else self.signature.signer[:12]
-        facts = [("kind", made.kind), *guarantee(made.totals), ("signed by", signer)]
+        facts = [("kind", certificate.kind), *guarantee(certificate.totals), ("signed by", signer)]
         rows = [(name, " x ".join(map(str, t.shape)), t.dtype) for name, t in self.tensors.items()]
         tensors = Part(f"{len(rows)} tensors", ("name", "shape", "type"), rows)
-        return box("Release", facts, [charges_part(made.charges), tensors], made.stamps)
+        return box("Release", facts, [charges_part(certificate.charges), tensors], certificate.stamps)
 
     def features(self, given: Features | None = None) -> Features:
         """Build the public features of the release, or check that given ones are the same.
@@ -180,16 +180,16 @@ class Release:
         UserError : the folder exists, or cannot be written.
         """
         # Noisy records are written as they are made, before their digest is known: no header names it.
-        made = self.certificate
+        certificate = self.certificate
         entries = None
-        if made.kind != "records":
-            entries = header_entries(made, made.stamps, release_signature=self.signature)
+        if certificate.kind != "records":
+            entries = header_entries(certificate, certificate.stamps, release_signature=self.signature)
         with new_folder(Path(folder), what="release") as temporary:
             if self.signature is not None:
                 (temporary / signature.FILE).write_bytes(canonical(self.signature.to_dict()))
             (temporary / TENSORS).write_bytes(save_tensors(dict(self.tensors), entries))
             engine = {} if self.engine is None else {ENGINE: dict(self.engine)}
-            (temporary / CERTIFICATE).write_bytes(canonical(made.to_dict() | engine))
+            (temporary / CERTIFICATE).write_bytes(canonical(certificate.to_dict() | engine))
 
     @classmethod
     def load(cls, folder: Path | str) -> Release:

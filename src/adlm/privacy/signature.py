@@ -98,9 +98,9 @@ class Signature:
         """Read a signature; it is not checked yet."""
         try:
             assert isinstance(raw, Mapping)
-            said = raw["statement"]
-            statement = Statement(str(said["kind"]), str(said["subject"]), str(said["release"]))
-            if raw["algorithm"] != ALGORITHM or set(said) != set(asdict(statement)):
+            stated = raw["statement"]
+            statement = Statement(str(stated["kind"]), str(stated["subject"]), str(stated["release"]))
+            if raw["algorithm"] != ALGORITHM or set(stated) != set(asdict(statement)):
                 raise ValueError
             return cls(statement, str(raw["key"]), str(raw["value"]))
         except (AssertionError, KeyError, TypeError, ValueError):

@@ -45,9 +45,9 @@ def _numeric(models: Sequence[Trained]) -> Section:
     """Show how well models of a numeric target do: as measured, and by the release's own charged check."""
     rows = []
     for model in models:
-        found = model.evaluation or {}
-        numbers = [f"{found[k]:.4g}" if isinstance(found.get(k), int | float) else "" for k in NUMERIC]
-        of = f"{found.get('of', '')} ({found.get('n', '?')} records)" if found else "not measured"
+        figures = model.evaluation or {}
+        numbers = [f"{figures[k]:.4g}" if isinstance(figures.get(k), int | float) else "" for k in NUMERIC]
+        of = f"{figures.get('of', '')} ({figures.get('n', '?')} records)" if figures else "not measured"
         rows.append((model.name, model.training.get("network", "?"), *numbers, of))
     parts = [
         table(("model", "kind", "RMSE", "MAE", "R2", "measured on"), rows),
@@ -73,20 +73,20 @@ def _numeric(models: Sequence[Trained]) -> Section:
 
 
 def _measures(model: Trained) -> tuple[str, ...]:
-    found = model.evaluation
-    if found is None:
+    figures = model.evaluation
+    if figures is None:
         return ("not measured", "", "", "", "")
     keys = ("accuracy", "balanced_accuracy", "auc", "log_loss")
-    numbers = [f"{found[key]:.4f}" if isinstance(found.get(key), int | float) else "" for key in keys]
-    split = f", {found['split']}" if found.get("split") else ""
-    n = f" ({found['n']} records)" if found.get("n") else ""
-    return (*numbers, f"{found.get('of', '')}{split}{n}")
+    numbers = [f"{figures[key]:.4f}" if isinstance(figures.get(key), int | float) else "" for key in keys]
+    split = f", {figures['split']}" if figures.get("split") else ""
+    n = f" ({figures['n']} records)" if figures.get("n") else ""
+    return (*numbers, f"{figures.get('of', '')}{split}{n}")
 
 
 def _warnings(model: Trained) -> list[Markup]:
     """Warn of a model that is mostly noise, and of classes smaller than the noise on their counts."""
-    said = model.training.get("warning")
-    warning = [tag("p", f"{model.name}: {said}.", class_="bad")] if isinstance(said, str) and said else []
+    words = model.training.get("warning")
+    warning = [tag("p", f"{model.name}: {words}.", class_="bad")] if isinstance(words, str) and words else []
     found = model.training.get("small_classes", [])
     small = [SmallClass(str(s["class"]), float(s["count"]), float(s["sd"])) for s in found]
     return [*warning, *(tag("p", f"{words}.", class_="bad") for words in sentences(small))]
@@ -94,23 +94,23 @@ def _warnings(model: Trained) -> list[Markup]:
 
 def _weights(model: Trained) -> list[Markup]:
     """Show the class weights that a model was trained with."""
-    found = model.training.get("class_weights")
-    if not isinstance(found, dict) or len(found) > MOST_CLASSES:
+    weights = model.training.get("class_weights")
+    if not isinstance(weights, dict) or len(weights) > MOST_CLASSES:
         return []
     how = "from released counts" if model.training.get("class_weight") == "balanced" else "as declared"
-    rows = [(name, f"{float(weight):.4g}") for name, weight in found.items()]
+    rows = [(name, f"{float(weight):.4g}") for name, weight in weights.items()]
     words = f"{model.name} weighs mistakes by class, {how}, which costs nothing:"
     return [paragraph(words), table(("class", "weight"), rows)]
 
 
 def _recalls(model: Trained, classes: Sequence[str]) -> list[Markup]:
     """Show for each class how many of its records are found: accuracy alone hides small ones."""
-    found = (model.evaluation or {}).get("recalls")
-    if not isinstance(found, list) or len(found) != len(classes) or len(classes) > MOST_CLASSES:
+    recalls = (model.evaluation or {}).get("recalls")
+    if not isinstance(recalls, list) or len(recalls) != len(classes) or len(classes) > MOST_CLASSES:
         return []
     rows = [
         (name, "no records" if recall is None else f"{float(recall):.1%}")
-        for name, recall in zip(classes, found, strict=True)
+        for name, recall in zip(classes, recalls, strict=True)
     ]
     return [paragraph(f"Found of each class by {model.name}:"), table(("class", "recall"), rows)]
 

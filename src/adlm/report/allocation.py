@@ -44,12 +44,12 @@ def relevance_maps(subject: Subject) -> Section | None:
         )
         drawn = figure(Markup(relevance_picture(subject.release)), caption)
         return Section("relevance", "Relevance of columns", drawn)
-    found = {name: subject.release.tensors[name].numpy() for name in MAPS if name in subject.release.tensors}
+    maps = {name: subject.release.tensors[name].numpy() for name in MAPS if name in subject.release.tensors}
     if subject.certificate.kind == "moments":
-        parts = [_coordinates(values) for name, values in found.items() if name == "relevance"]
+        parts = [_coordinates(values) for name, values in maps.items() if name == "relevance"]
     else:
         shape = subject.certificate.domain.shape
-        parts = [_map(name, values, shape) for name, values in found.items() if len(shape) <= 3]
+        parts = [_map(name, values, shape) for name, values in maps.items() if len(shape) <= 3]
     return Section("relevance", "Relevance maps", join(parts)) if parts else None
 
 

@@ -83,12 +83,12 @@ def _bounds(findings: Sequence[Finding]) -> list[Markup]:
     best: dict[str, Finding] = {}
     for f in sorted(tried, key=_tightness):
         best[str(f.get("mechanism", "?"))] = f
-    kept = [f for f in reversed(best.values()) if _tightness(f) >= 0][:MOST_BARS]
-    if not kept:
+    tightest = [f for f in reversed(best.values()) if _tightness(f) >= 0][:MOST_BARS]
+    if not tightest:
         return []
-    names = [str(f.get("mechanism", "?")) if part == 0 else "" for f in kept for part in range(2)]
-    values = [float(f[key]) for f in kept for key in ("epsilon_lower", "epsilon_proved")]
-    styles = ["b", "a"] * len(kept)
+    names = [str(f.get("mechanism", "?")) if part == 0 else "" for f in tightest for part in range(2)]
+    values = [float(f[key]) for f in tightest for key in ("epsilon_lower", "epsilon_proved")]
+    styles = ["b", "a"] * len(tightest)
     picture = drawing.bars(names, values, label="Lower bounds by attack and proved epsilons", styles=styles)
     named = drawing.legend(("b", "proved by attack, from below"), ("a", "proved by theorem, from above"))
     return [figure(join([picture, named]), "The truth lies between each pair.")]

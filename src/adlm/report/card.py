@@ -95,16 +95,16 @@ def _head(name: str, model: Trained, certificate: Certificate, licence: str | No
         "release_digest": certificate.digest,
     }
     lines += ["privacy:", *(f"  {key}: {_yaml(value)}" for key, value in privacy.items())]
-    found = model.evaluation
-    if found is not None:
+    figures = model.evaluation
+    if figures is not None:
         named = ("accuracy", "balanced_accuracy", "rmse", "mae", "r2")
-        kinds = [key for key in named if isinstance(found.get(key), int | float)]
-        of = json.dumps(_measured_on(found))
+        kinds = [key for key in named if isinstance(figures.get(key), int | float)]
+        of = json.dumps(_measured_on(figures))
         lines += ["model-index:", f"- name: {json.dumps(name)}", "  results:"]
         lines += [f"  - task: {{type: {_task(certificate)}}}", f"    dataset: {{name: {of}, type: {of}}}"]
         lines += [
             "    metrics:",
-            *(f"    - {{type: {key}, value: {_yaml(float(found[key]))}}}" for key in kinds),
+            *(f"    - {{type: {key}, value: {_yaml(float(figures[key]))}}}" for key in kinds),
         ]
     return "\n".join([*lines, "---", ""])
 
@@ -125,7 +125,7 @@ def _warnings(subject: Subject) -> str:
 
 
 def _use(model: Trained, certificate: Certificate) -> str:
-    made = plain(model.training.get("network", "a model"))
+    network = plain(model.training.get("network", "a model"))
     target = certificate.domain.target
     what = (
         f"Classifies one record into {len(certificate.domain.classes)} classes"
@@ -135,7 +135,7 @@ def _use(model: Trained, certificate: Certificate) -> str:
     warning = f"\n\n**{plain(model.training['warning'])}**" if model.training.get("warning") else ""
     return (
         "## Intended use\n\n"
-        f"{what} ({made}). It was trained on a "
+        f"{what} ({network}). It was trained on a "
         "differentially private release of the records, and on nothing else of them; the weights may be "
         "published under the guarantee below.\n\n"
         "Not for: decisions about a person without somebody who answers for them; records outside the domain "
@@ -222,19 +222,19 @@ def _meaning(certificate: Certificate) -> str:
 
 
 def _accuracy(model: Trained, classes: Sequence[str]) -> str:
-    found = model.evaluation
-    if found is None:
+    figures = model.evaluation
+    if figures is None:
         return "## Accuracy\n\nNot measured.\n"
     rows = [
-        (words, f"{found[key]:.4f}")
+        (words, f"{figures[key]:.4f}")
         for key, words in MEASURES.items()
-        if isinstance(found.get(key), int | float)
+        if isinstance(figures.get(key), int | float)
     ]
-    recalls = found.get("recalls")
+    recalls = figures.get("recalls")
     parts = [
         "## Accuracy\n",
-        f"Measured on {plain(_measured_on(found))}, {found.get('n', 'some')} records. If those records are "
-        "private, these figures are not: no epsilon covers them.\n",
+        f"Measured on {plain(_measured_on(figures))}, {figures.get('n', 'some')} records. If those records "
+        "are private, these figures are not: no epsilon covers them.\n",
         table(("measure", "value"), rows),
     ]
     if isinstance(recalls, list) and len(recalls) == len(classes) <= MOST_ROWS:

@@ -205,8 +205,8 @@ def bars(
             low, high = max(0.0, value - spread[i]) / top * span, max(0.0, value + spread[i]) / top * span
             drawn.append(tag("line", x1=left + low, x2=left + high, y1=middle, y2=middle, class_="whisker"))
             end = max(width, high)
-        said = shown[i] if shown else f"{number(value)}{unit}"
-        drawn.append(tag("text", said, x=left + end + 6, y=middle + 4, class_="tick"))
+        text = shown[i] if shown else f"{number(value)}{unit}"
+        drawn.append(tag("text", text, x=left + end + 6, y=middle + 4, class_="tick"))
     return canvas(WIDTH, row * len(names), label, *drawn)
 
 

@@ -72,21 +72,21 @@ def find(
     if len(certificates) > 1:
         named = ", ".join(place.name for place in places)
         raise UserError(f"{folder} holds artefacts of different releases ({named}); give one of them")
-    made = [place for place in places if (place / DESCRIPTION).exists()]
+    models = [place for place in places if (place / DESCRIPTION).exists()]
     released = [place for place in places if (place / TENSORS).exists()]
-    if not made and not released:
+    if not models and not released:
         raise UserError(f"{places[0]} holds a certificate but neither {TENSORS} nor {DESCRIPTION}")
-    alone = evaluation if len(made) == 1 else None
+    alone = evaluation if len(models) == 1 else None
     if evaluation is not None and alone is None:
-        raise UserError(f"an evaluation was given, but {folder} holds {len(made)} models; give one of them")
+        raise UserError(f"an evaluation was given, but {folder} holds {len(models)} models; give one of them")
     return Subject(
         folder,
-        (released or made)[0],
+        (released or models)[0],
         next(iter(certificates.values())),
         _release(released, folder, next(iter(certificates))),
-        tuple(_model(place, alone, single=len(made) == 1) for place in made),
+        tuple(_model(place, alone, single=len(models) == 1) for place in models),
         audit if audit is not None else _first(folder / AUDIT, places[0].parent / AUDIT),
-        _signature(made, released, next(iter(certificates.values()))),
+        _signature(models, released, next(iter(certificates.values()))),
     )
 
 
@@ -94,8 +94,8 @@ def _signature(made: list[Path], released: list[Path], certificate: Certificate)
     """Read the release's signature, from its own folder or from that of a model."""
     files = [place / FILE for place in released] + [place / OF_RELEASE for place in made]
     statement = certificate.statement()
-    found = (Signature.read(file, statement, f"the release of {file.parent}") for file in files)
-    return next((signature for signature in found if signature is not None), None)
+    signatures = (Signature.read(file, statement, f"the release of {file.parent}") for file in files)
+    return next((signature for signature in signatures if signature is not None), None)
 
 
 def _release(released: list[Path], folder: Path, digest: str) -> Release | None:
@@ -119,15 +119,15 @@ def _model(place: Path, given: Mapping[str, Any] | None, *, single: bool) -> Tra
     raw = read.description
     places = [place / EVALUATION, place.parent / f"{place.name}.{EVALUATION}"]
     places += [place.parent / EVALUATION] if single else []
-    found = given if given is not None else _first(*places)
-    return Trained(place.name, raw["training"], raw["architecture"], found, read.stamps)
+    evaluation = given if given is not None else _first(*places)
+    return Trained(place.name, raw["training"], raw["architecture"], evaluation, read.stamps)
 
 
 def _first(*paths: Path) -> Mapping[str, Any] | None:
     for path in paths:
         if path.exists():
-            found = read_json(path, what="figures file")
-            if not isinstance(found, dict):
-                raise UserError(f"{path} must hold one JSON object, got {type(found).__name__}")
-            return found
+            figures = read_json(path, what="figures file")
+            if not isinstance(figures, dict):
+                raise UserError(f"{path} must hold one JSON object, got {type(figures).__name__}")
+            return figures
     return None

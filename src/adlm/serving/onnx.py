@@ -118,11 +118,11 @@ def export_onnx(
     data = _with_metadata(raw, model, table)
     if key is not None:
         data = sign_onnx(data, model.certificate, key)
-    found = _run(data, inputs, model)
+    predictions = _run(data, inputs, model)
     own, scale = model.probabilities, _steepness(model.head)
     if model.target is not None:
         own, scale = model.values, model.target[1] - model.target[0]
-    if not np.allclose(found, own(trial.numpy()), atol=TOLERANCE * scale, rtol=0):
+    if not np.allclose(predictions, own(trial.numpy()), atol=TOLERANCE * scale, rtol=0):
         raise _unable(model, "onnxruntime does not give the same predictions")
     write_file(Path(out), data, what="ONNX model")
 

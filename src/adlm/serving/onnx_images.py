@@ -28,9 +28,9 @@ Complex = tuple[Tensor, Tensor]  # real and imaginary part
 
 def traceable(features: Features) -> Features:
     """Return the same map with every part replaced that a trace cannot follow."""
-    made = copy.deepcopy(features)
-    _replace(made)
-    return _batched(made) or made
+    copied = copy.deepcopy(features)
+    _replace(copied)
+    return _batched(copied) or copied
 
 
 def _replace(module: nn.Module) -> None:

@@ -74,12 +74,12 @@ def as_inputs(table: TableDomain, frame: Any) -> dict[str, npt.NDArray[Any]]:
     for column in table.features:
         values = [None if _absent(v, table) else v for v in frame[column.name]]
         if column.kind == "numeric":
-            made = np.array([np.nan if v is None else float(v) for v in values])
+            array = np.array([np.nan if v is None else float(v) for v in values])
         elif column.kind == "date":
-            made = np.array([np.nan if v is None else float(column.day(v) - EPOCH) for v in values])
+            array = np.array([np.nan if v is None else float(column.day(v) - EPOCH) for v in values])
         else:
-            made = np.array(["" if v is None else str(v).strip() for v in values], dtype=object)
-        out[input_names(table)[column.name]] = made.reshape(-1, 1)
+            array = np.array(["" if v is None else str(v).strip() for v in values], dtype=object)
+        out[input_names(table)[column.name]] = array.reshape(-1, 1)
     return out
 
 

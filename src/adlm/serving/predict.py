@@ -68,8 +68,8 @@ def declared_of(certificate: Certificate) -> InputDomain | None:
     spec = certificate.features.get("spec")
     if isinstance(spec, Mapping) and spec.get("name") in TABLES:
         return None
-    kept = certificate.settings.get("input")
-    return InputDomain.of_domain(certificate.domain) if kept is None else InputDomain.from_dict(kept)
+    stored = certificate.settings.get("input")
+    return InputDomain.of_domain(certificate.domain) if stored is None else InputDomain.from_dict(stored)
 
 
 def _spec(model: Model) -> Mapping[str, Any]:

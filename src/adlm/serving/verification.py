@@ -62,10 +62,10 @@ class Verified:
             return [ARITHMETIC, integrity, *map(self._summary, self._signatures()), UNSIGNED, HONESTY]
         assert self.signature is not None
         assert self.release_signature is not None
-        said = [f"proved: {self.release_signature.signer} signed the release's certificate"]
+        signed = [f"proved: {self.release_signature.signer} signed the release's certificate"]
         if self.kind != "release":
-            said.append(f"proved: {self.signature.signer} signed that this {self.kind} is of that release")
-        return [ARITHMETIC, integrity, *said, HONESTY]
+            signed.append(f"proved: {self.signature.signer} signed that this {self.kind} is of that release")
+        return [ARITHMETIC, integrity, *signed, HONESTY]
 
     @staticmethod
     def _summary(entry: tuple[str, Signature | None]) -> str:
@@ -103,34 +103,34 @@ def verify(path: Path | str, trusted: Sequence[Ed25519PublicKey] = ()) -> Verifi
     """
     path = Path(path)
     if path.is_file():
-        found = _onnx(path)
+        result = _onnx(path)
     elif (path / DESCRIPTION).exists():
-        found = _model(path)
+        result = _model(path)
     else:
         release = Release.load(path)
-        found = Verified(
+        result = Verified(
             "release", release.certificate, release.certificate.stamps, release.signature, release.signature
         )
     if not trusted:
-        return found
-    released = str(path) if found.kind == "release" else f"the release of {path}"
-    require(found.release_signature, trusted, released, "adlm release --sign KEY signs one when it is made")
-    if found.kind != "release":
-        command = "train" if found.kind == "model" else "export"
+        return result
+    released = str(path) if result.kind == "release" else f"the release of {path}"
+    require(result.release_signature, trusted, released, "adlm release --sign KEY signs one when it is made")
+    if result.kind != "release":
+        command = "train" if result.kind == "model" else "export"
         require(
-            found.signature,
+            result.signature,
             trusted,
             str(path),
             "its release is, but nothing binds the two together until they are signed as one; adlm "
             f"{command} --sign KEY does",
         )
-    return replace(found, trusted=True)
+    return replace(result, trusted=True)
 
 
 def _model(folder: Path) -> Verified:
     """Check a model folder; its network is not built, so that a head of anybody's own can be checked too."""
-    found = read_folder(folder)
-    return Verified("model", found.certificate, found.stamps, found.release_signature, found.signature)
+    read = read_folder(folder)
+    return Verified("model", read.certificate, read.stamps, read.release_signature, read.signature)
 
 
 def _onnx(path: Path) -> Verified:

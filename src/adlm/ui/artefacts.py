@@ -36,16 +36,16 @@ def around(folder: Path) -> list[Path]:
 
 def subjects(folders: Sequence[Path]) -> list[Subject]:
     """Read folders; one that holds artefacts of several releases is taken apart."""
-    found = []
+    subjects_found = []
     for folder in folders:
         try:
-            found.append(find(folder))
+            subjects_found.append(find(folder))
         except UserError:
             parts = around(folder) if folder.is_dir() else []
             if len(parts) < 2:
                 raise
-            found.extend(find(part) for part in parts)
-    return _distinct(found)
+            subjects_found.extend(find(part) for part in parts)
+    return _distinct(subjects_found)
 
 
 def _distinct(found: Iterable[Subject]) -> list[Subject]:
@@ -71,41 +71,41 @@ def _unique(names: Sequence[str], index: int) -> str:
 
 
 def _artefact(subject: Subject, name: str) -> dict[str, Any]:
-    made, totals = subject.certificate, subject.certificate.totals
+    certificate, totals = subject.certificate, subject.certificate.totals
     signer = subject.signature.signer if subject.signature else None
-    n = made.settings.get("n")
-    plan = made.settings.get("plan")
+    n = certificate.settings.get("n")
+    plan = certificate.settings.get("plan")
     reasons = plan.get("reasons", []) if isinstance(plan, Mapping) else []
     return {
         "name": name,
-        "private": made.private,
+        "private": certificate.private,
         "proved": number(totals.epsilon_proved),
         "claimed": number(totals.epsilon_claimed),
         "delta": float(totals.delta),
         "neighbours": totals.neighbours,
         "sentence": f"{totals.sentence()}.",
         "stamps": [{"words": s, "meaning": MEANINGS.get(s, OTHER_STAMP)} for s in subject.stamps],
-        "charges": [_charge(c) for c in made.charges],
+        "charges": [_charge(c) for c in certificate.charges],
         "models": [_model(m.name, m.training, m.evaluation) for m in subject.models],
         "audit": _audit(subject.audit),
         "words": [str(r) for r in reasons],
         "verify": f"adlm verify {name}",
-        "again": rerun_command(made),
+        "again": rerun_command(certificate),
         "facts": [
             ["epsilon proved", show(totals.epsilon_proved)],
             ["epsilon claimed", show(totals.epsilon_claimed)],
             ["delta", f"{float(totals.delta):g}"],
             ["neighbours", totals.neighbours],
-            ["kind", made.kind],
+            ["kind", certificate.kind],
             ["records", f"{n:,}" if isinstance(n, int) else "protected"],
-            ["most records of a person", str(made.settings.get("contributions", 1))],
-            ["predicts", _answer(made.domain)],
-            ["noise", ", ".join(dict.fromkeys(str(c.mechanism) for c in made.charges))],
-            ["features", _features(made.features)],
+            ["most records of a person", str(certificate.settings.get("contributions", 1))],
+            ["predicts", _answer(certificate.domain)],
+            ["noise", ", ".join(dict.fromkeys(str(c.mechanism) for c in certificate.charges))],
+            ["features", _features(certificate.features)],
             ["signed by", signer[:16] if signer else "nobody"],
-            ["best accuracy" if made.domain.classes else "best R\u00b2", _best(subject)],
-            ["digest", made.digest[:16]],
-            ["made with", ", ".join(f"{k} {v}" for k, v in sorted(made.software.items()))],
+            ["best accuracy" if certificate.domain.classes else "best R\u00b2", _best(subject)],
+            ["digest", certificate.digest[:16]],
+            ["made with", ", ".join(f"{k} {v}" for k, v in sorted(certificate.software.items()))],
         ],
     }
 

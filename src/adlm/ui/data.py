@@ -48,14 +48,14 @@ def reference_curves(data: str) -> dict[str, Any]:
 
 def from_results(results: Path) -> dict[str, list[dict[str, Any]]]:
     """Collect the curves of the frontier experiments."""
-    found = {}
+    curves = {}
     for choice in named():
         path = results / f"frontier-{choice.key}" / "summary.json"
         if not path.is_file():
             raise UserError(f"there is no {path}; run adlm experiment frontier-{choice.key} first")
         rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        found[choice.key] = [_series(rows, name) for name in (*OURS, *DPSGD) if _rows(rows, name)]
-    return found
+        curves[choice.key] = [_series(rows, name) for name in (*OURS, *DPSGD) if _rows(rows, name)]
+    return curves
 
 
 def _rows(rows: list[dict[str, Any]], method: str) -> list[dict[str, Any]]:

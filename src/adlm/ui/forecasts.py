@@ -54,10 +54,10 @@ class Budget:
 def point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
     """Simulate a release and say what it would be; from the kept simulations where they hold."""
     check_size(n)
-    found = _precomputed_point(choice, n, budget)
-    if found is None:
-        found = _table_point(choice, n, budget) if choice.table is not None else _point(choice, n, budget)
-    return found
+    shown = _precomputed_point(choice, n, budget)
+    if shown is None:
+        shown = _table_point(choice, n, budget) if choice.table is not None else _point(choice, n, budget)
+    return shown
 
 
 def curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
@@ -71,8 +71,8 @@ def curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str,
     neighbours : the relation.
     """
     check_size(n)
-    found = (_precomputed_point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in EPSILONS)
-    return [p for p in found if p is not None]
+    points = (_precomputed_point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in EPSILONS)
+    return [p for p in points if p is not None]
 
 
 def full_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
@@ -108,11 +108,11 @@ def plan_of(choice: Choice, n: int, budget: Budget, *, rounds: bool = True) -> M
 
 
 def _precomputed_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any] | None:
-    kept = _precomputed().get(choice.key)
-    if kept is None or choice.domain is None or n != kept["n"]:
+    stored = _precomputed().get(choice.key)
+    if stored is None or choice.domain is None or n != stored["n"]:
         return None
-    figures = kept["curves"].get(budget.curve, {}).get(budget.epsilon)
-    if figures is None or kept["features"] != _fingerprint(choice):
+    figures = stored["curves"].get(budget.curve, {}).get(budget.epsilon)
+    if figures is None or stored["features"] != _fingerprint(choice):
         return None
     accuracy, spread, *settings = figures
     if settings != settings_of(plan_of(choice, n, budget, rounds=False)):
@@ -138,21 +138,22 @@ def settings_of(plan: MomentPlan) -> list[Any]:
 
 @lru_cache(maxsize=4096)
 def _point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
-    found = forecast(choice.features, n, len(choice.classes), budget.epsilon, budget.delta, budget.neighbours)
-    return _shown(budget, found.accuracy, found.spread, found.plan)
+    epsilon, delta, relation = budget.epsilon, budget.delta, budget.neighbours
+    result = forecast(choice.features, n, len(choice.classes), epsilon, delta, relation)
+    return _shown(budget, result.accuracy, result.spread, result.plan)
 
 
 @lru_cache(maxsize=512)
 def _table_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
     table = choice.related(budget.neighbours)
-    found = forecast_table(table, n, budget.epsilon, budget.delta)
+    result = forecast_table(table, n, budget.epsilon, budget.delta)
     return {
         "epsilon": float(parse_epsilon(budget.epsilon)),
-        "accuracy": round(found.accuracy, 5),
+        "accuracy": round(result.accuracy, 5),
         "low": None,
         "high": None,
-        "ceiling": round(found.ceiling, 5),
-        "words": [_sentence(found.plan.summary), *map(_sentence, found.plan.reasons)],
+        "ceiling": round(result.ceiling, 5),
+        "words": [_sentence(result.plan.summary), *map(_sentence, result.plan.reasons)],
         "remark": "Records were made by a rule of our own, for it is not known beforehand what columns say "
         "of a label: compare budgets by these figures, do not expect them.",
     }

@@ -86,12 +86,12 @@ def _curves(choice: Choice) -> dict[str, list[dict[str, Any]]]:
     """Return every curve: those of public data sets as they are kept, others simulated now."""
     take = precomputed_curve if choice.origin.startswith("--data") else full_curve
     wanted = [(delta, relation) for delta in DELTAS for relation in NEIGHBOURS]
-    found = {}
+    curves = {}
     with progress.bar(len(wanted), f"simulations for {choice.title}") as advance:
         for delta, relation in wanted:
-            found[Budget("1", delta, relation).curve] = take(choice, choice.n, delta, relation)
+            curves[Budget("1", delta, relation).curve] = take(choice, choice.n, delta, relation)
             advance(1)
-    return found
+    return curves
 
 
 def render(shown: Shown, *, live: bool) -> str:

@@ -108,11 +108,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, self.server.page, "text/html; charset=utf-8")
             return
         try:
-            found = make()
+            answer = make()
         except UserError as error:
             self._refused(HTTPStatus.BAD_REQUEST, " ".join(str(error).split()))
             return
-        self._send(HTTPStatus.OK, json.dumps(found, allow_nan=False).encode(), "application/json")
+        self._send(HTTPStatus.OK, json.dumps(answer, allow_nan=False).encode(), "application/json")
 
     def _allowed(self) -> str | None:
         """Return the path after the token, or None when the request was refused."""
@@ -128,11 +128,11 @@ class _Handler(BaseHTTPRequestHandler):
         return rest[0]
 
     def _asked(self, *names: str) -> list[str]:
-        found = parse_qs(urlsplit(self.path).query)
+        query = parse_qs(urlsplit(self.path).query)
         for name in names:
-            if len(found.get(name, [])) != 1:
+            if len(query.get(name, [])) != 1:
                 raise UserError(f"the request needs one {name}")
-        return [found[name][0] for name in names]
+        return [query[name][0] for name in names]
 
     def _curve(self) -> dict[str, Any]:
         key, n, delta, neighbours = self._asked("choice", "n", "delta", "neighbours")

@@ -84,8 +84,8 @@ def forecast_table(
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     plan = plan_release(table, n, budget, slack, fourier)
     rng = np.random.default_rng(seed)
-    made = min(n, MOST)
-    x = _records(table, made + TESTS, rng)
+    count = min(n, MOST)
+    x = _records(table, count + TESTS, rng)
     if table.target is not None:
         rule = _logits(table, x, rng)[:, 0] / SPREAD
         values = np.clip(0.5 + 0.15 * (rule + rng.normal(size=len(x))), 0.0, 1.0)
@@ -94,7 +94,7 @@ def forecast_table(
         logits = _logits(table, x, rng)
         y = _drawn(logits, rng)
     release = privatise(
-        lambda: [(x[:made], y[:made])],
+        lambda: [(x[:count], y[:count])],
         domain=table,
         epsilon=budget,
         delta=slack,
@@ -104,14 +104,14 @@ def forecast_table(
     )
     if table.domain.target is not None:
         low, high = table.domain.target
-        seen, best_value = (low + (high - low) * v[made:] for v in (values, np.clip(0.5 + 0.15 * rule, 0, 1)))
-        found, most = (measure_values(p, seen).r2 or 0.0 for p in (fit(release).values(x[made:]), best_value))
-        return TableForecast(float(budget), float(slack), plan, found, most)
-    guess = fit(release).predict(x[made:])
-    best = logits[made:].argmax(1)
-    return TableForecast(
-        float(budget), float(slack), plan, float((guess == y[made:]).mean()), float((best == y[made:]).mean())
-    )
+        best_value = np.clip(0.5 + 0.15 * rule, 0, 1)
+        seen, best_value = (low + (high - low) * v[count:] for v in (values, best_value))
+        r2, most = (measure_values(p, seen).r2 or 0.0 for p in (fit(release).values(x[count:]), best_value))
+        return TableForecast(float(budget), float(slack), plan, r2, most)
+    guess = fit(release).predict(x[count:])
+    best = logits[count:].argmax(1)
+    right, most = (float((codes == y[count:]).mean()) for codes in (guess, best))
+    return TableForecast(float(budget), float(slack), plan, right, most)
 
 
 def _drawn(logits: npt.NDArray[np.float64], rng: np.random.Generator) -> npt.NDArray[np.int64]:

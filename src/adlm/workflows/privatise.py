@@ -123,8 +123,8 @@ def privatise(
     if isinstance(declared, TableDomain):
         if isinstance(x, Path | str) and y is None:
             with _engine(options) as engine, contextlib.closing(engine.table(x, declared)) as records:
-                made = privatise_table(records, declared, budget, options)
-                return replace(made, engine=engine.described())
+                release = privatise_table(records, declared, budget, options)
+                return replace(release, engine=engine.described())
         if options.get("engine", "local") != "local":
             raise UserError("the engine ray reads a table from files; give a file, a folder or a glob")
         return privatise_table(_reader(x, y, declared), declared, budget, options)
@@ -223,16 +223,16 @@ def _privatise_arrays(
         configs = [pilot.first_config(plan, early), MomentConfig.of(replace(plan, scales=None), budget)]
     calibrated = [calibrate(config, domain.neighbours) for config in configs]
     ledger.check(  # before a record is read, and of a pilot's release too before the first of both is charged
-        *(replace(charge, unproved=unproved) for found in calibrated for charge in found.charges)
+        *(replace(charge, unproved=unproved) for calibration in calibrated for charge in calibration.charges)
     )
     with (
         _engine(options) as engine,
-        contextlib.closing(engine.features(records, codes, domain, features)) as kept,
+        contextlib.closing(engine.features(records, codes, domain, features)) as mapped,
     ):
         ran_on = None if engine.name == "local" else engine.described()
         if relevance == "private":
             first = pilot.pilot_release(
-                kept,
+                mapped,
                 domain,
                 features,
                 plan=plan,
@@ -244,7 +244,7 @@ def _privatise_arrays(
             plan = replace(plan, scales=pilot.scales(first.relevance, first.typical, allocation or "optimal"))
         upstream = Upstream(settings, stamps, unproved, first.charges, first.tensors)
         measured = measure(
-            kept,
+            mapped,
             domain=domain,
             config=MomentConfig.of(plan, budget, contributions),
             ledger=ledger,

@@ -103,9 +103,9 @@ def within_budget(
         return calibrated(budget.epsilon / contributions)
     mu = gaussian_mu(budget.epsilon, budget.delta) / contributions
     while True:  # once, unless rounding up in the charge costs more than rounding down in mu left
-        found = calibrated(mu)
-        if compose(found.charges).epsilon_proved <= budget.epsilon:
-            return found
+        calibration = calibrated(mu)
+        if compose(calibration.charges).epsilon_proved <= budget.epsilon:
+            return calibration
         mu *= Fraction(999_999, 1_000_000)
 
 

@@ -197,15 +197,15 @@ class RecordMechanism:
         return 1.0 + int(source.laplace(1, SCALE)[0]) * self.bias_unit
 
     def _records(self, x: npt.NDArray[np.float32], source: Source) -> npt.NDArray[np.float32]:
-        kept = np.flatnonzero(self.ratios)
+        released = np.flatnonzero(self.ratios)
         flat = x.reshape(len(x), -1)
-        unit = self.units[kept]
-        steps = np.floor(flat[:, kept].astype(np.float64) / unit).astype(np.int64)
+        unit = self.units[released]
+        steps = np.floor(flat[:, released].astype(np.float64) / unit).astype(np.int64)
         steps += source.laplace(steps.shape, SCALE)
-        if len(kept) == flat.shape[1]:
+        if len(released) == flat.shape[1]:
             return (steps * unit).astype(np.float32).reshape(x.shape)
         noisy = np.zeros_like(flat)
-        noisy[:, kept] = steps * unit
+        noisy[:, released] = steps * unit
         return noisy.reshape(x.shape)
 
     def _coefficients(self, y: npt.NDArray[np.int64], source: Source) -> npt.NDArray[np.float32]:

@@ -227,7 +227,7 @@ class InputDomain(declaration.DomainFile):
         columns = declaration.named_columns(raw.get("columns"))
         if columns is None:
             raise UserError("a domain file has one section [columns.NAME] for each column")
-        found: dict[str, Any] = {}
+        slots: dict[str, Any] = {}
         for name, settings in columns:
             kind = settings.get("kind") if isinstance(settings, Mapping) else None
             if kind == "ignored":
@@ -238,16 +238,16 @@ class InputDomain(declaration.DomainFile):
                     f"column {name!r}: beside an image or a vector there is a label, perhaps a person, and "
                     f"what is ignored (got kind {declaration.show(kind)})"
                 )
-            if slot in found:
+            if slot in slots:
                 what = "image or vector" if slot == "input" else slot
-                raise UserError(f"a record has one {what} column (got {found[slot].name} and {name})")
+                raise UserError(f"a record has one {what} column (got {slots[slot].name} and {name})")
             rest = {key: value for key, value in settings.items() if key != "kind"}
-            found[slot] = (
+            slots[slot] = (
                 _READ[str(kind)](name, rest) if slot == "input" else Column.from_dict(name, settings)
             )
-        if "input" not in found or "label" not in found:
+        if "input" not in slots or "label" not in slots:
             raise UserError("a domain needs one column of kind image or vector, and one of kind label")
-        return cls(**found, neighbours=raw.get("neighbours", "replace-one"))
+        return cls(**slots, neighbours=raw.get("neighbours", "replace-one"))
 
     @classmethod
     def of_domain(cls, domain: Domain) -> InputDomain:
@@ -310,8 +310,8 @@ def _refuse_others(name: str, raw: Mapping[str, Any], allowed: tuple[str, ...], 
 
 def _sides(name: str, given: Any) -> tuple[int, int]:
     sides = list(given) if isinstance(given, list | tuple) else [given, given]
-    whole = all(type(side) is int and LEAST_SIDE <= side <= MOST_SIDE for side in sides)
-    if len(sides) != 2 or not whole:
+    integers = all(type(side) is int and LEAST_SIDE <= side <= MOST_SIDE for side in sides)
+    if len(sides) != 2 or not integers:
         raise UserError(
             f"column {name!r}: size is a number of pixels or [height, width], from {LEAST_SIDE} to "
             f"{MOST_SIDE} each (got {declaration.show(given)}); the shipped feature maps are made for 28, "

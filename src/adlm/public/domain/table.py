@@ -83,9 +83,9 @@ class TableDomain(declaration.DomainFile):
             if names.count(name) > 1:
                 raise UserError(f"column {name!r} is declared twice; declare each column once")
         for kind in ("label", "target", "person"):
-            found = [column.name for column in self.columns if column.kind == kind]
-            if len(found) > 1:
-                raise UserError(f"a table has at most one {kind} column (got {', '.join(found)})")
+            of_kind = [column.name for column in self.columns if column.kind == kind]
+            if len(of_kind) > 1:
+                raise UserError(f"a table has at most one {kind} column (got {', '.join(of_kind)})")
         if sum(column.kind in ("label", "target") for column in self.columns) != 1:
             raise UserError(
                 "a table's domain must declare one column of kind label, with its classes, or one of kind "

@@ -81,9 +81,9 @@ def numbers_in(texts: Any) -> NDArray[np.float64]:
     except pa.ArrowInvalid:
         plain = pc.match_substring_regex(texts, _PLAIN_NUMBER)
         numbers = pc.cast(pc.if_else(plain, texts, pa.scalar(None, texts.type)), pa.float64())
-    found = _doubles(numbers)
-    found[np.isinf(found)] = np.nan
-    return found
+    doubles = _doubles(numbers)
+    doubles[np.isinf(doubles)] = np.nan
+    return doubles
 
 
 def _doubles(numbers: Any) -> NDArray[np.float64]:
@@ -108,8 +108,8 @@ def column_values(values: Any) -> ColumnValues:
         codes = np.asarray(array.codes, dtype=np.intp)
         return ColumnValues([*distinct, None], np.where(codes < 0, len(distinct), codes))
     if isinstance(array, np.ndarray) and array.dtype.kind in "biuf":
-        found, rows = np.unique(array, return_inverse=True)
-        return ColumnValues([plain(cell) for cell in found.tolist()], rows.astype(np.intp).reshape(-1))
+        unique, rows = np.unique(array, return_inverse=True)
+        return ColumnValues([plain(cell) for cell in unique.tolist()], rows.astype(np.intp).reshape(-1))
     return _listed(array.tolist() if isinstance(array, np.ndarray) else array)
 
 

@@ -110,14 +110,14 @@ def provenance_of(features: Features, shape: tuple[int, ...]) -> str:
     before = features.eval().fingerprint()
     device = next((t.device for t in features.state_dict().values()), "cpu")
     try:
-        found = coupling(features, shape, device=device, rtol=1e-4, atol=1e-5)
+        cause = coupling(features, shape, device=device, rtol=1e-4, atol=1e-5)
     except (RuntimeError, ValueError, IndexError):
         raise UserError(f"{named} do not take records of shape {shape}; give some for that shape") from None
-    if found is None and features.fingerprint() != before:
-        found = "what the map was asked before"
-    if found is not None:
+    if cause is None and features.fingerprint() != before:
+        cause = "what the map was asked before"
+    if cause is not None:
         raise UserError(
-            f"{named} give a record an answer that depends on {found}, so no bound holds for one record; use "
+            f"{named} give a record an answer that depends on {cause}, so no bound holds for one record; use "
             "layers without batch statistics and without state"
         )
     return origin

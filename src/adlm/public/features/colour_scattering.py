@@ -52,8 +52,8 @@ class ColourScattering(nn.Module):
 
     def cells(self, x: Tensor) -> Tensor:
         """Flip-averaged cells of every opponent channel: (n, 3, channels, cells)."""
-        found: Tensor = self.flipped(opponent(x).flatten(0, 1))
-        return found.view(len(x), CHANNELS, self.scattering.channels, -1)
+        flat: Tensor = self.flipped(opponent(x).flatten(0, 1))
+        return flat.view(len(x), CHANNELS, self.scattering.channels, -1)
 
     def normed(self, cells: Tensor) -> Tensor:
         """Root, centre and norm each channel and order of flip-averaged cells: (n, width)."""

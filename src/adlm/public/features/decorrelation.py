@@ -52,6 +52,6 @@ def decorrelation(triangle: npt.NDArray[np.int64], sd: float) -> Reals:
     variance = np.maximum(variance, 0.0)
     ridge = max(RIDGE * noise_norm(sd, columns) / total, LEAST_RIDGE / columns)
     stretch = 1 / np.sqrt(variance + ridge)
-    kept = float((variance * stretch**2).sum()) / max(float(variance.sum()), 1e-9)
-    matrix = (directions * (stretch / math.sqrt(max(kept, 1e-9)))) @ directions.T
+    variance_ratio = float((variance * stretch**2).sum()) / max(float(variance.sum()), 1e-9)
+    matrix = (directions * (stretch / math.sqrt(max(variance_ratio, 1e-9)))) @ directions.T
     return np.asarray(np.rint(np.clip(matrix, -LARGEST_ENTRY, LARGEST_ENTRY) * GRID) / GRID)

@@ -48,12 +48,12 @@ def load_backbone(
             f"a backbone is FILE.onnx, timm:NAME, or a folder that transformers saved (got {text!r})"
         )
     try:
-        made = Backbone(module, shape, provenance=origin)
+        backbone = Backbone(module, shape, provenance=origin)
     except (RuntimeError, ValueError, AssertionError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
         raise UserError(f"the encoder {text} does not take records of shape {shape} ({reason})") from None
-    made.trained_on, made.label = trained_on, text if text.startswith(TIMM) else Path(text).name
-    return made
+    backbone.trained_on, backbone.label = trained_on, text if text.startswith(TIMM) else Path(text).name
+    return backbone
 
 
 class Normalised(nn.Module):

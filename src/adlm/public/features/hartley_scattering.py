@@ -48,7 +48,7 @@ def reflected_weights(spectra: NDArray[np.float64]) -> NDArray[np.float64]:
     parts = (spectra + mirrored) / 2, (spectra - mirrored) / 2j
     c = {1: (1 - 1j) / 2, -1: (1 + 1j) / 2}
     places = {1: -reflect, -1: reflect}
-    found = [
+    weights = [
         [
             sum(
                 np.conj(c[s] * c[t]) * c[a * s] * c[b * t] * part[:, places[s]][:, :, places[t]]
@@ -59,7 +59,7 @@ def reflected_weights(spectra: NDArray[np.float64]) -> NDArray[np.float64]:
         ]
         for part, pairs in zip(parts, REFLECTIONS, strict=True)
     ]
-    return np.stack(found).real.transpose(0, 2, 1, 3, 4)
+    return np.stack(weights).real.transpose(0, 2, 1, 3, 4)
 
 
 def modulus(real: Tensor, imaginary: Tensor) -> Tensor:
@@ -135,18 +135,18 @@ class HartleyScattering(nn.Module):
 
     def _keep(self, name: str, values: NDArray[np.float64] | NDArray[np.int64]) -> None:
         """Register what follows from the wavelets, and so is not in the fingerprint."""
-        kept = torch.from_numpy(np.ascontiguousarray(values))
-        if kept.is_floating_point():
+        weights = torch.from_numpy(np.ascontiguousarray(values))
+        if weights.is_floating_point():
             # Tails of Gaussians are subnormal, and products with those take a hundred times as long.
-            kept = torch.where(kept.abs() < NOTHING * kept.abs().max(), 0.0, kept).float()
-        self.register_buffer(name, kept, persistent=False)
+            weights = torch.where(weights.abs() < NOTHING * weights.abs().max(), 0.0, weights).float()
+        self.register_buffer(name, weights, persistent=False)
 
     def _moduli(self, product: Tensor, down: Tensor, across: Tensor) -> Tensor:
         """Moduli of signals, from coefficients of both parts (2, m, ky, kx): (y x, m), signals innermost."""
         turned = torch.bmm(across.expand(2, -1, -1), product.view(2, -1, self.size).transpose(1, 2))
         turned = turned.view(2, -1, down.shape[1]).transpose(1, 2)
-        found = modulus(*torch.bmm(down.expand(2, -1, -1), turned))
-        return found.view(len(down) * len(across), -1)
+        moduli = modulus(*torch.bmm(down.expand(2, -1, -1), turned))
+        return moduli.view(len(down) * len(across), -1)
 
     def _first(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """|x * psi| of images (n, H, H), of the fine and of the broad scale: (y x, L n), by angle."""

@@ -62,8 +62,8 @@ class Blocks(nn.Module):
         return list(zip(blocks, (*self.widths[:3], self.colour.width), strict=True))
 
     def _half_size(self, x: Tensor) -> Tensor:
-        found: Tensor = self.coarse(functional.avg_pool2d(x, 2))
-        return found
+        block: Tensor = self.coarse(functional.avg_pool2d(x, 2))
+        return block
 
 
 def compress(projection: Tensor, prefix: str = "projection") -> dict[str, Tensor]:

@@ -102,10 +102,10 @@ class OnnxBackbone(Features):
         except Exception as error:
             reason = str(error).strip().splitlines()[0][:120]
             raise UserError(f"the encoder {self.name} does not take these records ({reason})") from None
-        found = np.concatenate(parts)
-        if len(found) != len(records):
+        outputs = np.concatenate(parts)
+        if len(outputs) != len(records):
             raise UserError(f"the encoder {self.name} must give one output for each record")
-        return torch.from_numpy(found.reshape(len(found), -1).astype(np.float32))
+        return torch.from_numpy(outputs.reshape(len(outputs), -1).astype(np.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, *shape) to (n, width)."""

@@ -183,8 +183,8 @@ class Patches(nn.Module):
     def beyond(self, x: Tensor) -> Tensor:
         """Responses less the threshold, towards zero, as maps: (n, 2 * atoms, h', w')."""
         side = self.filters.shape[-1]
-        found = functional.softshrink(self.responses(x), self.threshold)
-        return found.transpose(1, 2).view(len(x), -1, x.shape[2] - side + 1, x.shape[3] - side + 1)
+        shrunk = functional.softshrink(self.responses(x), self.threshold)
+        return shrunk.transpose(1, 2).view(len(x), -1, x.shape[2] - side + 1, x.shape[3] - side + 1)
 
     def of(self, beyond: Tensor) -> Tensor:
         """Pool, fold and root responses beyond the threshold: (n, width)."""
@@ -204,7 +204,7 @@ class Patches(nn.Module):
 
     def pooled(self, x: Tensor) -> Tensor:
         """What `of(beyond(x))` gives, image by image and in fewer passes: (n, width)."""
-        side, found = self.filters.shape[-1], x.new_empty(len(x), 2, len(self.filters), self.grid**2)
-        for image, mine in zip(x.contiguous(), found, strict=True):
+        side, out = self.filters.shape[-1], x.new_empty(len(x), 2, len(self.filters), self.grid**2)
+        for image, mine in zip(x.contiguous(), out, strict=True):
             mine.copy_(pooled_patches(image, self.halves, side, self.threshold, self.grid))
-        return found.flatten(1)
+        return out.flatten(1)

@@ -72,8 +72,8 @@ class NormedScattering(nn.Module):
     def _coefficients(self, x: Tensor) -> Tensor:
         """Scattering, on a processor by products, which are faster for few images; not in a trace."""
         if self.products is None or x.device.type != "cpu" or torch.onnx.is_in_onnx_export():
-            found: Tensor = self.scattering(x)
-            return found
+            coefficients: Tensor = self.scattering(x)
+            return coefficients
         return torch.cat([self.products(part) for part in torch.split(x, TOGETHER)])
 
 

@@ -95,9 +95,9 @@ def _fill(
         return
     if alone:
         for record, place in zip(torch.split(x, 1), torch.split(out, 1), strict=True):
-            found = place.clone(memory_format=torch.contiguous_format)
-            work(record.clone(memory_format=torch.contiguous_format), found)
-            place.copy_(found)
+            copied = place.clone(memory_format=torch.contiguous_format)
+            work(record.clone(memory_format=torch.contiguous_format), copied)
+            place.copy_(copied)
         return
     if x.device.type == "cpu" or len(x) == rows:
         work(x, out)

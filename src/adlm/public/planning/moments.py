@@ -196,10 +196,10 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan
 def _rounds(n: int, signal: float, features: Features) -> MomentPlan:
     """Gradient rounds: noise on a score depends on the path, not on k, unless coordinates fall off."""
     k = features.rounds_width(signal)
-    kept = "all coordinates" if k == features.width else "the leading coordinates that suit the signal"
+    which = "all coordinates" if k == features.width else "the leading coordinates that suit the signal"
     rounds = plan_image_rounds(n, signal, features.path, features.clip_norm)
     reasons = (
-        f"k = {k}: {kept}",
+        f"k = {k}: {which}",
         f"{rounds.rounds} gradient rounds: the signal n mu / sensitivity is {signal:.0f}, at least "
         f"{features.rounds_from:g}",
         f"step {rounds.step:g}: the path is {features.path:g} of the signal",

@@ -54,14 +54,14 @@ def build(recipe: Recipe, *, check_classes: int = 600) -> dict[str, Tensor]:
     transform = NormedScattering((SIZE, SIZE), deskewed=recipe.deskewed)
     images, _ = recipe.draw(recipe.classes, recipe.per_class, generator)
     moments = fisher.class_statistics(_in_batches(transform, images), recipe.per_class)
-    found = fisher.directions([moments], recipe.width, ridge=recipe.ridge, temper=recipe.temper)
-    projection = (found.projection / found.projection.abs().max()).half().contiguous()
+    fitted = fisher.directions([moments], recipe.width, ridge=recipe.ridge, temper=recipe.temper)
+    projection = (fitted.projection / fitted.projection.abs().max()).half().contiguous()
     # Statistics come from classes that the directions were not fitted to, through the map as it is stored.
     images, _ = recipe.draw(check_classes, recipe.per_class, generator)
-    z = unit_norm((_in_batches(transform, images) - found.mean) @ projection.float())
+    z = unit_norm((_in_batches(transform, images) - fitted.mean) @ projection.float())
     prior = fisher.prior_statistics(z, recipe.per_class)
     return {
-        "centre": found.mean,
+        "centre": fitted.mean,
         "projection": projection,
         "typical": prior.typical,
         "weight": prior.weight,

@@ -107,10 +107,10 @@ def coded(
         return np.arange(2) == code_of_true, codes
     if kind.kind not in "iuf":
         return np.array(names), codes
-    whole = (
+    values = (
         [int(name) for name in names] if all(n.lstrip("-").isdigit() for n in names) else range(len(names))
     )
-    return np.array(list(whole), dtype=kind), codes
+    return np.array(list(values), dtype=kind), codes
 
 
 def _kind(value: Any) -> str:

@@ -103,8 +103,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         loaded = release if isinstance(release, Release) else Release.load(release)
         totals = loaded.certificate.totals
         given: dict[str, Any] = {"release": release, "training": training or None}
-        made = cls(epsilon=float(totals.epsilon_proved), delta=float(totals.delta), **given)
-        return made._fit_release(loaded, None)
+        estimator = cls(epsilon=float(totals.epsilon_proved), delta=float(totals.delta), **given)
+        return estimator._fit_release(loaded, None)
 
     def __getattr__(self, name: str) -> Any:
         """Say why there is no `partial_fit`; scikit-learn finds out by asking for it."""
@@ -125,9 +125,9 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         counts.clones += 1
         if counts.clones == 2 and self.release is None:
             self._warn_of_refits(stacklevel=5)
-        made = _clone_parametrized(self)
-        made._counts = counts
-        return made
+        clone = _clone_parametrized(self)
+        clone._counts = counts
+        return clone
 
     def fit(self, X: Any, y: Any, **refused: Any) -> Self:
         """Make a release of the records and train on it; with `release`, train on that alone.
@@ -305,7 +305,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         summary = read_json(folder / "estimator.json", what=cls._what)
         release, model = Release.load(folder / "release"), Model.load(folder / "model")
         table, images = declared(release)
-        made = cls(
+        estimator = cls(
             epsilon=number_of(summary["epsilon"]),
             delta=number_of(summary["delta"]),
             domain=images if table is None else table,
@@ -313,12 +313,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             random_state=summary["random_state"],
             fourier=summary["fourier"],
         )
-        made._adopt(release, model)
-        made.n_features_in_ = summary["width"]
+        estimator._adopt(release, model)
+        estimator.n_features_in_ = summary["width"]
         if summary["columns"]:
-            made.feature_names_in_ = np.array(summary["columns"], dtype=object)
-        made._restore(summary)
-        return made
+            estimator.feature_names_in_ = np.array(summary["columns"], dtype=object)
+        estimator._restore(summary)
+        return estimator
 
     def _state(self) -> dict[str, Any]:
         """What a kind of estimator saves besides, in JSON values."""
@@ -341,11 +341,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _warn_of_refits(self, stacklevel: int, fit: int | None = None) -> None:
         """Warn of each refit by its number; where clones are made and fits cannot be seen, once."""
-        kept = "no ledger" if self.ledger is None else f"the ledger {self.ledger}"
+        charged_to = "no ledger" if self.ledger is None else f"the ledger {self.ledger}"
         count = "are fitted several times" if fit is None else f"are fitted, for the time number {fit}"
         warnings.warn(
             f"this estimator or its clones {count}: each fit reads the records and spends epsilon "
-            f"{self.epsilon}, charged to {kept}; search on one release instead "
+            f"{self.epsilon}, charged to {charged_to}; search on one release instead "
             f"({type(self).__name__}.from_release, adlm.workflows.sklearn.estimator.search_on_release)",
             PrivacyWarning,
             stacklevel=stacklevel,

@@ -59,10 +59,10 @@ def labelled_draws(
         if sentence := warning(release):
             facts["warning"] = sentence
     if plan.class_weight is not None:
-        weighing = plan.class_weight
+        class_weight = plan.class_weight
         facts |= {
-            "class_weight": weighing if isinstance(weighing, str) else "given",
-            "class_weights": class_weights(release, weighing),
+            "class_weight": class_weight if isinstance(class_weight, str) else "given",
+            "class_weights": class_weights(release, class_weight),
         }
     return Examples(wide, target), facts
 

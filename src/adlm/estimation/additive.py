@@ -202,7 +202,7 @@ def smooth(value: Reals, noise: Reals, unit: float, spreads: Sequence[float], or
 
 
 @dataclass(frozen=True)
-class Weighing:
+class ColumnWeights:
     """The model of stage two: logits b_l + sum over columns of alpha times the column's score.
 
     Parameters theta are M - 1 offsets b (class 0 has none) and q weights alpha; `columns` is (k, q) with
@@ -216,7 +216,7 @@ class Weighing:
     start: float
 
     @classmethod
-    def of(cls, scores: Reals, offsets: Reals, blocks: Sequence[Block]) -> Weighing:
+    def of(cls, scores: Reals, offsets: Reals, blocks: Sequence[Block]) -> ColumnWeights:
         """Make it for the blocks of a feature map."""
         columns = np.zeros((scores.shape[1], len(blocks)))
         for index, (start, stop) in enumerate(blocks):
@@ -265,8 +265,8 @@ class Weighing:
         middle = _over_classes(probability, inputs)
         return gradient, (inputs - middle[:, None]) * np.sqrt(probability)[:, :, None]
 
-    def length(self, summary: Scores, norm: str) -> float:
-        """How long a record's inputs are in the middle, if columns were independent; from stage one alone."""
+    def typical_norm(self, summary: Scores, norm: str) -> float:
+        """Typical norm of a record's inputs if columns were independent, from stage one alone."""
         spread = self.scores.max(0) - self.scores.min(0)
         squared = float(spread**2 @ summary.records) / summary.n
         if norm == "l2":

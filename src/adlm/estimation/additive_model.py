@@ -33,20 +33,20 @@ def final_model(
     noise_penalty : how strongly the noise holds the steps back; 1 takes its stated size.
     """
     offsets = tensors.get("offsets", tensors["prior"])  # without them, a file from before they were matched
-    weighing = additive.Weighing.of(tensors["scores"], offsets, blocks)
+    column_weights = additive.ColumnWeights.of(tensors["scores"], offsets, blocks)
     if stages < 2 or not {"gradient", "scaling"} & set(tensors):
-        return weighing.linear()
+        return column_weights.linear()
     n = float(facts.get("n_estimated", facts.get("told_n")))  # files of 0.1.0 have the second name
     if "scaling" in tensors:
         scaling, sd = Scaling(offsets), noise_penalty * float(facts["sd_scaling"]) / UNIT
         for row in tensors["scaling"]:
             scaling = scaling.moved(row, n * np.exp(tensors["prior"]), sd)
-        return Linear(weighing.linear().weight * scaling.factor, scaling.offsets)
+        return Linear(column_weights.linear().weight * scaling.factor, scaling.offsets)
     gradient, curvature = additive.derivatives(tensors)
     step = additive.newton(
         gradient, curvature, noise_penalty * facts["sd_gradient"], noise_penalty * facts["sd_curvature"]
     )
-    model = weighing.linear(step)
+    model = column_weights.linear(step)
     if stages < 3 or "residuals" not in tensors:
         return model
     summary = additive.Scores(

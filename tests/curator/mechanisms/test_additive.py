@@ -119,7 +119,7 @@ def test_derivatives_of_neighbours_are_within_the_stated_sensitivity(
     monkeypatch.setattr(curator._Stages, "_noise", lambda self, shape, scale: np.zeros(shape, np.int64))
     generator = np.random.default_rng(2)
     indicators = TabularFeatures(table, detail=5).indicators
-    weighing = additive.Weighing.of(
+    column_weights = additive.ColumnWeights.of(
         generator.normal(size=(classes, indicators)),
         np.full(classes, -1.0),
         TabularFeatures(table, detail=5).blocks,
@@ -128,9 +128,9 @@ def test_derivatives_of_neighbours_are_within_the_stated_sensitivity(
     unit = Clip(norm, (1.0,), 1.0)  # type: ignore[arg-type]
     for i in range(0, 80, 2):
         (g1, h1, *_), (g2, h2, *_) = (
-            stages(x[j], y[j], table, delta)._derivatives(weighing, 0.5) for j in (i, i + 1)
+            stages(x[j], y[j], table, delta)._derivatives(column_weights, 0.5) for j in (i, i + 1)
         )
-        r1, r2 = (stages(x[j], y[j], table, delta)._residuals(weighing.linear())[0] for j in (i, i + 1))
+        r1, r2 = (stages(x[j], y[j], table, delta)._residuals(column_weights.linear())[0] for j in (i, i + 1))
         assert distance(g1 - g2, norm) <= unit.sums_sensitivity("replace-one")
         assert distance(r1 - r2, norm) <= unit.sums_sensitivity("replace-one")
         upper = (h1 - h2).astype(float)

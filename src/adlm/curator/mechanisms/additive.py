@@ -135,13 +135,13 @@ class Derivatives:
     """What a part adds to the gradient and the curvature in column weights."""
 
     indicators_of: UnscaledIndicators
-    weighing: additive.Weighing
+    column_weights: additive.ColumnWeights
     first: Clip
     second: Clip
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
         """Sum clipped derivatives: (size,) and (size, size)."""
-        slope, rows = self.weighing.derivatives(self.indicators_of(part[0]), part[1])
+        slope, rows = self.column_weights.derivatives(self.indicators_of(part[0]), part[1])
         size, each = slope.shape[1], rows.shape[1]
         gradient = self.first.integers(slope).sum(0).astype(np.int64)
         clipped = self.second.integers(rows.reshape(len(rows), -1)).reshape(-1, each, size)
@@ -261,10 +261,10 @@ class _Stages:
             "records": summary.records,
         } | second
         facts: dict[str, Any] = {"n_estimated": summary.n}
-        weighing = additive.Weighing.of(summary.scores, summary.offsets, self.features.blocks)
+        column_weights = additive.ColumnWeights.of(summary.scores, summary.offsets, self.features.blocks)
         if noise.gradient:
             gradient, curvature, small, coarse = self._derivatives(
-                weighing, weighing.length(summary, noise.norm)
+                column_weights, column_weights.typical_norm(summary, noise.norm)
             )
             tensors |= {
                 "gradient": gradient,
@@ -282,7 +282,7 @@ class _Stages:
             facts["sd_residuals"] = noise.spread * noise.residuals * size
         if noise.scaling:
             facts["sd_scaling"] = noise.spread * noise.scaling
-            tensors["scaling"] = self._scaling(weighing.linear(), summary, facts["sd_scaling"])
+            tensors["scaling"] = self._scaling(column_weights.linear(), summary, facts["sd_scaling"])
         if noise.correct:
             model = final_model(tensors, facts, self.features.blocks, self.features.ordered)
             (right,) = self._total(RightCount(self.indicators_of, model), "records that the model gets right")
@@ -295,14 +295,14 @@ class _Stages:
         return additive.class_scores(sums[:, 1:], sums[:, 0], sd[1:], float(sd[0]), n, blocks, ordered)
 
     def _derivatives(
-        self, weighing: additive.Weighing, length: float
+        self, column_weights: additive.ColumnWeights, length: float
     ) -> tuple[Integers, Integers, float, float]:
-        size = weighing.size
+        size = column_weights.size
         rows_each = 1 if self.classes == 2 else self.classes
         first = Clip(self.noise.norm, (1.0,) * size, length)
         second = Clip(self.noise.norm, (1.0,) * (size * rows_each), length / 2)
         self.curvature_step = float(second.steps[0])  # of the noise, whatever bits are dropped after it
-        partial = Derivatives(self.indicators_of, weighing, first, second)
+        partial = Derivatives(self.indicators_of, column_weights, first, second)
         gradient, curvature = self._total(partial, "gradient and curvature")
         gradient = clamped(gradient + self._noise(gradient.shape, self.noise.gradient))
         noisy = np.zeros_like(curvature)

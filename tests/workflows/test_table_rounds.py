@@ -258,3 +258,53 @@ def test_a_small_table_that_is_learnt_well_is_not_warned_of() -> None:
     model = fit(release)
     assert float((model.predict(x) == y).mean()) > 0.9
     assert "warning" not in model.training
+
+
+def categorical_table(classes: int) -> TableDomain:
+    towns = (Column(f"town{i}", "categorical", values=("a", "b", "c")) for i in range(2))
+    label = Column("y", "label", classes=tuple(f"y{i}" for i in range(classes)))
+    return TableDomain((Column("age", "numeric", 0, 100), *towns, label))
+
+
+def test_values_weigh_less_where_most_columns_are_categories() -> None:
+    few, many = (plan_table(categorical_table(2), n, Fraction(1), Fraction(1, 10**5)) for n in (500, 10_000))
+    assert (few.fourier, few.value_energy) == (200, 4.0)
+    assert (many.fourier, many.value_energy, many.values_share) == (0, 0.25, Fraction(0))
+    assert any("most columns are categories" in reason for reason in many.reasons)
+    numbers = plan_table(made_table(), 10_000, Fraction(1), Fraction(1, 10**5))
+    assert (numbers.fourier, numbers.value_energy) == (200, 4.0)
+    asked = plan_table(categorical_table(2), 10_000, Fraction(1), Fraction(1, 10**5), fourier=30)
+    assert asked.fourier == 30
+
+
+def test_the_mechanism_does_not_change_with_epsilon_below_many_records() -> None:
+    """An additive model takes over for many records of two classes alone, so accuracy has no step in it."""
+    for n, classes in ((39_000, 2), (10**6, 3)):
+        table = categorical_table(classes)
+        for epsilon in ("0.01", "0.1", "1", "10", "100"):
+            assert table_rounds.suits_rounds(table, n, Fraction(epsilon), Fraction(1, 10**5))
+    assert not table_rounds.suits_rounds(categorical_table(2), 50_000, Fraction(1), Fraction(1, 10**5))
+
+
+def test_a_release_of_categories_learns_and_is_read_back(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 3, (8000, 2))
+    age = rng.random((8000, 1))
+    y = ((codes[:, 0] == 1) ^ (rng.random(8000) < 0.1)).astype(np.int64)
+    x = np.concatenate([age, np.eye(3)[codes[:, 0]], np.eye(3)[codes[:, 1]]], 1).astype(np.float32)
+    release = privatise(lambda: [(x, y)], domain=categorical_table(2), epsilon=1, delta="1e-5", seed=1)
+    release.save(tmp_path / "R")
+    features = Release.load(tmp_path / "R").features()
+    assert isinstance(features, ScaledTable)
+    assert features.value_energy == 0.25
+    one = torch.from_numpy(x[:50])
+    assert torch.equal(features(one), release.features()(one))
+    assert float((fit(Release.load(tmp_path / "R")).predict(x) == y).mean()) > 0.88
+
+
+@pytest.mark.parametrize("energy", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_of_values_that_is_no_positive_number_is_refused(energy: float) -> None:
+    table = categorical_table(2)
+    even = [1 / 12] * 12 + [1 / 3] * 6
+    with pytest.raises(UserError, match="value_energy must be a positive number"):
+        ScaledTable(table, even, value_energy=energy)

@@ -382,3 +382,15 @@ def test_smoothing_keeps_signal_and_drops_noise() -> None:
         additive.smooth(s + generator.normal(0, 0.5, 8), noise, 1.0, (0.05, 0.5, 5.0), False) for s in strong
     ]
     assert np.mean((np.array(kept) - strong) ** 2) < 1.1 * 0.25
+
+
+def test_two_classes_are_given_a_temperature_only_where_noise_is_far_above_the_signal() -> None:
+    columns = tuple(Column(f"c{i}", "numeric", 0, 1) for i in range(10))
+    for classes, epsilons in ((2, ("0.02",)), (3, ("0.02", "0.1"))):
+        label = Column("y", "label", classes=tuple(f"y{i}" for i in range(classes)))
+        table = TableDomain((*columns, label))
+        for epsilon in ("0.02", "0.1"):
+            plan = plan_table(table, 10_000, Fraction(epsilon), Fraction(0))
+            assert plan.weights == "none"
+            assert (plan.scaling_share > 0) == (epsilon in epsilons)
+            assert ("temperature" in plan.reasons[-1]) == (epsilon in epsilons)

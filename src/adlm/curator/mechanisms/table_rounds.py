@@ -30,7 +30,7 @@ from adlm.privacy.release import Release
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.decorrelation import MOST_COLUMNS, decorrelation, noise_norm, unit_rows
 from adlm.public.features.frequencies import frequencies
-from adlm.public.features.scaled_table import ScaledTable
+from adlm.public.features.scaled_table import VALUE_ENERGY, ScaledTable
 from adlm.public.features.table_indicators import TableIndicators, is_ordered
 from adlm.public.planning.rounds import (
     PURE_ROUNDS,
@@ -50,8 +50,11 @@ FOURIER, PURE_FOURIER = (200, 512), 200  # fewest and most random Fourier featur
 FOURIER_MANY, VERY_MANY = 100, 200_000  # fewest of a table with more records than these, where they cost time
 FOURIER_EACH = 8  # for each of them
 PURE_FROM = 1_500.0  # signal from which rounds with radial noise do better than an additive model
-# With delta, two classes and mostly categorical columns: signals between which an additive model does better.
-ADDITIVE_RANGE = (600.0, 50_000.0)
+# A table whose columns are mostly categories: from this signal on, values weigh less than bins, and there are
+# no random Fourier features. Settled on training records of Adult, whole and in parts, with and without cuts.
+CATEGORICAL_FROM, CATEGORICAL_ENERGY = 300.0, 0.25
+# Many records of such a table, of two classes, and signals between which an additive model does better.
+ADDITIVE_RECORDS, ADDITIVE_RANGE = 40_000, (600.0, 50_000.0)
 INDICATORS_SHARE, VALUES_SHARE, SUMS_SHARE = Fraction(1, 20), Fraction(1, 20), Fraction(1, 20)
 PURE_SHARE = Fraction(1, 10)  # of indicators, and of class sums, under pure epsilon
 MOST_NOISE = 0.5  # on second moments of rows of length 1, above which they say too little
@@ -69,6 +72,7 @@ class TableRoundsPlan:
     sums_share: Fraction = SUMS_SHARE
     values_share: Fraction = Fraction(0)
     check_share: Fraction = CHECK_SHARE
+    value_energy: float = VALUE_ENERGY
     reasons: tuple[str, ...] = ()
 
     @property
@@ -85,6 +89,7 @@ class TableRoundsPlan:
             "sums_share": str(self.sums_share),
             "values_share": str(self.values_share),
             "check_share": str(self.check_share),
+            "value_energy": self.value_energy,
             "reasons": list(self.reasons),
         }
 
@@ -104,7 +109,8 @@ def plan_table(
     if n < 1:
         raise UserError(f"a plan needs at least one record, got {n}")
     signal = table_signal(table, n, epsilon, delta)
-    count = fourier or fourier_count(table, n, delta)
+    categories_lead = bool(delta) and mostly_categorical(table) and signal >= CATEGORICAL_FROM
+    count = fourier or (0 if categories_lead else fourier_count(table, n, delta))
     clip_norm = table_clip_norm(signal)
     path = TABLE_PATH if delta else PURE_TABLE_PATH
     rounds = plan_rounds(n, signal, path=path, longest_step=TABLE_STEP, clip_norm=clip_norm)
@@ -116,7 +122,9 @@ def plan_table(
         f"{rounds.rounds} gradient rounds with steps of {rounds.step:g}: the signal n mu / sensitivity is "
         f"{signal:.0f}",
         f"gradients are clipped at {clip_norm:g}",
-        f"{count} random Fourier features of the ordered columns together",
+        "values weigh less than bins, without random Fourier features: most columns are categories"
+        if categories_lead
+        else f"{count} random Fourier features of the ordered columns together",
         f"{_per_cent(INDICATORS_SHARE if delta else PURE_SHARE)} of the budget counts indicators, to centre "
         "and scale the columns"
         + (f"; {_per_cent(values)} goes to second moments, to take correlations out" if values else "")
@@ -125,7 +133,10 @@ def plan_table(
     )
     if not delta:
         return TableRoundsPlan(rounds, count, PURE_SHARE, PURE_SHARE, reasons=reasons)
-    return TableRoundsPlan(rounds, count, values_share=values, check_share=check, reasons=reasons)
+    energy = CATEGORICAL_ENERGY if categories_lead else VALUE_ENERGY
+    return TableRoundsPlan(
+        rounds, count, values_share=values, check_share=check, value_energy=energy, reasons=reasons
+    )
 
 
 def _per_cent(share: Fraction) -> str:
@@ -154,7 +165,7 @@ def check_share(signal: float, neighbours: str) -> Fraction:
 
 
 def values_share(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> Fraction:
-    """Return the share of the budget for second moments of values; 0 where noise would drown them.
+    """Return the share of the budget for second moments of values; 0 where noise hides them or few matter.
 
     Parameters
     ----------
@@ -163,7 +174,7 @@ def values_share(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
     epsilon, delta : the budget.
     """
     columns = sum(column.kind != "categorical" for column in table.features)
-    if not delta or not 2 <= columns <= MOST_COLUMNS:
+    if not delta or not 2 <= columns <= MOST_COLUMNS or mostly_categorical(table):
         return Fraction(0)
     mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(VALUES_SHARE) / table.contributions
     sd = (1.0 if table.neighbours == "add-remove" else math.sqrt(2.0)) / mu
@@ -192,11 +203,16 @@ def table_signal(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
     return signal_of(n, mu, table.neighbours, table.contributions)
 
 
+def mostly_categorical(table: TableDomain) -> bool:
+    """Whether at least half of a table's columns are categories."""
+    return 2 * sum(column.kind == "categorical" for column in table.features) >= len(table.features)
+
+
 def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> bool:
     """Whether gradient rounds suit a table better than an additive model of noisy class tables.
 
-    Additive models do better under pure epsilon, unless epsilon n is large. With delta they do better on two
-    classes and columns that are mostly categories, unless the signal is weak or very strong.
+    They do with delta, unless many records of two classes in columns that are mostly categories leave neither
+    a weak nor a very strong signal. Under pure epsilon they do where epsilon n is large.
 
     Parameters
     ----------
@@ -207,9 +223,8 @@ def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
     signal = table_signal(table, n, epsilon, delta)
     if not delta:
         return signal >= PURE_FROM
-    categorical = sum(column.kind == "categorical" for column in table.features)
-    mostly = 2 * categorical >= len(table.features) and len(table.label.classes) == 2
-    return not mostly or not ADDITIVE_RANGE[0] <= signal < ADDITIVE_RANGE[1]
+    many = n >= ADDITIVE_RECORDS and len(table.label.classes) == 2 and mostly_categorical(table)
+    return not many or not ADDITIVE_RANGE[0] <= signal < ADDITIVE_RANGE[1]
 
 
 def configured(plan: TableRoundsPlan, table: TableDomain, budget: Budget) -> MomentConfig:
@@ -280,14 +295,16 @@ def release(
     total = clamped(noisy)
     scale = calibration.scales.indicators * moments.noise_spread(config.mechanism, counted.width)
     shares = frequencies(total * clip.steps, counted.blocks, scale * float(clip.steps[0]))
-    features = ScaledTable(table, shares, fourier=plan.fourier)
+    features = ScaledTable(table, shares, fourier=plan.fourier, value_energy=plan.value_energy)
     tensors = {"indicators": torch.from_numpy(total)}
     if config.indicators.values:
         scale = calibration.scales.values
         triangle = _second_moments(records, features, config.indicators, scale, source)
         tensors["values"] = torch.from_numpy(triangle)
         mixing = decorrelation(triangle, scale)
-        features = ScaledTable(table, shares, fourier=plan.fourier, mixing=mixing)
+        features = ScaledTable(
+            table, shares, fourier=plan.fourier, mixing=mixing, value_energy=plan.value_energy
+        )
     settings = {"plan": plan.to_dict(), "asked": budget.to_dict()}
     return moments.release(
         records.mapped(TableFeatures(features)),

@@ -27,7 +27,7 @@ from adlm.public.features.table_indicators import TableIndicators, is_ordered, k
 
 # Settled on parts of the training records of the tables in docs/guide-tables.md.
 FREQUENCY = 2.0  # standard deviation of the angle of a random Fourier feature, over standardised values
-VALUE_ENERGY, BIN_ENERGY, FOURIER_ENERGY = 4.0, 1.0, 1.0  # squared lengths, a column
+VALUE_ENERGY, BIN_ENERGY, FOURIER_ENERGY = 4.0, 1.0, 1.0  # squared lengths, a column; the first is usual
 FARTHEST = 3.0  # standard deviations at which a value is clipped
 LEAST_SPREAD = 0.01  # of a column's declared range
 
@@ -48,6 +48,8 @@ class ScaledTable(Features):
     fourier : random Fourier features of the ordered columns together; their weights come from a fixed seed.
     mixing : (d, d) matrix from `decorrelation` that the d standardised values are multiplied by; None leaves
         them as they are.
+    value_energy : squared length that a column's value gets, where its bins together get 1 and categories
+        get 1 more than a value.
     """
 
     def __init__(
@@ -57,9 +59,10 @@ class ScaledTable(Features):
         *,
         fourier: int = 0,
         mixing: npt.ArrayLike | None = None,
+        value_energy: float = VALUE_ENERGY,
     ) -> None:
         super().__init__()
-        self.table, self.fourier = table, fourier
+        self.table, self.fourier, self.value_energy = table, fourier, value_energy
         self.indicators = TableIndicators(table)
         self.frequencies = np.asarray(frequencies, dtype=np.float64)
         if self.frequencies.shape != (self.indicators.width,) or not np.isfinite(self.frequencies).all():
@@ -68,6 +71,8 @@ class ScaledTable(Features):
             )
         if fourier < 0:
             raise UserError(f"fourier must be at least 0, got {fourier}")
+        if not 0 < value_energy < math.inf:
+            raise UserError(f"value_energy must be a positive number, got {value_energy}")
         valued = [c for c in table.features if c.kind != "categorical"]
         ordered = [i for i, c in enumerate(valued) if is_ordered(c)]
         if fourier and not ordered:
@@ -91,7 +96,7 @@ class ScaledTable(Features):
                 kept.append(np.array([block.stop - 1]))
             else:
                 kept.append(np.arange(block.start, block.stop))
-            weights.append(np.full(len(kept[-1]), BIN_ENERGY if bins else VALUE_ENERGY + BIN_ENERGY))
+            weights.append(np.full(len(kept[-1]), BIN_ENERGY if bins else value_energy + BIN_ENERGY))
         self._kept = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
         self._needed = None if table.crosses else {self._block_of(entry) for entry in self._kept.tolist()}
         self._entries = _span(self._places().tolist())
@@ -106,7 +111,7 @@ class ScaledTable(Features):
                 varying = max(float(variance[self._kept[of]].sum()), 0.05 * blocks)
                 scale[of] = math.sqrt(energy * blocks / columns / varying)
         self._scale = scale
-        self._value_scale = math.sqrt(VALUE_ENERGY / columns)
+        self._value_scale = math.sqrt(value_energy / columns)
         self._fourier_scale = (
             math.sqrt(2 * FOURIER_ENERGY * len(ordered) / columns / fourier) if fourier else 0.0
         )
@@ -241,20 +246,27 @@ class ScaledTable(Features):
 
     def spec(self) -> dict[str, Any]:
         """Describe the map, with the whole declared table and what was released of it."""
-        mixing = None if self.mixing is None else [[int(v) for v in row] for row in self.mixing]
-        return ({} if mixing is None else {"mixing": mixing}) | {
+        spec: dict[str, Any] = {
             "name": "scaled-table",
             "table": self.table.to_dict(),
             "frequencies": [float(f) for f in self.frequencies],
             "fourier": self.fourier,
         }
+        if self.mixing is not None:
+            spec["mixing"] = [[int(v) for v in row] for row in self.mixing]
+        if self.value_energy != VALUE_ENERGY:
+            spec["value_energy"] = self.value_energy
+        return spec
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> ScaledTable:
         """Make it from its description."""
         mixing = np.array(spec["mixing"], dtype=np.float64) / _MIXING if "mixing" in spec else None
         table = TableDomain.from_dict(spec["table"])
-        return cls(table, spec["frequencies"], fourier=int(spec["fourier"]), mixing=mixing)
+        energy = float(spec.get("value_energy", VALUE_ENERGY))
+        return cls(
+            table, spec["frequencies"], fourier=int(spec["fourier"]), mixing=mixing, value_energy=energy
+        )
 
 
 def _span(places: list[int]) -> slice | list[int]:

@@ -19,7 +19,9 @@ from adlm.public.features.tabular import TabularFeatures, detail_rule
 
 Weights = Literal["columns", "none"]
 CHECK_SHARE = Fraction(1, 50)
-SCALING_SHARE = Fraction(1, 5)  # set on synthetic tables and parts of training records: docs/guide-tables.md
+# Set on synthetic tables and on parts of training records, see docs/guide-tables.md.
+SCALING_SHARE = Fraction(1, 5)
+TWO_CLASS_NOISE = 2.0  # on column weights, above which two classes need it too
 Shares = tuple[Fraction, Fraction, Fraction, Fraction, Fraction]
 
 
@@ -118,13 +120,13 @@ def plan_table(
         f"numeric columns without cuts have {detail} cells: eight times the noise on a count in each",
     )
     if gradient > 0.5:
+        scaled = len(table.label.classes) > 2 or gradient > TWO_CLASS_NOISE
         why = (
-            "class tables, then class offsets and one temperature: noise on column weights would be "
-            f"{gradient:.2f} of the signal, above 0.5"
+            f"class tables{', then class offsets and one temperature' if scaled else ' alone'}: noise on "
+            f"column weights would be {gradient:.2f} of the signal, above 0.5"
         )
-        return TablePlan(
-            detail, "none", False, one, (*reasons, why), fourier_count, scaling_share=SCALING_SHARE
-        )
+        scaling = SCALING_SHARE if scaled else Fraction(0)
+        return TablePlan(detail, "none", False, one, (*reasons, why), fourier_count, scaling_share=scaling)
     if len(table.label.classes) > 2:
         why = "no residual tables: with more than two classes their corrections of one offset add up"
         return TablePlan(detail, "columns", False, two, (*reasons, why), fourier_count)

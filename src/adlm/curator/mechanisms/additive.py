@@ -109,8 +109,7 @@ class Cells:
             raise UserError(f"a table's features are (n, {self.width}), got {values.shape}")
         cells = values.astype(np.float64)
         cells /= self.unit
-        np.maximum(cells, 0.0, out=cells)  # faster than `clip`
-        return np.asarray(np.minimum(cells, 1.0, out=cells))
+        return np.asarray(np.clip(cells, 0.0, 1.0, out=cells))
 
 
 @dataclass(frozen=True)

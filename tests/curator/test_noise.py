@@ -132,6 +132,16 @@ def test_radial_noise_of_one_coordinate_is_rounded_laplace_noise() -> None:
     assert stats.chisquare(cells, mass * len(sample)).pvalue > FALSE_ALARM
 
 
+@given(st.integers(0, 30), st.integers(0, 2**64 - 1), st.integers(1, 2**55), st.integers(-2, 2))
+def test_one_digit_rounds_a_product_or_leaves_it_open(k: int, digit: int, scale: int, off: int) -> None:
+    at_a_half = ((2 * (digit % scale) + 1) << 63) // scale + off  # x s is about a whole number and a half
+    for first in (digit, min(max(at_a_half, 0), 2**64 - 1)):
+        low, high = ((2 * ((k << 64) + x) * scale + 2**64) >> 65 for x in (first, first + 1))
+        nearest, still_open = noise._product(np.array([k]), np.array([first], dtype=np.uint64), scale)
+        assert still_open.size or (int(nearest[0]) == low == high)
+        assert not still_open.size or ((first + 1) * scale - (1 << 63)) % 2**64 <= scale
+
+
 def test_a_normal_draw_beyond_24_deviations_is_not_lost() -> None:
     """Bits that fail every trial below 24 and pass the next one: that happens once in 2^400 draws."""
     ties = int((noise._whole_part_trials().first_octet() == 255).sum())

@@ -90,6 +90,8 @@ class Clip:
         if values.ndim != 2 or values.shape[1] != len(self.scales):
             raise UserError(f"features must be (n, {len(self.scales)}), got {values.shape}")
         out, steps = np.empty(values.shape), self.steps
+        if len(set(self.scales)) == 1:
+            steps = steps[:1]  # dividing by one number is faster
         for rows in blocks_in_cache(len(values), values.shape[1]):  # a row depends on its own record alone
             self._clipped(values[rows], steps, out[rows])
         return out

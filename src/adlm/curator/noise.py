@@ -42,6 +42,7 @@ Integers = npt.NDArray[np.int64]
 _LANES = 1 << 15  # draws made together; small enough for their bytes to stay in the processor's cache
 _MAX_SCALE = 1 << 55  # the largest digit of a draw must fit in 63 bits
 _WHOLE = 24  # whole parts of a normal draw that are tried together
+_ALL = slice(None)
 _TAIL = 91  # digits stop where exp(-2^i / s) < exp(-91) < 2^-131; the rest is drawn exactly, and never
 
 
@@ -187,9 +188,12 @@ def _whole_part_trials() -> Trials:
 
 def _whole_parts(count: int, source: RandomBits) -> Integers:
     outcome = _whole_part_trials().draw(count, source)
-    whole: Integers = outcome.argmax(axis=0).astype(np.int64)
-    for lane in np.flatnonzero(~outcome.any(axis=0)):  # |Y| >= 24: less than once in 2^400 draws
-        whole[lane] = _WHOLE
+    failures = np.zeros(count, dtype=np.uint8)  # before the first success; faster than argmax
+    for success in outcome[::-1]:
+        failures += 1
+        failures *= ~success
+    whole = failures.astype(np.int64)
+    for lane in np.flatnonzero(whole == _WHOLE):  # |Y| >= 24: less than once in 2^400 draws
         while not Trials((_hazard(int(whole[lane])),)).draw(1, source)[0, 0]:
             whole[lane] += 1
     return whole
@@ -229,20 +233,38 @@ class _Reals:
             self._parts.append((whole, x, used))
             filled += used
 
-    def fixed(self, limbs: int) -> npt.NDArray[np.object_]:
-        """Return floor(value 2^(64 limbs)) as (count,) Python integers; the value is below that plus one."""
-        parts = [np.empty(0, dtype=object)]  # of no value at all there is nothing to draw
-        for whole, x, used in self._parts:
-            value = whole[:used].astype(object)
-            for index in range(limbs):
-                value = (value << 64) + x.digit(index)[:used].astype(object)
-            parts.append(value)
-        return np.concatenate(parts)
+    def digits(self, limbs: int) -> tuple[npt.NDArray[Any], ...]:
+        """Return k and so many 64-bit digits of x, (count,) each."""
+        none = (np.empty(0, dtype=np.int64), *(np.empty(0, dtype=np.uint64) for _ in range(limbs)))
+        parts = [(k[:n], *(x.digit(i)[:n] for i in range(limbs))) for k, x, n in self._parts]
+        return tuple(np.concatenate(arrays) for arrays in zip(none, *parts, strict=True))
+
+    def fixed(self, limbs: int, lanes: slice | npt.NDArray[np.intp] = _ALL) -> npt.NDArray[np.object_]:
+        """Return floor(value 2^(64 limbs)) as Python integers; the value is below that plus one."""
+        value, *digits = (each[lanes].astype(object) for each in self.digits(limbs))
+        for digit in digits:
+            value = (value << 64) + digit
+        return value
 
 
 def _nearest(numerator: Any, denominator: Any) -> Any:
     """Round non-negative fractions to the nearest integer."""
     return (2 * numerator + denominator) // (2 * denominator)
+
+
+def _product(whole: Integers, digit: npt.NDArray[np.uint64], scale: int) -> tuple[Integers, Integers]:
+    """Round (k + x) s to the nearest integers by the first 64-bit digit of x.
+
+    Also gives the lanes in which further digits decide: they add less than s to the 64 digits of x s behind
+    the point, so those that lie less than s below a half.
+    """
+    mask = (1 << 32) - 1
+    upper, lower = digit >> 32, digit & mask
+    middle = upper * (scale & mask) + (lower * (scale & mask) >> 32)  # none of these sums reaches 2^64
+    above = upper * (scale >> 32) + (middle >> 32) + (((middle & mask) + lower * (scale >> 32)) >> 32)
+    behind = digit * scale  # modulo 2^64
+    nearest = whole * scale + above.view(np.int64) + (behind >> 63).view(np.int64)
+    return nearest, np.flatnonzero((behind < 1 << 63) & (behind >= (1 << 63) - scale))
 
 
 class Source(RandomBits):
@@ -273,13 +295,18 @@ class Source(RandomBits):
         exact = _checked(scale)
         size = math.prod(shape) if isinstance(shape, tuple) else shape
         normal = _Reals(size, _half_normal, self)
+        nearest, open_lanes = np.empty(size, dtype=np.int64), np.arange(size)
+        if exact.denominator == 1:  # one digit settles almost all draws
+            whole, first = normal.digits(1)
+            nearest, open_lanes = _product(whole, first, exact.numerator)
         limbs = 1
         while True:  # once, or twice where a draw lies within 2^-64 of a boundary
             limbs += 1
-            value, unit = normal.fixed(limbs), exact.denominator << (64 * limbs)
+            value, unit = normal.fixed(limbs, open_lanes), exact.denominator << (64 * limbs)
             low = _nearest(value * exact.numerator, unit)
             if (low == _nearest((value + 1) * exact.numerator, unit)).all():
-                return _signed(low.astype(np.int64), self).reshape(shape)
+                nearest[open_lanes] = low
+                return _signed(nearest, self).reshape(shape)
 
     def radial(self, rows: int, width: int, scale: Scale) -> Integers:
         """Draw (rows, width) integers, each row of density exp(-|x|_2 / s) on R^width, rounded.

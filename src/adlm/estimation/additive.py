@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -236,15 +237,20 @@ class ColumnWeights:
         alpha = np.clip(alpha, 0.0, MOST_WEIGHT)
         return Linear(self.scores * (self.columns @ alpha), self.offsets + np.concatenate([[0.0], offsets]))
 
-    def inputs(self, indicators: Reals) -> Reals:
-        """What each logit multiplies the parameters with: (n, M, size)."""
+    @cached_property
+    def _weights(self) -> Reals:
+        """What indicators are multiplied by: (k, M q) each column's scores, (k, M) the start's weights."""
+        return np.hstack([*(row[:, None] * self.columns for row in self.scores), self.linear().weight.T])
+
+    def inputs(self, indicators: Reals) -> tuple[Reals, Reals]:
+        """What each logit multiplies the parameters with, (n, M, size), and logits of the start, (n, M)."""
         classes, columns = len(self.offsets), self.columns.shape[1]
         out = np.zeros((len(indicators), classes, self.size))
-        each = np.hstack([row[:, None] * self.columns for row in self.scores])
-        out[:, :, classes - 1 :] = exact.product(indicators, each).reshape(-1, classes, columns)
+        made = exact.product(indicators, self._weights)
+        out[:, :, classes - 1 :] = made[:, :-classes].reshape(-1, classes, columns)
         for c in range(1, classes):
             out[:, c, c - 1] = 1.0
-        return out
+        return out, made[:, -classes:] + self.offsets
 
     def derivatives(self, indicators: Reals, codes: npt.NDArray[np.int64]) -> tuple[Reals, Reals]:
         """One record's share of the derivatives at the start.
@@ -254,8 +260,8 @@ class ColumnWeights:
         (n, size) gradients of the log likelihood, and (n, rows, size) rows whose products with themselves
         add up to minus its second derivative: one row for two classes, M for more.
         """
-        inputs = self.inputs(indicators)
-        probability = softmax(self.linear().logits(indicators))
+        inputs, logits = self.inputs(indicators)
+        probability = softmax(logits)
         wrong = -probability
         wrong[np.arange(len(codes)), codes] += 1.0
         gradient = _over_classes(wrong, inputs)

@@ -153,45 +153,47 @@ def _checked(raw: bytes, ends: NDArray[np.intp], dialect: Dialect) -> Rows:
     """Count the cells of rows that end at the given bytes, and keep those that are whole."""
     data = np.frombuffer(raw, np.uint8)
     starts = np.concatenate([np.zeros(1, np.intp), ends[:-1] + 1])
-    between = data == ord(dialect.delimiter)
-    wrong: NDArray[np.intp] = np.zeros(0, np.intp)
-    quote = ord(dialect.quote) if dialect.quote else -1
-    if quote >= 0 and dialect.quote.encode() in raw:
-        is_quote = data == quote
-        before = np.cumsum(is_quote, dtype=np.int32)  # quotes up to here
-        of_row = before[starts] - is_quote[starts]  # quotes before each row
-        odd = (before - np.repeat(of_row, ends - starts + 1)) % 2 == 1  # inside quotes, counted in the row
-        between &= ~odd
-        wrong = _wrong_quotes(data, starts, ends, odd, dialect)
-    cells = np.add.reduceat(between, starts, dtype=np.int64) + 1
-    cells[wrong] = -1
+    stops = ends - ((data[ends] == _LF) & (ends > starts) & (data[ends - 1] == _CR))
+    between = np.flatnonzero(data == ord(dialect.delimiter))
+    cells = np.diff(np.searchsorted(between, ends), prepend=0) + 1
+    if dialect.quote and dialect.quote.encode() in raw:
+        quotes = np.flatnonzero(data == ord(dialect.quote))
+        each = np.diff(np.searchsorted(quotes, ends), prepend=0)  # quotes of each row
+        row = np.repeat(np.arange(len(ends)), each)
+        opens = (np.arange(len(quotes)) - np.repeat(np.cumsum(each) - each, each)) % 2 == 0
+        # delimiters between a quote that opens and the one that closes are text
+        before = np.searchsorted(between, quotes)
+        inside = np.bincount(row, np.where(opens, -before, before), minlength=len(ends))
+        placed = _placed(data, quotes, opens, starts[row], stops[row], dialect)
+        cells = np.where(each % 2 == 1, -1, cells - inside.astype(np.int64))
+        cells[row[~placed]] = -1
     whole = cells == dialect.columns
     good = raw if whole.all() else data[np.repeat(whole, ends - starts + 1)].tobytes()
-    returned = (data[ends] == _LF) & (ends > starts) & (data[ends - 1] == _CR)
-    return Rows(good, whole, cells, ends - returned == starts)
+    return Rows(good, whole, cells, stops == starts)
 
 
-def _wrong_quotes(
+def _placed(
     data: NDArray[np.uint8],
+    quotes: NDArray[np.intp],
+    opens: NDArray[np.bool_],
     starts: NDArray[np.intp],
-    ends: NDArray[np.intp],
-    odd: NDArray[np.bool_],
+    stops: NDArray[np.intp],
     dialect: Dialect,
-) -> NDArray[np.intp]:
-    """Find the rows with a quote that neither opens nor closes a cell, nor is doubled, or that stays open."""
+) -> NDArray[np.bool_]:
+    """Whether each quote opens or closes a cell of its row, or is doubled.
+
+    Parameters
+    ----------
+    data : bytes of the rows.
+    quotes, opens : where quotes stand, and whether each of them opens.
+    starts, stops : of each quote's row: its first byte, and where its line end begins.
+    dialect : how the file is written.
+    """
     quote, delimiter = ord(dialect.quote), ord(dialect.delimiter)
-    returned = (data[ends] == _LF) & (ends > starts) & (data[ends - 1] == _CR)
-    stops = ends - returned
-    at = np.flatnonzero(data == quote)
-    row = np.searchsorted(ends, at)
-    previous, following = data[at - 1], data[at + 1]
-    opens = odd[at]  # the count is odd from the quote that opens on
-    placed = np.where(
-        opens,
-        (at == starts[row]) | (previous == delimiter) | (previous == quote),
-        (at + 1 == stops[row]) | (following == delimiter) | (following == quote),
-    )
-    return np.unique(np.concatenate([row[~placed], np.flatnonzero(odd[ends])]))
+    previous, following = data[quotes - 1], data[quotes + 1]
+    first = (quotes == starts) | (previous == delimiter) | (previous == quote)
+    last = (quotes + 1 == stops) | (following == delimiter) | (following == quote)
+    return np.asarray(np.where(opens, first, last), dtype=np.bool_)
 
 
 def dialect_of(lines: Lines, table: TableDomain) -> Dialect:

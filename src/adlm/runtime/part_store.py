@@ -21,7 +21,7 @@ from adlm.errors import UserError
 
 Part = tuple[NDArray[Any], ...]
 MOST_BYTES = 1 << 28  # kept in memory
-PIECE_BYTES = 1 << 22  # read at once
+PIECE_BYTES, PIECE_ROWS = 1 << 22, 1 << 10  # read at once: so much, but not fewer rows
 
 
 def private_folder() -> Path:
@@ -58,7 +58,7 @@ class PartStore:
     def append(self, part: Part) -> None:
         """Keep a part, in pieces that a processor's shared cache holds."""
         each = sum(array.nbytes for array in part) // max(1, len(part[0]))
-        count = max(1, PIECE_BYTES // max(1, each))
+        count = max(PIECE_ROWS, PIECE_BYTES // max(1, each))
         for start in range(0, max(1, len(part[0])), count):
             self._append(tuple(array[start : start + count] for array in part))
 

@@ -110,8 +110,7 @@ class UnscaledIndicators:
             raise UserError(f"a table's features are (n, {self.width}), got {values.shape}")
         indicators = values.astype(np.float64)
         indicators /= self.unit
-        np.maximum(indicators, 0.0, out=indicators)  # faster than `clip`
-        return np.asarray(np.minimum(indicators, 1.0, out=indicators))
+        return np.asarray(np.clip(indicators, 0.0, 1.0, out=indicators))
 
 
 @dataclass(frozen=True)

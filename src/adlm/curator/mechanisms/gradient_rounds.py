@@ -105,7 +105,7 @@ class GradientClip:
         the place of those before.
         """
         rows, width = z.shape
-        blocks = list(blocks_in_cache(rows, width // 2))  # fewer rows would spend more on calls
+        blocks = list(blocks_in_cache(rows, min(width // 2, 512)))  # fewer rows would spend more on calls
         most = max((block.stop - block.start for block in blocks), default=0)
         # torch begins arrays at a cache line
         space = torch.empty((most, in_vectors(width + 1)), dtype=torch.float64)

@@ -87,8 +87,10 @@ class ScaledTable(Features):
             )
         self._mean, self._spread = self._moments()
         kept, weights = [], []
+        named = {c.name: c for c in table.features}
+        self._owners = [block.name for block in self.indicators.blocks for _ in block.entries]
         for block in self.indicators.blocks:
-            column = next((c for c in table.features if c.name == block.name), None)
+            column = named.get(block.name)
             bins = column is not None and is_ordered(column)
             if column is not None and column.kind == "boolean":
                 if column.missing is None:
@@ -98,7 +100,7 @@ class ScaledTable(Features):
                 kept.append(np.arange(block.start, block.stop))
             weights.append(np.full(len(kept[-1]), BIN_ENERGY if bins else value_energy + BIN_ENERGY))
         self._kept = np.concatenate(kept) if kept else np.zeros(0, dtype=np.int64)
-        self._needed = None if table.crosses else {self._block_of(entry) for entry in self._kept.tolist()}
+        self._needed = None if table.crosses else {self._owners[entry] for entry in self._kept}
         self._entries = _span(self._places().tolist())
         variance = self.frequencies * (1 - self.frequencies)
         scale = np.zeros(len(self._kept))
@@ -107,7 +109,7 @@ class ScaledTable(Features):
             kind = np.concatenate(weights)
             for energy in np.unique(kind):
                 of = kind == energy
-                blocks = len({self._block_of(entry) for entry in self._kept[of]})
+                blocks = len({self._owners[entry] for entry in self._kept[of]})
                 varying = max(float(variance[self._kept[of]].sum()), 0.05 * blocks)
                 scale[of] = math.sqrt(energy * blocks / columns / varying)
         self._scale = scale
@@ -145,20 +147,17 @@ class ScaledTable(Features):
         """Where the kept entries stand among those of the columns that are needed."""
         if self._needed is None:
             return self._kept
-        there = [column.name for run in self.indicators.runs(self._needed) for column in run]
+        there = {column.name for run in self.indicators.runs(self._needed) for column in run}
         blocks = [block for block in self.indicators.blocks if block.name in there]
         standing = np.concatenate([np.arange(b.start, b.stop) for b in blocks]) if blocks else self._kept
         return np.searchsorted(standing, self._kept)
 
-    def _block_of(self, entry: int) -> str:
-        return next(b.name for b in self.indicators.blocks if b.start <= entry < b.stop)
-
     def _moments(self) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of each value, among records where it is not missing."""
         means, spreads = [], []
+        spans = {block.name: block.span for block in self.indicators.blocks[: len(self.table.features)]}
         for column in self._valued:
-            block = next(b for b in self.indicators.blocks if b.name == column.name)
-            share = self.frequencies[block.span]
+            share = self.frequencies[spans[column.name]]
             share = share[:-1] if column.missing is not None else share
             if column.kind == "boolean":
                 at = np.array([0.0, 1.0])
@@ -178,7 +177,7 @@ class ScaledTable(Features):
         if feature < len(self._valued):
             return self._valued[feature].name
         if feature < len(self._valued) + len(self._kept):
-            return self._block_of(int(self._kept[feature - len(self._valued)]))
+            return self._owners[int(self._kept[feature - len(self._valued)])]
         return None
 
     def of_values(self, weight: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:

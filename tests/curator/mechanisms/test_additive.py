@@ -394,3 +394,9 @@ def test_two_classes_are_given_a_temperature_only_where_noise_is_far_above_the_s
             assert plan.weights == "none"
             assert (plan.scaling_share > 0) == (epsilon in epsilons)
             assert ("temperature" in plan.reasons[-1]) == (epsilon in epsilons)
+
+
+def test_categories_alone_are_given_a_temperature() -> None:
+    columns = tuple(Column(f"c{i}", "categorical", values=("a", "b", "c")) for i in range(10))
+    table = TableDomain((*columns, Column("y", "label", classes=("no", "yes"))))
+    assert plan_table(table, 10_000, Fraction(1, 10), Fraction(0)).scaling_share > 0

@@ -21,7 +21,7 @@ Weights = Literal["columns", "none"]
 CHECK_SHARE = Fraction(1, 50)
 # Set on synthetic tables and on parts of training records, see docs/guide-tables.md.
 SCALING_SHARE = Fraction(1, 5)
-TWO_CLASS_NOISE = 2.0  # on column weights, above which two classes need it too
+TWO_CLASS_NOISE = 2.0  # on column weights, above which two classes need it too; categories alone always do
 Shares = tuple[Fraction, Fraction, Fraction, Fraction, Fraction]
 
 
@@ -120,7 +120,8 @@ def plan_table(
         f"numeric columns without cuts have {detail} cells: eight times the noise on a count in each",
     )
     if gradient > 0.5:
-        scaled = len(table.label.classes) > 2 or gradient > TWO_CLASS_NOISE
+        categories = all(column.kind == "categorical" for column in table.features)
+        scaled = len(table.label.classes) > 2 or gradient > TWO_CLASS_NOISE or categories
         why = (
             f"class tables{', then class offsets and one temperature' if scaled else ' alone'}: noise on "
             f"column weights would be {gradient:.2f} of the signal, above 0.5"

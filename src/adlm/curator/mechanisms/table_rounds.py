@@ -122,9 +122,8 @@ def plan_table(
         f"{rounds.rounds} gradient rounds with steps of {rounds.step:g}: the signal n mu / sensitivity is "
         f"{signal:.0f}",
         f"gradients are clipped at {clip_norm:g}",
-        "values weigh less than bins, without random Fourier features: most columns are categories"
-        if categories_lead
-        else f"{count} random Fourier features of the ordered columns together",
+        f"{count} random Fourier features of the ordered columns together"
+        + ("; values weigh less than bins: most columns are categories" if categories_lead else ""),
         f"{_per_cent(INDICATORS_SHARE if delta else PURE_SHARE)} of the budget counts indicators, to centre "
         "and scale the columns"
         + (f"; {_per_cent(values)} goes to second moments, to take correlations out" if values else "")

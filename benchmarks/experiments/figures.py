@@ -15,6 +15,7 @@ _COLOURS = {
     "moments": "#1f4e9c",
     "moments-add-remove": "#6f9bd8",
     "psgd-linear": "#b35806",
+    "psgd-linear-replace-one": "#e08214",
     "psgd-tanh": "#d6604d",
     "psgd-abadi": "#762a83",
     "adlm": "#c51b7d",

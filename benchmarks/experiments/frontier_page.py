@@ -16,7 +16,8 @@ from adlm.ui import published
 from benchmarks.drawing import new, save
 from benchmarks.experiments.tabulate import grid, percent
 
-OURS = ("moments-pure", "moments", "moments-add-remove", "psgd-linear")
+DPSGD = ("psgd-linear", "psgd-linear-replace-one")
+OURS = ("moments-pure", "moments", "moments-add-remove", *DPSGD)
 OUR_EPSILONS = (0.1, 0.5, 1.0, 3.0, 8.0)
 FEATURES = "none; features from random processes"
 HEADINGS = ("method", "from", "status", "relation", "delta", "seeds", "public data")
@@ -27,6 +28,7 @@ LINES = {
     "moments": "#2f8f4e",
     "moments-add-remove": "#7a3f9c",
     "psgd-linear": "#b35806",
+    "psgd-linear-replace-one": "#e08214",
 }
 
 
@@ -54,7 +56,7 @@ def _ours(summary: Mapping[str, Any], method: str, epsilons: Sequence[float]) ->
     seeds = sorted({int(row["seeds"]) for row in kept})
     some = next(iter(own.values()))
     shown = [percent(own[e]["accuracy"], own[e]["sd"]) if e in own else "" for e in epsilons]
-    name = some["label"] if method == "psgd-linear" else f"**{some['label']}**"
+    name = some["label"] if method in DPSGD else f"**{some['label']}**"
     return [
         name,
         "`results/`",
@@ -101,7 +103,7 @@ def draw(summary: Mapping[str, Any], folder: Path) -> Path:
         x, y = [row["epsilon"] for row in rows], [100 * row["accuracy"] for row in rows]
         error = [100 * (row["sd"] or 0) for row in rows]
         label = f"{rows[0]['label']} ({rows[0]['neighbours']})"
-        style = "--" if method == "psgd-linear" else "-"
+        style = "--" if method in DPSGD else "-"
         axes.errorbar(x, y, error, ls=style, marker=".", lw=1.5, color=LINES[method], label=label)
         values += y
         ticks |= set(x)

@@ -143,7 +143,7 @@ def psgd_linear(trial: Trial) -> Outcome:
 
 
 def _dpsgd(trial: Trial, s: dict[str, Any], network: nn.Module, seen: Any, test: Any) -> Outcome:
-    n, shown = s.pop("n", None), tuple(s.pop("shown", ()))
+    n, shown, neighbours = s.pop("n", None), tuple(s.pop("shown", ())), s.pop("neighbours", "add-remove")
     settings = dpsgd.Settings(**s)
     history: list[tuple[int, float]] = []
 
@@ -152,7 +152,7 @@ def _dpsgd(trial: Trial, s: dict[str, Any], network: nn.Module, seen: Any, test:
             history.append((epoch, dpsgd.accuracy(trained, *test)))
 
     x, labels = seen[0][:n], seen[1][:n]
-    certificate = dpsgd.certify(settings, len(x), trial.epsilon, trial.delta)
+    certificate = dpsgd.certify(settings, len(x), trial.epsilon, trial.delta, neighbours=neighbours)
     trained = dpsgd.follow(network, x, labels, settings, certificate, seed=trial.entropy, on_epoch=on_epoch)
     found = trained.accuracy(*test)
     last = math.ceil(settings.epochs)

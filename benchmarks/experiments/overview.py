@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from adlm.errors import UserError
-from benchmarks.experiments.table_methods import DPSGD, OURS, OURS_ADDED
+from benchmarks.experiments.table_methods import DPSGD, DPSGD_REPLACED, OURS, OURS_ADDED
 from benchmarks.experiments.tables import read
 from benchmarks.experiments.tabulate import grid
 
@@ -16,6 +16,7 @@ IMAGES = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist", "CIFAR-10": "cifar
 ROWS = (
     ("DP-SGD, add-remove", "psgd-linear", DPSGD),
     ("ours, add-remove", "moments-add-remove", OURS_ADDED),
+    ("DP-SGD, replace-one", "psgd-linear-replace-one", DPSGD_REPLACED),
     ("ours, replace-one", "moments", OURS),
 )
 Accuracies = dict[tuple[str, str], float]  # by method and epsilon

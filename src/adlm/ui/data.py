@@ -28,7 +28,7 @@ MEASURED = "measured.json"
 HERE = Path(__file__).parent
 # Curves that are worth a look beside a forecast, and what a person would call them.
 OURS = ("moments-pure", "moments", "moments-add-remove")
-DPSGD = ("psgd-linear", "psgd-tanh", "psgd-abadi")
+DPSGD = ("psgd-linear", "psgd-linear-replace-one", "psgd-tanh", "psgd-abadi")
 
 
 @lru_cache(maxsize=1)

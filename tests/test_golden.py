@@ -33,7 +33,7 @@ from adlm.runtime.artefact import canonical
 ROOT = Path(__file__).parents[1]
 GOLDEN = {
     "digits": "0fa240d45e4f665017f29a0270f27b1d625157c5d5e903fbb3ab0260860989d6",
-    "digits, delta": "a1429cc761df6b5b09cf6b9a00e1fb26f0d9ee3e2d98109a7cb6dbd071fd4132",
+    "digits, delta": "231cdf1580f1bd23d6bf0cfa595c8e3f4eba8fa0d37bc8ed82ca07654d8f95fc",
     "records": "57743cbb0dd2abae2525d3c6be44b68123ca4208dc1716f42fb2d9feb130b3ef",
     "table": "f33097bdbd74713d7be0e9e28fa73d0e1a1cfb0264ccac99096e791d99c58584",
     "table, rounds": "a0621c47e6890bfd5672df3bf53fb86fd88ee5165e0c1b12f79058ef25a552d0",

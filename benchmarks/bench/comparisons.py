@@ -21,6 +21,7 @@ from benchmarks.bench.engines import engines, reading
 from benchmarks.bench.image_maps import photographs
 from benchmarks.bench.ratio import Ratio, column, exponent, interleave, ratio
 from benchmarks.bench.subjects import Figures, measure, write_table
+from benchmarks.bench.versions import versions
 from benchmarks.bench.wide_table import wide
 
 DRAWS = 60_000 * 784  # MNIST: a draw for each pixel
@@ -34,6 +35,7 @@ class Scale:
     repeats: int
     kymatio_python: str = sys.executable
     data: str = "mnist"
+    against: Path | None = None  # another checkout
 
 
 def noise(scale: Scale) -> list[Ratio]:
@@ -366,4 +368,5 @@ COMPARISONS = {
     "rounds": rounds,
     "wide": wide,
     "image": one_image,
+    "versions": versions,
 }

@@ -1,6 +1,6 @@
 """Features of photographs in their plain form, to hold the fast one against: the formulas, batch by batch.
 
-A convolution, two rectified copies of it and adaptive pooling; a joint histogram of every pixel before it is
+A convolution, two rectified copies of it and pooling; a joint histogram of every pixel before it is
 pooled; scattering of the image and then of its mirror image. It gives the same features but for rounding.
 """
 
@@ -19,6 +19,7 @@ from adlm.public.features.natural import NaturalImages
 from adlm.public.features.patches import Patches
 from adlm.public.features.pooled_patches import CONTRAST_FLOOR
 from adlm.public.features.scattering import Scattering
+from adlm.public.features.tents import tent_means
 
 ROWS = 16  # images that patches are cut from together
 
@@ -41,8 +42,8 @@ def plain_patches(patches: Patches, x: Tensor) -> Tensor:
     grid, found = patches.grid, []
     for part in torch.split(x, ROWS):
         d = functional.conv2d(part, patches.both) / plain_contrast(part, patches.filters.shape[-1])
-        up = functional.adaptive_avg_pool2d((d - patches.threshold).relu_(), grid)
-        down = functional.adaptive_avg_pool2d(d.neg_().sub_(patches.threshold).relu_(), grid)
+        up = tent_means((d - patches.threshold).relu_(), grid)
+        down = tent_means(d.neg_().sub_(patches.threshold).relu_(), grid)
         pooled = torch.stack([up, down], 1).reshape(len(part), 2, 2, -1, grid, grid)
         folded = 0.5 * (pooled[:, :, 0] + pooled[:, :, 1].flip(4))
         found.append(folded.reshape(len(part), -1).sqrt())
@@ -60,7 +61,7 @@ def plain_scattering(scattering: ColourScattering, x: Tensor) -> Tensor:
     """Scattering of the images, then of their mirror images, 32 signals at a time."""
     of = scattering.scattering
     wide, colours = _scattering(of.shape, of.J, of.L), opponent(x)
-    once, again = (functional.avg_pool2d(wide(c), 2) for c in (colours, colours.flip(3)))
+    once, again = (tent_means(wide(c), wide.output[0] // 2) for c in (colours, colours.flip(3)))
     both = 0.5 * (once + again)[..., : scattering.left]
     return scattering.normed(both.reshape(len(x), CHANNELS, of.channels, -1))
 

@@ -358,35 +358,42 @@ def release_table(given: Given) -> Figures:
 WIDE = (10, 44, 7)  # numeric and boolean columns, classes
 
 
+def wide_domain() -> Any:
+    """Declare a made table of 54 columns and 7 classes."""
+    from adlm.public.domain.column import Column
+    from adlm.public.domain.table import TableDomain
+
+    numeric, boolean, classes = WIDE
+    columns = [Column(f"x{i}", "numeric", 0, 1) for i in range(numeric)]
+    columns += [Column(f"b{i}", "boolean") for i in range(boolean)]
+    return TableDomain((*columns, Column("y", "label", classes=tuple(f"c{i}" for i in range(classes)))))
+
+
+def wide_batches(rows: int) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]:
+    """Make the rows of that table, a batch at a time: values, and positions of classes."""
+    numeric, boolean, classes = WIDE
+    chance = np.random.default_rng(0)
+    for start in range(0, rows, 8192):
+        size = min(8192, rows - start)
+        y = chance.integers(0, classes, size)
+        x = chance.random((size, numeric + boolean), dtype=np.float32)
+        x[:, :numeric] = 0.7 * x[:, :numeric] + 0.3 * (y[:, None] == np.arange(numeric) % classes)
+        x[:, numeric:] = x[:, numeric:] < 0.1
+        yield x, y
+
+
 def release_wide_table(given: Given) -> Figures:
     """Release a made table of 54 columns and 7 classes: by the rule's gradient rounds, or by class tables.
 
     Batches are made anew in each pass, so that memory is the release's own.
     """
-    from adlm.public.domain.column import Column
-    from adlm.public.domain.table import TableDomain
     from adlm.workflows.privatise import privatise
 
-    numeric, boolean, classes = WIDE
-    columns = [Column(f"x{i}", "numeric", 0, 1) for i in range(numeric)]
-    columns += [Column(f"b{i}", "boolean") for i in range(boolean)]
-    label = Column("y", "label", classes=tuple(f"c{i}" for i in range(classes)))
-    table, rows = TableDomain((*columns, label)), int(given["n"])
-
-    def passes() -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]:
-        chance = np.random.default_rng(0)
-        for start in range(0, rows, 8192):
-            size = min(8192, rows - start)
-            y = chance.integers(0, classes, size)
-            x = chance.random((size, numeric + boolean), dtype=np.float32)
-            x[:, :numeric] = 0.7 * x[:, :numeric] + 0.3 * (y[:, None] == np.arange(numeric) % classes)
-            x[:, numeric:] = x[:, numeric:] < 0.1
-            yield x, y
-
+    rows = int(given["n"])
     start, used = time.perf_counter(), time.process_time()
     privatise(
-        passes,
-        domain=table,
+        lambda: wide_batches(rows),
+        domain=wide_domain(),
         epsilon="1",
         delta="1e-5",
         size=rows,

@@ -342,7 +342,7 @@ EXPERIMENTS = {
             ),
             _paper(
                 dpsgd.ABADI_CIFAR,
-                _CIFAR | {"network": "authors-cifar10", "steps": 4000},
+                _CIFAR | {"network": "authors-cifar10", "steps": 5000, "train_batch": 60},
                 ("0.5", "2.5", "8"),
                 ("0.5", "2.5", "8"),
                 3,

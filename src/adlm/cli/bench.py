@@ -17,13 +17,16 @@ def bench(
         str | None,
         typer.Option(
             help="Only these: noise, features, training, networks, pipeline, growth, tables, reading, "
-            "engines, rounds, wide, image."
+            "engines, rounds, wide, image, versions."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less work, with a larger spread.")] = False,
     repeats: Annotated[int, typer.Option(help="Number of interleaved repeats.", min=1)] = 3,
     kymatio_python: Annotated[
         str | None, typer.Option(help="The Python of an environment that has kymatio 0.3.0.", metavar="PATH")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another checkout, to be compared with (versions).", metavar="PATH")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for bench.json, a table and a picture.")] = None,
     as_json: AsJson = False,
@@ -43,8 +46,9 @@ def bench(
     words = ["adlm bench", *(["--quick"] if quick else []), f"--repeats {repeats}"]
     words += [f"--only {only}"] if only else []
     words += ["--kymatio-python PATH"] if kymatio_python else []
+    words += [f"--against {against.name}"] if against else []
     names = [part.strip() for part in (only or "").split(",") if part.strip()]
-    scale = Scale(quick, repeats, kymatio_python or sys.executable)
+    scale = Scale(quick, repeats, kymatio_python or sys.executable, against=against)
     result = run(names, scale, out, " ".join(words))
     output.result(result)
     output.table(HEADINGS, [table_rows(entry) for entry in result["ratios"]])

@@ -22,6 +22,7 @@ from adlm.public.features.patches import Patches
 from adlm.public.features.pooled_patches import CONTRAST_FLOOR
 from adlm.public.features.prior import PriorProjection
 from adlm.public.features.scattering import Scattering, fold
+from adlm.public.features.tents import tent_means
 
 Complex = tuple[Tensor, Tensor]  # real and imaginary part
 
@@ -204,7 +205,8 @@ class TraceableColourScattering(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Map RGB images (n, 3, size, size) to (n, width)."""
         colours = opponent(x)
-        plain, mirrored = (functional.avg_pool2d(self.scattering(c), 2) for c in (colours, colours.flip(3)))
+        cells, views = self.scattering.output[0] // 2, (colours, colours.flip(3))
+        plain, mirrored = (tent_means(self.scattering(view), cells) for view in views)
         both = 0.5 * (plain + mirrored)[..., : self.left]
         parts = []
         blocks = torch.split(both, CHANNELS * self.counts, 1)
@@ -216,7 +218,7 @@ class TraceableColourScattering(nn.Module):
 
 
 class TraceablePatches(Patches):
-    """`Patches` of a whole batch, with pooling as a product, because ONNX pools evenly or not at all."""
+    """`Patches` of a whole batch, by a convolution and pooling that a trace can follow."""
 
     def __init__(self, of: Patches) -> None:
         super().__init__(of.filters, of.threshold, of.grid)
@@ -231,12 +233,6 @@ class TraceablePatches(Patches):
     def beyond(self, x: Tensor) -> Tensor:
         """Responses less the threshold, towards zero, by a convolution."""
         return functional.softshrink(functional.conv2d(x, self.both) / self.contrast(x), self.threshold)
-
-    def of(self, beyond: Tensor) -> Tensor:
-        """Pool, fold and root them."""
-        both = [pooled(beyond.clamp_min(0.0), self.grid), pooled((-beyond).clamp_min(0.0), self.grid)]
-        halves = torch.stack(both, 1).reshape(-1, 2, 2, len(self.filters), self.grid, self.grid)
-        return (0.5 * (halves[:, :, 0] + halves[:, :, 1].flip(4))).flatten(1).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (n, c, h, w) to (n, width)."""

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from adlm.cli.app import app
 from adlm.errors import UserError
-from benchmarks.bench import comparisons, engines, run, wide_table
+from benchmarks.bench import comparisons, engines, run, subjects, versions, wide_table
 
 
 def test_ratios_divide_figures_of_the_same_round() -> None:
@@ -224,3 +224,21 @@ def test_one_image_is_measured_beside_a_plain_network(monkeypatch: pytest.Monkey
     assert beside.value > 0
     assert "VGG-11" in beside.name
     assert limit.value == pytest.approx(beside.detail["milliseconds"] / 50, rel=0.5)
+
+
+def test_versions_are_compared_with_another_checkout_alone(tmp_path: Path) -> None:
+    assert versions.versions(Scale(True, 1)) == []
+    with pytest.raises(UserError, match="no checkout of this project"):
+        versions.versions(Scale(True, 1, against=tmp_path))
+
+
+def test_this_checkout_is_compared_with_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = versions._write_wide(tmp_path / "wide.parquet", 300)
+    domain = versions._declared(tmp_path / "wide.toml", subjects.wide_domain().to_toml())
+    trees = {"this": versions.HERE, "other": versions.HERE}
+    found = versions._beside(Scale(True, 1), trees, (file, domain), "a table", "1e-5", at_most=100.0)
+    assert [one.met for one in found] == [True, None]
+    assert all(one.value is not None and one.value > 0 for one in found)
+    monkeypatch.setattr(versions, "HERE", tmp_path)
+    with pytest.raises(UserError, match="failed"):
+        versions._released(tmp_path, file, tmp_path / "missing.toml", "0")

@@ -24,6 +24,13 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def nearness(place: int, places: int, cells: int) -> NDArray[np.float64]:
+    """Weight of a place in each cell along an axis: 1 at its centre, 0 from the centre of the next one on."""
+    centres = [(cell + 0.5) * places / cells for cell in range(cells)]
+    inside = min(max(place + 0.5, centres[0]), centres[-1])
+    return np.array([max(0.0, 1 - abs(inside - centre) * cells / places) for centre in centres])
+
+
 def slow_twin(
     image: NDArray[np.float64], filters: NDArray[np.float64], threshold: float, cells: int
 ) -> NDArray[np.float64]:
@@ -32,18 +39,17 @@ def slow_twin(
     total = np.zeros((2, atoms, cells, cells))
     for view in (image, image[:, :, ::-1]):
         places = view.shape[1] - side + 1
-        for row in range(cells):
-            for column in range(cells):
-                top, bottom = row * places // cells, -(-(row + 1) * places // cells)
-                left, right = column * places // cells, -(-(column + 1) * places // cells)
-                cell = np.zeros((2, atoms))
-                for i in range(top, bottom):
-                    for j in range(left, right):
-                        patch = view[:, i : i + side, j : j + side]
-                        patch = (patch - patch.mean()) / (patch.std() + CONTRAST_FLOOR)
-                        d = (filters * patch).sum((1, 2, 3))
-                        cell += np.maximum([d - threshold, -d - threshold], 0.0)
-                total[:, :, row, column] += cell / ((bottom - top) * (right - left)) / 2
+        weights = np.zeros((2, atoms, cells, cells))
+        for i in range(places):
+            for j in range(places):
+                patch = view[:, i : i + side, j : j + side]
+                patch = (patch - patch.mean()) / (patch.std() + CONTRAST_FLOOR)
+                d = (filters * patch).sum((1, 2, 3))
+                weight = np.outer(nearness(i, places, cells), nearness(j, places, cells))
+                beyond = np.maximum([d - threshold, -d - threshold], 0.0)
+                total += beyond[:, :, None, None] * weight / 2
+                weights += weight
+    total /= weights
     return np.sqrt(total)
 
 

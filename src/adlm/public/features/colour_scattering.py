@@ -22,7 +22,7 @@ FLOORS = (0.05, 0.1, 0.1)
 class ColourScattering(nn.Module):
     """Scattering of each opponent channel, square-rooted, normed within each channel and order.
 
-    The scattering, of two scales, is averaged over blocks of 2 x 2 outputs and over the image and its
+    The scattering, of two scales, is averaged over cells of its outputs and over the image and its
     horizontal flip; the left half of the cells then holds it all but for the sampling, which is not quite
     symmetric.
 

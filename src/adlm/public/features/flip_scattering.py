@@ -1,7 +1,7 @@
 """Scattering of two scales, averaged over cells and over the horizontal flip.
 
-The coefficients are those of `Scattering` (J = 2) of an image and of its mirror image, averaged over blocks
-of 2 x 2 outputs and over the two. The mirror image is never transformed: |x * psi_theta| of it is the
+The coefficients are those of `Scattering` (J = 2) of an image and of its mirror image, averaged over cells of
+outputs, which overlap, and over the two. The mirror image is never transformed: |x * psi_theta| of it is the
 mirrored |x * psi_-theta| of the image, and a second set of cells averages that where the mirror image is
 sampled.
 """
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from adlm.public.features.hartley_scattering import HartleyScattering, axis_weights, outer
 from adlm.public.features.scattering import Scattering
+from adlm.public.features.tents import tent_shares
 
 
 def mirrored_channels(J: int, L: int) -> NDArray[np.int64]:
@@ -38,8 +39,8 @@ class FlipScattering(HartleyScattering):
 
     Parameters
     ----------
-    of : scattering of two scales; its outputs are averaged in blocks of 2 x 2, and of those the left half is
-        kept, which holds all but for the sampling.
+    of : scattering of two scales; its outputs are averaged over half as many cells a side, and of those the
+        left half is kept, which holds all but for the sampling.
     """
 
     own: Tensor
@@ -57,7 +58,7 @@ class FlipScattering(HartleyScattering):
     @staticmethod
     def _pool(of: Scattering, j: int, left: int) -> NDArray[np.float64]:
         """Weights of the cells of an image, then of its mirror image, at scale j: (2 cells, P, P)."""
-        rows, columns = (w.reshape(-1, 2, of.padded[0]).mean(1) for w in axis_weights(of, j))
+        rows, columns = (tent_shares(len(w), len(w) // 2) @ w for w in axis_weights(of, j))
         own = columns[:left]
         return np.concatenate([outer(rows, half) for half in (own, own[:, ::-1])]) / 2
 

@@ -1,8 +1,9 @@
 """Patch features: a whitened dictionary of small colour patches, rectified, pooled and square-rooted.
 
 A patch x is centred and scaled by its own contrast, whitened (ZCA), and compared with unit vectors d of a
-dictionary: relu(d.x - t) and relu(-d.x - t) are averaged over a grid of cells, and the square root taken.
-After Coates, Lee and Ng (2011); here the dictionary comes from procedural pictures, never from records.
+dictionary: relu(d.x - t) and relu(-d.x - t) are averaged over a grid of cells that overlap, and the square
+root taken. After Coates, Lee and Ng (2011); here the dictionary comes from procedural pictures, never from
+records.
 
 The dictionary holds each atom with its mirror image, so the average over an image and its horizontal flip
 costs one convolution only: the flip's answer is the mirrored atom's answer in the mirrored cell.
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adlm.public.features.pooled_patches import CONTRAST_FLOOR, pooled_patches, pooling, symmetric_halves
+from adlm.public.features.pooled_patches import CONTRAST_FLOOR, pooled_patches, symmetric_halves
+from adlm.public.features.tents import tent_means
 
 RIDGE = 0.1  # of the mean variance, added before patches are whitened
 ACCELERATED = 512  # images worked on together on an accelerator
@@ -151,7 +153,7 @@ class Patches(nn.Module):
     ----------
     filters : (atoms, c, side, side) from `learn_dictionary`.
     threshold : t in relu(+-d.x - t).
-    grid : cells along each side of the pooling grid.
+    grid : cells along each side of the pooling grid; they overlap (`tents`).
     """
 
     filters: Tensor
@@ -188,12 +190,9 @@ class Patches(nn.Module):
 
     def of(self, beyond: Tensor) -> Tensor:
         """Pool, fold and root responses beyond the threshold: (n, width)."""
-        cells, rows = self.grid, beyond.flatten(2).transpose(1, 2)
-        pool = pooling(beyond.shape[2], beyond.shape[3], cells).to(beyond)
-        up, down = pool.T @ rows.clamp_min(0.0), -pool.T @ rows.clamp_max(0.0)
-        pooled = torch.stack([up, down], 1).reshape(len(rows), 2, cells, cells, 2, -1)
-        folded = 0.5 * (pooled[..., 0, :] + pooled[..., 1, :].flip(3))
-        return folded.permute(0, 1, 4, 2, 3).reshape(len(rows), -1).sqrt()
+        both = [tent_means(part.clamp_min(0.0), self.grid) for part in (beyond, -beyond)]
+        halves = torch.stack(both, 1).reshape(-1, 2, 2, len(self.filters), self.grid, self.grid)
+        return (0.5 * (halves[:, :, 0] + halves[:, :, 1].flip(4))).flatten(1).sqrt()
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (n, c, h, w) to (n, 2 * atoms * cells * cells)."""

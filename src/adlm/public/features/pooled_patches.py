@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from adlm.public.features.tents import tents
+
 CONTRAST_FLOOR = 10.0 / 255.0  # added to a patch's standard deviation: flat patches stay near zero
 
 
@@ -63,14 +65,16 @@ def symmetric_halves(filters: Tensor) -> Tensor:
 
 @cache
 @torch.inference_mode(mode=False)
-def members(height: int, width: int, grid: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Which places lie in which cell, for atoms, then for mirrored atoms, whose cells are mirrored.
+def mirrored_tents(height: int, width: int, grid: int, bands: int) -> tuple[Tensor, Tensor]:
+    """Weights of places for atoms, then for mirrored atoms, whose cells are mirrored; and their sums.
 
-    (cells, 2 * places); and how many they are: (cells, 1).
+    (bands, cells, 2 * places in a band), for bands of rows; (cells, 1).
     """
-    inside = (pooling(height, width, grid) > 0).float().T
-    mirrored = inside.view(*grid, -1).flip(1).view(inside.shape)
-    return torch.cat([inside, mirrored], 1), 2 * inside.sum(1, keepdim=True)
+    down, across = (torch.from_numpy(tents(size, grid)).float() for size in (height, width))
+    own = (down[:, None, :, None] * across[:, None, :]).reshape(grid * grid, -1)
+    mirrored = own.view(grid, grid, -1).flip(1).view(own.shape)
+    both = torch.stack([own, mirrored], 1).view(len(own), 2, bands, -1)
+    return both.permute(2, 0, 1, 3).flatten(2).contiguous(), 2 * own.sum(1, keepdim=True)
 
 
 def inverse_contrast(image: Tensor, side: int) -> Tensor:
@@ -98,28 +102,27 @@ def pooled_patches(image: Tensor, halves: Tensor, side: int, threshold: float, g
     halves : of the filters, from `symmetric_halves`.
     side : of a patch, in pixels.
     threshold : t in relu(+-d.x - t).
-    grid : cells along each side.
+    grid : cells along each side; they overlap (`tents`).
     """
     channels, rows, pixels = image.shape
     height, width, atoms = rows - side + 1, pixels - side + 1, halves.shape[-1]
-    # Cells that do not overlap fall into bands of rows, each with its own places.
     bands = grid if height % grid == 0 else 1
-    places, cells = height * width // bands, grid * grid // bands
+    places = height * width // bands
     contrast = inverse_contrast(image, side)
     pairs = torch.matmul(image.view(channels * rows, pixels), mirrored_columns(pixels, side))
     # Rows lie one after the other, so a window of them is one stretch of memory.
     patches = pairs.view(-1, rows * width).unfold(1, height * width, width)
-    pool, counts = members(height // bands, width, (grid // bands, grid))
-    sums = image.new_empty(2, bands, cells, atoms)
+    weights, total = mirrored_tents(height, width, grid, bands)
+    highs, lows = sums = image.new_zeros(2, grid * grid, atoms)
     products, d = image.new_empty(2, 2, places, atoms)  # each used twice: they stay in a core's cache
     (even, odd), (straight, mirrored) = products, d
     above, below = products.view(-1, atoms), d.view(-1, atoms)
     parts, scales = torch.split(patches, places, 2), torch.split(contrast, places)
-    for part, scale, highs, lows in zip(parts, scales, *sums.unbind(), strict=True):
+    for part, scale, pool in zip(parts, scales, weights, strict=True):
         torch.bmm((part * scale).view(2, -1, places).transpose(1, 2), halves, out=products)
         torch.add(even, odd, out=straight)
         torch.sub(even, odd, out=mirrored)
-        torch.mm(pool, torch.clamp_min(below, threshold, out=above), out=highs)
-        torch.mm(pool, below.clamp_max_(-threshold), out=lows)
-    means = sums.div_(counts).abs_().sub_(threshold).clamp_min_(0.0).sqrt_()
-    return means.view(2, -1, atoms).transpose(1, 2)
+        highs.addmm_(pool, torch.clamp_min(below, threshold, out=above))
+        lows.addmm_(pool, below.clamp_max_(-threshold))
+    means = sums.div_(total).abs_().sub_(threshold).clamp_min_(0.0).sqrt_()
+    return means.transpose(1, 2)

@@ -28,7 +28,7 @@ LOUD = 0.2  # with delta: energy of the noise on a class mean, next to a record'
 CROSS_FROM = 500  # pure: epsilon n for each coordinate, from which products across the basis are worth it
 BROAD = 0.6  # least energy of a record around its class mean: real classes are broader than synthetic ones
 LOOSE = 1.1  # squared clip norm, relative to what is expected
-ROUNDS_SUMS = Fraction(1, 10)  # share of class sums beside gradient rounds
+ROUNDS_SUMS = Fraction(1, 40)  # share of class sums beside gradient rounds: means and checks need no more
 CENTRED_UP_TO = 0.8  # energy around class means, up to which second moments are best taken around them
 
 
@@ -203,7 +203,7 @@ def _rounds(n: int, signal: float, features: Features) -> MomentPlan:
         f"{rounds.rounds} gradient rounds: the signal n mu / sensitivity is {signal:.0f}, at least "
         f"{features.rounds_from:g}",
         f"step {rounds.step:g}: the path is {features.path:g} of the signal",
-        "a tenth of the budget for class sums, which networks and checks need; features are taken around "
+        "a fortieth of the budget for class sums, which networks and checks need; features are taken around "
         "their mean",
     )
     return MomentPlan(k, "gaussian", 1.0, 0.2, share_sums=ROUNDS_SUMS, reasons=reasons, rounds=rounds)

@@ -25,7 +25,7 @@ WIDE_COLUMNS, WIDE_LEAST_ROUNDS, WIDE_STEP = 20, 36, 256.0
 REACH = 3.0  # momentum keeps at most e^-REACH of the first of all rounds
 PURE_ROUNDS = 30  # under pure epsilon, where every round costs its share of epsilon
 IMAGE_STEP, TABLE_STEP = 128.0, 32.0  # the longest stable steps, for a clip norm of CLIP_NORM
-SHORT_IMAGE_STEP = 40.0  # of images, as long as there are fewer rounds than the most
+SHORT_IMAGE_STEP = 40.0  # of images, for any clip norm, as long as there are fewer rounds than the most
 MOMENTUM = (0.9, 0.97)  # usual and most
 
 
@@ -73,7 +73,7 @@ def plan_image_rounds(n: int, signal: float, path: float, clip_norm: float = CLI
     path : step x clip norm x rounds, over the signal.
     clip_norm : L2 bound on one record's gradient.
     """
-    steps = (SHORT_IMAGE_STEP * CLIP_NORM / clip_norm, IMAGE_STEP * CLIP_NORM / clip_norm)
+    steps = (SHORT_IMAGE_STEP, IMAGE_STEP * CLIP_NORM / clip_norm)
     return replace(_with_steps(n, path * signal / clip_norm, steps, IMAGE_ROUNDS, clip_norm), centred=True)
 
 

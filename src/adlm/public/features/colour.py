@@ -6,8 +6,7 @@ from functools import cache
 
 import torch
 from torch import Tensor, nn
-
-from adlm.public.features.pooled_patches import pooling
+from torch.nn import functional
 
 # Rows: luminance, blue against yellow, red against green, each in [-0.5, 0.5] about grey for x in [0, 1].
 _AXES = torch.tensor([[1 / 3, 1 / 3, 1 / 3], [0.25, 0.25, -0.5], [0.5, -0.5, 0.0]])
@@ -30,8 +29,8 @@ def flip_average(maps: Tensor) -> Tensor:
 @torch.inference_mode(mode=False)  # what is kept may later be part of a slope
 def folded_pooling(height: int, width: int, grid: int) -> Tensor:
     """Matrix (cells, height * width) that averages over the cells of a grid and over the flip."""
-    places = pooling(height, width, grid).view(-1, 1, grid, grid)
-    return flip_average(places).flatten(1).T.contiguous()
+    places = torch.eye(height * width).reshape(-1, 1, height, width)
+    return flip_average(functional.adaptive_avg_pool2d(places, grid)).flatten(1).T.contiguous()
 
 
 class Colour(nn.Module):

@@ -11,7 +11,6 @@ from functools import cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from adlm.public.features.tents import tents
 
@@ -20,14 +19,6 @@ CONTRAST_FLOOR = 10.0 / 255.0  # added to a patch's standard deviation: flat pat
 
 @cache
 @torch.inference_mode(mode=False)  # what is kept may later be part of a slope
-def pooling(height: int, width: int, grid: int | tuple[int, int]) -> Tensor:
-    """Matrix (height * width, cells) that averages over the cells of a grid, flattened."""
-    places = torch.eye(height * width).reshape(-1, 1, height, width)
-    return functional.adaptive_avg_pool2d(places, grid).flatten(1)
-
-
-@cache
-@torch.inference_mode(mode=False)
 def windows(size: int, side: int, repeats: int = 1) -> Tensor:
     """Matrix (size - side + 1, repeats * size) that adds `side` neighbours, in each repeat of the axis."""
     start, place = torch.arange(size - side + 1)[:, None], torch.arange(size)

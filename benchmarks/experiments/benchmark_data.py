@@ -24,13 +24,11 @@ from adlm.curator.mechanisms.calibration import Upstream
 from adlm.curator.mechanisms.moments import Batch, MomentConfig
 from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
-from adlm.estimation import discriminant
-from adlm.estimation.moments import Moments
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import Release
 from adlm.public import datasets
 from adlm.public.domain import Domain
-from adlm.public.features import Features, Narrowed, build, for_domain
+from adlm.public.features import Features, Narrowed, PairProducts, build, for_domain
 from adlm.public.features import narrowed as features_of
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.moments import MomentPlan, plan_moments
@@ -90,8 +88,12 @@ def features(data: str, wide: int | None = None) -> Features:
 
 @lru_cache(maxsize=8)
 def vectors(data: str, part: str, wide: int | None = None) -> npt.NDArray[np.float32]:
-    """All features of a split, (n, width), kept on disk."""
-    return featurise(split(data, part).x, declared(data), features(data, wide), cache=True)
+    """All features of a split, (n, width), kept on disk; without products, which are quickly made."""
+    return featurise(split(data, part).x, declared(data), _plain(features(data, wide)), cache=True)
+
+
+def _plain(public: Features) -> Features:
+    return public.inner if isinstance(public, PairProducts) else public
 
 
 def narrowed(
@@ -106,11 +108,13 @@ def narrowed(
     n : records; None for all.
     wide : width that they are cut from.
     """
-    z, public = vectors(data, part, wide)[:n], features(data, wide)
-    kept = features_of(public, width)
-    taken: npt.NDArray[np.float32] = (
-        kept.of(torch.from_numpy(np.array(z))).numpy() if isinstance(kept, Narrowed) else z
-    )
+    z, kept = vectors(data, part, wide)[:n], features_of(features(data, wide), width)
+    if not isinstance(kept, Narrowed | PairProducts):
+        return z
+    taken = np.empty((len(z), kept.width), np.float32)
+    for start in range(0, len(z), _ROWS):
+        rows = slice(start, start + _ROWS)
+        taken[rows] = kept.of(torch.from_numpy(np.array(z[rows]))).numpy()
     return taken
 
 
@@ -162,6 +166,20 @@ def planned(data: str, epsilon: str, delta: str, request: ReleaseRequest) -> Mom
     return adjusted(plan, public, k=k, second=request.second, allocation=request.allocation)
 
 
+def dpsgd_width(data: str, epsilon: str, delta: str, neighbours: str) -> int:
+    """Features that DP-SGD learns from: all of them, products of pairs where the rule takes those too.
+
+    Parameters
+    ----------
+    data : data set.
+    epsilon, delta : the budget.
+    neighbours : the relation.
+    """
+    public = features(data)
+    k = planned(data, epsilon, delta, ReleaseRequest(neighbours=neighbours)).k
+    return max(k, _plain(public).width)
+
+
 def moment_release(
     data: str, request: ReleaseRequest | None = None, *, epsilon: str, delta: str = "0", seed: int
 ) -> Release:
@@ -210,23 +228,3 @@ def measured(head: torch.nn.Module, data: str, width: int, request: ReleaseReque
     with torch.inference_mode():
         sure = head.eval()(z).double().softmax(1)
     return measure(sure.numpy(), split(data, "test").y[kept])
-
-
-def ceiling(data: str, n: int | None = None) -> float:
-    """Test accuracy of the discriminants on all features without any noise: what is left to win."""
-    z = torch.from_numpy(np.array(vectors(data, "train")[:n])).double()
-    codes = torch.from_numpy(split(data, "train").first(n).y)
-    classes, width = len(declared(data).classes), z.shape[1]
-    member = torch.nn.functional.one_hot(codes, classes).double()
-    exact = Moments(
-        sums=member.T @ z,
-        counts=member.sum(0),
-        sd_sums=torch.zeros(width, dtype=torch.float64),
-        sd_counts=0.0,
-        n=float(len(z)),
-        second=z.T @ z,
-        sd_second=torch.zeros(width, width, dtype=torch.float64),
-    )
-    head = discriminant.fit(exact, features(data).prior)
-    test = torch.from_numpy(np.array(vectors(data, "test")))
-    return float((head.logits(test).argmax(1).numpy() == split(data, "test").y).mean())

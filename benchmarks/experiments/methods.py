@@ -29,6 +29,7 @@ from adlm.public import datasets
 from adlm.workflows.forecast import forecast
 from adlm.workflows.relevance_network import RelevanceNetwork, make_public
 from benchmarks.experiments import benchmark_data
+from benchmarks.experiments import ceiling as without_noise
 from benchmarks.experiments.trials import Outcome, Trial
 
 CHOSEN = ("k", "q", "rounds")  # of a plan: what tells whether the rule would choose the same today
@@ -51,8 +52,8 @@ def moments(trial: Trial) -> Outcome:
 
 
 def ceiling(trial: Trial) -> Outcome:
-    """The same discriminants without noise: no privacy."""
-    return _costs(None, None) | {"accuracy": benchmark_data.ceiling(trial.data, trial.settings.get("n"))}
+    """Logistic regression on the same features without noise: no privacy."""
+    return _costs(None, None) | {"accuracy": without_noise.ceiling(trial.data, trial.settings.get("n"))}
 
 
 def prior(trial: Trial) -> Outcome:
@@ -133,7 +134,9 @@ def psgd_network(trial: Trial) -> Outcome:
 def psgd_linear(trial: Trial) -> Outcome:
     """DP-SGD on a linear head over the same public features that the release sums."""
     s = dict(trial.settings)
-    width = s.pop("width", None) or benchmark_data.features(trial.data).width
+    width = benchmark_data.dpsgd_width(
+        trial.data, trial.epsilon, trial.delta, s.get("neighbours", "add-remove")
+    )
     network = baseline_networks.linear(width, len(datasets.domain(trial.data).classes))
     z, test = (
         torch.from_numpy(np.array(benchmark_data.narrowed(trial.data, p, width))) for p in ("train", "test")

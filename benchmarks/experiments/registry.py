@@ -97,7 +97,7 @@ LABELS = {
     "psgd-tanh": "pSGD (b), tanh network, batches of 2,048",
     "psgd-linear": "pSGD (b), linear head on our features",
     "psgd-linear-replace-one": "pSGD (b), linear head on our features, replace-one",
-    "ceiling": "no privacy, closed form on the same features",
+    "ceiling": "no privacy, logistic regression on the same features",
     "prior": "public prior alone (epsilon 0)",
     "plan-pure": "predicted by adlm plan, pure",
     "plan": "predicted by adlm plan, delta 1e-5",

@@ -21,7 +21,7 @@ from adlm.public.features import (
 )
 from adlm.public.features.identity import Identity
 from adlm.public.features.natural import NaturalImages
-from adlm.public.features.pair_products import FROM, PairProducts
+from adlm.public.features.pair_products import ALL_FROM, FROM, PairProducts
 from adlm.public.features.prior import PriorProjection
 from adlm.public.planning.moments import plan_moments
 
@@ -86,8 +86,31 @@ def test_the_rule_takes_products_where_the_signal_carries_them() -> None:
     moments = (50_000, 10, 8.0, 1e-5, "add-remove")
     assert plan_moments(*moments, made).k == made.width
     assert plan_moments(*moments, made, rounds=False) == plan_moments(*moments, plain, rounds=False)
-    assert made.rounds_width(FROM) == made.width
+    assert made.rounds_width(ALL_FROM) == made.width
+    assert made.rounds_width(ALL_FROM - 1) == made.rounds_width(FROM) == made.fewer().width < made.width
     assert made.rounds_width(FROM - 1) == plain.rounds_width(FROM - 1)
+
+
+def test_products_of_fewer_coordinates_are_part_of_the_map() -> None:
+    made = for_domain(PHOTOGRAPHS)
+    assert isinstance(made, PairProducts)
+    fewer = narrowed(made, made.fewer().width)
+    assert isinstance(fewer, PairProducts)
+    assert (fewer.multiplied, fewer.share) == (60, 0.25)
+    assert fewer.fewer() is fewer
+    for part in (fewer, made.inner, made):
+        entry = {"spec": part.spec(), "fingerprint": part.fingerprint()}
+        assert checked(entry, made).fingerprint() == checked(entry).fingerprint() == part.fingerprint()
+    with pytest.raises(UserError, match="not those that the release was made with"):
+        checked({"spec": fewer.spec(), "fingerprint": made.fingerprint()}, made)
+
+
+def test_garments_have_products_and_drawn_images_have_none() -> None:
+    shape, names = (28, 28), ("a", "b")
+    garments = for_domain(Domain(shape, 0, 255, names, "replace-one", "garments"))
+    assert isinstance(garments, PairProducts)
+    assert (garments.multiplied, garments.share, garments.width) == (60, 0.25, 600 + 1830)
+    assert isinstance(for_domain(Domain(shape, 0, 255, names, "replace-one", "drawn")), PriorProjection)
 
 
 def test_its_prior_is_near_what_synthetic_classes_say() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -34,10 +34,10 @@ from adlm.public.features.scaled_table import VALUE_ENERGY, ScaledTable
 from adlm.public.features.table_indicators import TableIndicators, is_ordered
 from adlm.public.planning.rounds import (
     PURE_ROUNDS,
-    PURE_TABLE_PATH,
     TABLE_PATH,
     TABLE_STEP,
     fewer_rounds,
+    plan_pure_rounds,
     plan_rounds,
     signal_of,
     table_clip_norm,
@@ -46,7 +46,7 @@ from adlm.runtime import progress
 from adlm.runtime.part_store import Part
 
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
-FOURIER, PURE_FOURIER = (200, 512), 200  # fewest and most random Fourier features of the ordered columns
+FOURIER = (200, 512)  # fewest and most random Fourier features of the ordered columns; fewest if pure
 FOURIER_MANY, VERY_MANY = 100, 200_000  # fewest of a table with more records than these, where they cost time
 FOURIER_EACH = 8  # for each of them
 PURE_FROM = 1_500.0  # signal from which rounds with radial noise do better than an additive model
@@ -111,17 +111,12 @@ def plan_table(
     signal = table_signal(table, n, epsilon, delta)
     categories_lead = bool(delta) and mostly_categorical(table) and signal >= CATEGORICAL_FROM
     count = fourier or (0 if categories_lead else fourier_count(table, n, delta))
-    clip_norm = table_clip_norm(signal)
-    path = TABLE_PATH if delta else PURE_TABLE_PATH
-    rounds = plan_rounds(n, signal, path=path, longest_step=TABLE_STEP, clip_norm=clip_norm)
-    rounds = fewer_rounds(rounds, len(table.features) if delta else 0)
-    if not delta:
-        rounds = replace(rounds, rounds=PURE_ROUNDS, step=rounds.step * rounds.rounds / PURE_ROUNDS)
+    rounds = _rounds_with_delta(n, signal, len(table.features)) if delta else plan_pure_rounds(n, signal)
     values, check = values_share(table, n, epsilon, delta), check_share(signal, table.neighbours)
     reasons = (
         f"{rounds.rounds} gradient rounds with steps of {rounds.step:g}: the signal n mu / sensitivity is "
         f"{signal:.0f}",
-        f"gradients are clipped at {clip_norm:g}",
+        f"gradients are clipped at {rounds.clip_norm:g}",
         f"{count} random Fourier features of the ordered columns together"
         + ("; values weigh less than bins: most columns are categories" if categories_lead else ""),
         f"{_per_cent(INDICATORS_SHARE if delta else PURE_SHARE)} of the budget counts indicators, to centre "
@@ -138,6 +133,12 @@ def plan_table(
     )
 
 
+def _rounds_with_delta(n: int, signal: float, columns: int) -> GradientRounds:
+    clip_norm = table_clip_norm(signal)
+    rounds = plan_rounds(n, signal, path=TABLE_PATH, longest_step=TABLE_STEP, clip_norm=clip_norm)
+    return fewer_rounds(rounds, columns)
+
+
 def _per_cent(share: Fraction) -> str:
     return f"{float(100 * share):g} %"
 
@@ -148,7 +149,7 @@ def fourier_count(table: TableDomain, n: int, delta: Fraction) -> int:
     if not ordered:
         return 0
     fewest = FOURIER[0] if n <= VERY_MANY else FOURIER_MANY
-    return min(max(FOURIER_EACH * ordered, fewest), FOURIER[1]) if delta else PURE_FOURIER
+    return min(max(FOURIER_EACH * ordered, fewest), FOURIER[1]) if delta else fewest
 
 
 def check_share(signal: float, neighbours: str) -> Fraction:
@@ -197,7 +198,7 @@ def table_signal(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
         mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(share)
     else:
         share = (1 - PURE_SHARE) ** 2
-        width = len(table.label.classes) * (1 + ScaledTable.width_of(table, PURE_FOURIER))
+        width = len(table.label.classes) * (1 + ScaledTable.width_of(table, fourier_count(table, n, delta)))
         mu = float(epsilon * share) / math.sqrt(PURE_ROUNDS * width)
     return signal_of(n, mu, table.neighbours, table.contributions)
 

@@ -91,7 +91,9 @@ def for_domain(domain: Domain) -> Features:
     if domain.family == "vector":
         return build({"name": "vector", "size": domain.size})
     if domain.family in ("drawn", "garments"):
-        return build({"name": "prior-projection", "family": domain.family, "shape": list(domain.shape)})
+        plain = build({"name": "prior-projection", "family": domain.family, "shape": list(domain.shape)})
+        # Drawn classes lie apart in the plain coordinates; those of garments do not.
+        return plain if domain.family == "drawn" else PairProducts(plain).fewer()
     return build({"name": "identity", "shape": list(domain.shape)})
 
 
@@ -157,6 +159,8 @@ def checked(entry: Mapping[str, Any], given: Features | None = None) -> Features
         features = build(spec)
     elif spec.get("name") in NARROWER and given.width != spec["width"]:
         features = NARROWER[spec["name"]](given.part(int(spec["width"])), int(spec["width"]))
+    elif isinstance(given, PairProducts):
+        features = next((part for part in (given.fewer(), given.inner) if part.spec() == spec), given)
     else:
         features = given
     if features.fingerprint() != entry["fingerprint"]:

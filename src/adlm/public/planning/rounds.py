@@ -23,7 +23,10 @@ LEAST_ROUNDS, MANY_RECORDS = 50, 100_000  # of a table with more records than th
 # The more columns, the less of a record's length lies in one direction: their steps may be longer, and fewer.
 WIDE_COLUMNS, WIDE_LEAST_ROUNDS, WIDE_STEP = 20, 36, 256.0
 REACH = 3.0  # momentum keeps at most e^-REACH of the first of all rounds
-PURE_ROUNDS = 30  # under pure epsilon, where every round costs its share of epsilon
+# Under pure epsilon, where every round costs its share of epsilon. So few rounds must not reach far back nor
+# step too far, else scores grow beyond what the records say (too sure of themselves).
+PURE_ROUNDS, PURE_MOMENTUM, PURE_STEP = 30, 0.8, 64.0
+PURE_CLIPS = (0.5, 1.0)  # from WIDER_CLIPS' first signal on the wider one
 IMAGE_STEP, TABLE_STEP = 128.0, 32.0  # the longest stable steps, for a clip norm of CLIP_NORM
 SHORT_IMAGE_STEP = 40.0  # of images, for any clip norm, as long as there are fewer rounds than the most
 MOMENTUM = (0.9, 0.97)  # usual and most
@@ -116,6 +119,19 @@ def fewer_rounds(plan: GradientRounds, columns: int = 0) -> GradientRounds:
         longest = max(step, WIDE_STEP * CLIP_NORM / plan.clip_norm)
         step = min(step * (1 - momentum) / (1 - plan.momentum), longest)
     return replace(plan, rounds=most, step=float(f"{step:.6g}"), momentum=float(f"{momentum:.6g}"))
+
+
+def plan_pure_rounds(n: int, signal: float) -> GradientRounds:
+    """Choose gradient rounds for n records of a table under pure epsilon.
+
+    Parameters
+    ----------
+    n : public number of records.
+    signal : what `signal_of` returns.
+    """
+    clip_norm = PURE_CLIPS[signal >= WIDER_CLIPS[0][0]]
+    step = min(PURE_TABLE_PATH * signal / clip_norm / PURE_ROUNDS, PURE_STEP)
+    return GradientRounds(PURE_ROUNDS, clip_norm, float(f"{step:.6g}"), n, momentum=PURE_MOMENTUM)
 
 
 def table_clip_norm(signal: float) -> float:

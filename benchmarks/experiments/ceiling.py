@@ -36,7 +36,7 @@ def logistic_regression(z: Tensor, codes: Tensor, classes: int, ridge: float) ->
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
-    optimiser.step(loss)
+    optimiser.step(loss)  # type: ignore[no-untyped-call]
     return weights.detach()
 
 

@@ -223,8 +223,9 @@ def test_a_ledger_is_shown_for_people_and_programs(place: Path) -> None:
     with pytest.raises(UserError, match="there is no ledger"):
         run("ledger", "show", "none")
     assert not (place / "none").exists()
+    (place / "table.csv").write_text("age,ill\n40,no\n")
     with pytest.raises(UserError, match="is not an adlm ledger"):
-        run("ledger", "show", "t.csv")
+        run("ledger", "show", "table.csv")
 
 
 def test_under_add_remove_a_limit_does_not_let_one_record_bring_in_another(place: Path) -> None:

@@ -99,7 +99,7 @@ def _plain(public: Features) -> Features:
 def narrowed(
     data: str, part: str, width: int, n: int | None = None, wide: int | None = None
 ) -> npt.NDArray[np.float32]:
-    """The `width` coordinates at unit norm that a release of them has, of the first n records.
+    """The leading `width` coordinates at unit norm, of the first n records.
 
     Parameters
     ----------
@@ -108,7 +108,11 @@ def narrowed(
     n : records; None for all.
     wide : width that they are cut from.
     """
-    z, kept = vectors(data, part, wide)[:n], features_of(features(data, wide), width)
+    return _taken(features_of(features(data, wide), width), vectors(data, part, wide)[:n])
+
+
+def _taken(kept: Features, z: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """What a map within the plain one gives, from what the plain one gave."""
     if not isinstance(kept, Narrowed | PairProducts):
         return z
     taken = np.empty((len(z), kept.width), np.float32)
@@ -196,7 +200,8 @@ def moment_release(
     plan, public = planned(data, epsilon, delta, request), features(data, request.wide)
     kept = request.kept(data, "train", request.n)
     codes = split(data, "train").first(request.n).y[kept]
-    z = narrowed(data, "train", plan.k, request.n, request.wide)[kept]
+    released = features_of(public, plan.k, plan.taper)
+    z = _taken(released, vectors(data, "train", request.wide)[: request.n])[kept]
 
     def batches() -> list[Batch]:
         return [(z[i : i + _ROWS], codes[i : i + _ROWS]) for i in range(0, len(z), _ROWS)]
@@ -204,7 +209,7 @@ def moment_release(
     return release_moments(
         batches,
         domain=request.domain(data),
-        features=features_of(public, plan.k),
+        features=released,
         config=MomentConfig.of(plan, Budget.of(epsilon, delta)),
         ledger=Ledger(),
         source=Source.seeded_with(seed),
@@ -212,19 +217,21 @@ def moment_release(
     )
 
 
-def measured(head: torch.nn.Module, data: str, width: int, request: ReleaseRequest | None = None) -> Measures:
-    """Measure a head on features of that width against the test records.
+def measured(
+    head: torch.nn.Module, data: str, released: Features, request: ReleaseRequest | None = None
+) -> Measures:
+    """Measure a head on the features of a release against the test records.
 
     Parameters
     ----------
     head : classifier of features.
     data : data set.
-    width : of the features.
+    released : the features of the release.
     request : what the release was asked for.
     """
     request = request or ReleaseRequest()
     kept = request.kept(data, "test")
-    z = torch.from_numpy(np.array(narrowed(data, "test", width, wide=request.wide)[kept]))
+    z = torch.from_numpy(_taken(released, vectors(data, "test", request.wide))[kept])
     with torch.inference_mode():
         sure = head.eval()(z).double().softmax(1)
     return measure(sure.numpy(), split(data, "test").y[kept])

@@ -43,7 +43,7 @@ def moments(trial: Trial) -> Outcome:
         trial.data, request, epsilon=trial.epsilon, delta=trial.delta, seed=trial.entropy
     )
     try:
-        found = benchmark_data.measured(fit(release).head, trial.data, release.features().width, request)
+        found = benchmark_data.measured(fit(release).head, trial.data, release.features(), request)
         reached = {"accuracy": found.accuracy, "calibration_error": found.calibration_error}
     except UserError:  # the noisy counts of a small data set under add-remove can say that nobody is there
         reached = {"accuracy": 1 / len(release.certificate.domain.classes)}

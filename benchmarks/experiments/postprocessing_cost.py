@@ -57,7 +57,9 @@ def epochs_release(trial: Trial) -> Outcome:
     def after_epoch(epoch: int, trained: nn.Module) -> None:
         if epoch in s["shown"]:
             proved = release.certificate.totals.to_dict()["epsilon_proved"]
-            history.append((epoch, benchmark_data.measured(trained, trial.data, width).accuracy, proved))
+            history.append(
+                (epoch, benchmark_data.measured(trained, trial.data, release.features()).accuracy, proved)
+            )
 
     plan = TrainingConfig(
         epochs=max(s["shown"]), batch_size=s["batch"], learning_rate=s["rate"], seed=trial.seed
@@ -138,7 +140,9 @@ def search_release(trial: Trial) -> Outcome:
         )
         train(head, Examples(*seen), plan, device="cpu")
         valid = dpsgd.accuracy(head, fresh[0], fresh[1].numpy())
-        scores.append((valid, benchmark_data.measured(head, trial.data, width).accuracy, candidate))
+        scores.append(
+            (valid, benchmark_data.measured(head, trial.data, release.features()).accuracy, candidate)
+        )
     valid, test, chosen = max(scores, key=lambda score: score[0])
     every = sorted(score[1] for score in scores)
     return release.certificate.totals.to_dict() | {
@@ -150,7 +154,7 @@ def search_release(trial: Trial) -> Outcome:
         "worst_trial": every[0],
         "best_trial": every[-1],
         "rank_correlation": float(spearmanr([a for a, _, _ in scores], [b for _, b, _ in scores]).statistic),
-        "closed_form": benchmark_data.measured(fit(release).head, trial.data, width).accuracy,
+        "closed_form": benchmark_data.measured(fit(release).head, trial.data, release.features()).accuracy,
     }
 
 

@@ -21,7 +21,7 @@ from adlm.audit.finding import Finding
 from adlm.curator.clipping import Clip
 from adlm.curator.featurise import featurise
 from adlm.public.domain import NEIGHBOURS, Domain
-from adlm.public.features import Features, Narrowed, RandomDirections, for_domain
+from adlm.public.features import Features, Narrowed, RandomDirections, Tapered, for_domain
 from adlm.public.features.identity import Identity
 from adlm.public.features.natural import NaturalImages
 from adlm.public.features.pair_products import PairProducts
@@ -144,6 +144,7 @@ IMAGE_MAPS: dict[str, tuple[Callable[[], Features], tuple[int, ...], int]] = {
     "small drawn images": (lambda: PriorProjection("drawn", (8, 8)), (8, 8), 40),
     "garments": (lambda: PriorProjection("garments"), (28, 28), 40),
     "narrowed images": (lambda: Narrowed(PriorProjection("drawn"), 40), (28, 28), 40),
+    "tapered images": (lambda: Tapered(PriorProjection("drawn"), 40, 20), (28, 28), 40),
     "random directions": (lambda: RandomDirections(Identity((28, 28)), 100), (28, 28), 300),
     "photographs": (lambda: NaturalImages(100), (3, 32, 32), 35),
     "products of photographs": (lambda: PairProducts(NaturalImages(100), 20), (3, 32, 32), 35),

@@ -208,7 +208,7 @@ def _privatise_arrays(
         codes = domain.encode_labels(y) if declared is None else np.asarray(y, dtype=np.int64)
     if codes is not None and len(records) != len(codes):
         raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
-    features = narrowed(features, plan.k)
+    features = narrowed(features, plan.k, plan.taper)
     entry = described(features)
     requested = requested | {
         "k": options.get("k"),
@@ -314,7 +314,7 @@ def adjusted(
     if k is not None:
         if not 1 <= k <= features.width:
             raise UserError(f"k must lie between 1 and the features' width {features.width}, got {k}")
-        changes |= {"k": k, "q": min(plan.q, k)}
+        changes |= {"k": k, "q": min(plan.q, k), "taper": 0}
     if second is not None:
         if not 0 <= second <= (k or plan.k):
             raise UserError(f"second moments must be of 0 to {k or plan.k} coordinates, got {second}")

@@ -8,10 +8,12 @@ import torch
 
 from adlm import Domain, privatise
 from adlm.analyst.fit import fit
-from adlm.public.features import Narrowed, RandomDirections, build, checked, narrowed
+from adlm.errors import UserError
+from adlm.public.features import Narrowed, RandomDirections, Tapered, build, checked, narrowed
 from adlm.public.features.identity import Identity
 from adlm.public.features.prior import PriorProjection
 from adlm.public.planning.moments import plan_moments
+from adlm.workflows.privatise import adjusted
 
 
 def test_a_prior_decides_how_features_are_narrowed() -> None:
@@ -42,6 +44,46 @@ def test_the_spec_builds_the_same_map_and_a_wide_one_may_be_given() -> None:
         assert torch.equal(again(x), made(x))
     assert made.fingerprint() != RandomDirections(Identity((30,)), 11).fingerprint()
     assert made.fingerprint() != Narrowed(Identity((30,)), 10).fingerprint()
+
+
+def test_weights_fall_off_over_the_coordinates() -> None:
+    wide = Identity((30,))
+    made, x = narrowed(wide, 12, 4), torch.rand(5, 30, generator=torch.Generator().manual_seed(1))
+    assert isinstance(made, Tapered)
+    for row, z in zip(made(x).double(), wide(x).double(), strict=True):
+        expected = torch.stack([z[j] / (1 + j / 4) for j in range(12)])
+        torch.testing.assert_close(row, expected / expected.norm(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(made.of(wide(x)), made(x))
+    entry = {"spec": made.spec(), "fingerprint": made.fingerprint()}
+    for again in (build(made.spec()), checked(entry), checked(entry, wide), checked(entry, made)):
+        assert torch.equal(again(x), made(x))
+    assert made.fingerprint() not in {Tapered(wide, 12, 5).fingerprint(), Narrowed(wide, 12).fingerprint()}
+    with pytest.raises(UserError, match="1 or later"):
+        Tapered(wide, 12, 0)
+
+
+def test_the_prior_of_tapered_coordinates_is_that_of_tapered_synthetic_classes() -> None:
+    made = Tapered(PriorProjection("drawn"), 60, 30)
+    z = made.synthetic(60, 30, 3)
+    assert z is not None
+    assert made.prior is not None
+    told = made.prior.within.diagonal() + made.prior.weight + made.prior.mean.square()
+    found = z.flatten(0, 1).square().mean(0)
+    assert float(told.sum()) == pytest.approx(1.0, abs=0.1)
+    assert float((told - found).abs().sum()) < 0.15
+
+
+def test_rounds_of_drawn_images_are_tapered_where_the_signal_is_weak() -> None:
+    drawn, few, many = PriorProjection("drawn"), (60_000, 10, 0.1), (60_000, 10, 3.0)
+    plan = plan_moments(*few, 1e-5, "replace-one", drawn)
+    assert 0 < plan.taper < plan.k == 2 * plan.taper < drawn.width
+    assert plan.to_dict()["taper"] == plan.taper
+    assert any("halved" in reason for reason in plan.reasons)
+    assert plan_moments(*many, 1e-5, "add-remove", drawn).taper == 0
+    assert plan_moments(*few, 0.0, "replace-one", drawn).taper == 0
+    assert adjusted(plan, drawn, k=50).taper == 0
+    garments = PriorProjection("garments")
+    assert plan_moments(*few, 1e-5, "replace-one", garments).taper == 0
 
 
 @pytest.mark.parametrize("delta", ["0", "1e-5"])

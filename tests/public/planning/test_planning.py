@@ -157,7 +157,7 @@ def test_nonsense_is_told() -> None:
 def test_rounds_of_a_weak_signal_keep_fewer_coordinates() -> None:
     features = PriorProjection("drawn")
     kept = [plan_moments(60_000, 10, epsilon, 1e-5, "replace-one", features).k for epsilon in (0.02, 0.5, 8)]
-    assert kept == [60, 155, 300]
+    assert kept == [160, 300, 300]
     garments = PriorProjection("garments")
     assert garments.rounds_width(100.0) == 400
     assert Narrowed(garments, 100).rounds_width(100.0) == 100

@@ -12,7 +12,7 @@ from adlm.public.features.base import Features, PriorStatistics, declared, unit_
 from adlm.public.features.encoders import load_backbone
 from adlm.public.features.identity import Identity
 from adlm.public.features.multiscale import MultiscaleImages
-from adlm.public.features.narrowed import Narrowed, RandomDirections, narrowed
+from adlm.public.features.narrowed import Narrowed, RandomDirections, Tapered, narrowed
 from adlm.public.features.natural import NaturalImages
 from adlm.public.features.onnx_backbone import OnnxBackbone
 from adlm.public.features.pair_products import PairProducts
@@ -30,6 +30,7 @@ __all__ = [
     "PairProducts",
     "PriorStatistics",
     "RandomDirections",
+    "Tapered",
     "TABLES",
     "brought_along",
     "build",
@@ -66,6 +67,8 @@ def build(spec: Mapping[str, Any]) -> Features:
             return SHIPPED[name](spec)
         case "narrowed" | "random-directions" as name:
             return NARROWER[name](build(spec["of"]), int(spec["width"]))
+        case "tapered":
+            return Tapered(build(spec["of"]), int(spec["width"]), int(spec["taper"]))
         case "pair-products":
             return PairProducts.from_spec(spec, build(spec["of"]))
         case "backbone":
@@ -159,6 +162,8 @@ def checked(entry: Mapping[str, Any], given: Features | None = None) -> Features
         features = build(spec)
     elif spec.get("name") in NARROWER and given.width != spec["width"]:
         features = NARROWER[spec["name"]](given.part(int(spec["width"])), int(spec["width"]))
+    elif spec.get("name") == "tapered" and given.spec() != spec:
+        features = narrowed(given, int(spec["width"]), int(spec["taper"]))
     elif isinstance(given, PairProducts):
         features = next((part for part in (given.fewer(), given.inner) if part.spec() == spec), given)
     else:

@@ -71,6 +71,11 @@ class Features(nn.Module, ABC):
         del signal
         return self.width
 
+    def rounds_taper(self, signal: float) -> int:
+        """Return at which coordinate weights have halved for rounds of that signal; 0 for equal weights."""
+        del signal
+        return 0
+
     def moments_width(self) -> int:
         """Return how many leading coordinates class sums and second moments may take; all by default."""
         return self.width

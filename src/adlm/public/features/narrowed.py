@@ -1,4 +1,4 @@
-"""Fewer coordinates of a feature map, scaled to unit norm again: the leading ones, or random directions."""
+"""Fewer coordinates of a feature map, scaled to unit norm again: leading ones, tapered, random directions."""
 
 from __future__ import annotations
 
@@ -38,6 +38,10 @@ class Narrowed(Features):
         """Return how many coordinates of the inner map suit gradient rounds, at most all that are kept."""
         return min(self.width, self.inner.rounds_width(signal))
 
+    def rounds_taper(self, signal: float) -> int:
+        """Return at which coordinate of the inner map weights have halved for rounds of that signal."""
+        return self.inner.rounds_taper(signal)
+
     def moments_width(self) -> int:
         """Return how many coordinates class sums and second moments may take, at most all that are kept."""
         return min(self.width, self.inner.moments_width())
@@ -54,6 +58,44 @@ class Narrowed(Features):
     def spec(self) -> dict[str, Any]:
         """Describe the map."""
         return {"name": "narrowed", "width": self.width, "of": self.inner.spec()}
+
+
+class Tapered(Narrowed):
+    """Keep the first `width` coordinates with weights that fall off, then scale to unit norm.
+
+    Coordinate j has weight 1 / (1 + j / taper). Where noise is strong, later coordinates are worth less than
+    earlier ones, and still more than nothing.
+
+    Parameters
+    ----------
+    inner : the other map.
+    width : coordinates to keep.
+    taper : the coordinate whose weight is one half.
+    """
+
+    weights: Tensor
+
+    def __init__(self, inner: Features, width: int, taper: int) -> None:
+        super().__init__(inner, width)
+        if taper < 1:
+            raise UserError(f"weights need a coordinate, 1 or later, at which they have halved, got {taper}")
+        self.taper = taper
+        weights = (1 / (1 + torch.arange(width, dtype=torch.float64) / taper)).float()
+        # Not in the fingerprint: they follow from the description.
+        self.register_buffer("weights", weights, persistent=False)
+        self.prior = None if self.prior is None else _weighted(self.prior, weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (n, *shape) to (n, width)."""
+        return self.of(self.inner.leading(x, self.width))
+
+    def of(self, z: Tensor) -> Tensor:
+        """Weigh and narrow (n, inner width) features that were taken already."""
+        return exact_unit_norm(z[:, : self.width] * self.weights)
+
+    def spec(self) -> dict[str, Any]:
+        """Describe the map."""
+        return {"name": "tapered", "width": self.width, "taper": self.taper, "of": self.inner.spec()}
 
 
 class RandomDirections(Narrowed):
@@ -85,9 +127,18 @@ class RandomDirections(Narrowed):
         return {"name": "random-directions", "width": self.width, "of": self.inner.spec()}
 
 
-def narrowed(features: Features, width: int) -> Features:
-    """Keep that many coordinates: the first ones if a public prior put them in order, else random ones."""
+def narrowed(features: Features, width: int, taper: int = 0) -> Features:
+    """Keep that many coordinates: the first ones if a public prior put them in order, else random ones.
+
+    Parameters
+    ----------
+    features : the wide map.
+    width : coordinates to keep.
+    taper : coordinate at which weights have halved; 0 for equal weights.
+    """
     features = features.part(width)
+    if taper:
+        return Tapered(features, width, taper)
     if width == features.width:
         return features
     return (RandomDirections if features.prior is None else Narrowed)(features, width)
@@ -103,4 +154,17 @@ def narrow(prior: PriorStatistics, width: int) -> PriorStatistics:
         weight=prior.weight[:width] * gain**2,
         within=prior.within[:width, :width] * gain**2,
         mean=prior.mean[:width] * gain,
+    )
+
+
+def _weighted(prior: PriorStatistics, weights: Tensor) -> PriorStatistics:
+    """The prior of weighted coordinates, at the length that they had without."""
+    size = prior.within.diagonal() + prior.weight + prior.mean.square()
+    weights = weights * (size.sum() / (size * weights.square()).sum().clamp_min(1e-12)).sqrt()
+    return replace(
+        prior,
+        typical=prior.typical * weights,
+        weight=prior.weight * weights**2,
+        within=prior.within * weights * weights[:, None],
+        mean=prior.mean * weights,
     )

@@ -50,6 +50,7 @@ class MomentPlan:
     scales : (k,) relative noise scales, or None for identical ones.
     reasons : one sentence for each choice.
     rounds : gradient rounds after the class sums, or None.
+    taper : coordinate at which the weights of coordinates have halved; 0 for equal weights.
     """
 
     k: int
@@ -66,6 +67,7 @@ class MomentPlan:
     scales: tuple[float, ...] | None = None
     reasons: tuple[str, ...] = field(default=())
     rounds: GradientRounds | None = None
+    taper: int = 0
 
     def _repr_html_(self) -> str:
         from adlm.privacy.notebook import Part, box
@@ -96,7 +98,7 @@ class MomentPlan:
             "share_across": str(self.cross_share),
             "allocation": "identical" if self.scales is None else "adaptive",
             "reasons": list(self.reasons),
-        }
+        } | ({"taper": self.taper} if self.taper else {})
 
 
 def plan_moments(
@@ -195,8 +197,10 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan
 
 def _rounds(n: int, signal: float, features: Features) -> MomentPlan:
     """Gradient rounds: noise on a score depends on the path, not on k, unless coordinates fall off."""
-    k = features.rounds_width(signal)
+    k, taper = features.rounds_width(signal), features.rounds_taper(signal)
     which = "all coordinates" if k == features.width else "the leading coordinates that suit the signal"
+    if taper:
+        which += f", with weights that have halved at {taper}"
     rounds = plan_image_rounds(n, signal, features.path, features.clip_norm)
     reasons = (
         f"k = {k}: {which}",
@@ -206,7 +210,9 @@ def _rounds(n: int, signal: float, features: Features) -> MomentPlan:
         "a fortieth of the budget for class sums, which networks and checks need; features are taken around "
         "their mean",
     )
-    return MomentPlan(k, "gaussian", 1.0, 0.2, share_sums=ROUNDS_SUMS, reasons=reasons, rounds=rounds)
+    return MomentPlan(
+        k, "gaussian", 1.0, 0.2, share_sums=ROUNDS_SUMS, reasons=reasons, rounds=rounds, taper=taper
+    )
 
 
 def _gaussian(n: int, classes: int, mu: float, features: Features) -> MomentPlan:

@@ -36,7 +36,7 @@ ROUNDS_CLIP = 0.12  # likewise
 # the signal, the more it helps that what is left out takes no part in the norm.
 ROUNDS_WIDTH = {"drawn": (60, 2.4), "garments": (400, 15.0)}
 # Weights of drawn coordinates have halved at the first of these at least, and at the second for a unit of the
-# root of the signal, up to a signal; twice as many are kept. Settled on the last 10,000 training images of MNIST.
+# root of the signal, up to a signal; twice as many are kept. Settled on the same images of MNIST.
 ROUNDS_TAPER, TAPER_UP_TO = (80, 3.3), 12_000.0
 LEANING = ("drawn",)  # families whose images are deskewed first
 TOGETHER = 8  # images whose responses stay in a core's cache

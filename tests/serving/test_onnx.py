@@ -189,6 +189,24 @@ def test_arrays_in_their_own_units_are_served_with_the_same_predictions(tmp_path
             },
             (3, 32, 32),
         ),
+        (
+            {
+                "name": "pair-products",
+                "leading": 60,
+                "share": 0.25,
+                "of": {"name": "prior-projection", "family": "garments", "shape": [28, 28]},
+            },
+            (28, 28),
+        ),
+        (
+            {
+                "name": "tapered",
+                "width": 40,
+                "taper": 20,
+                "of": {"name": "prior-projection", "family": "drawn", "shape": [28, 28]},
+            },
+            (28, 28),
+        ),
     ],
 )
 def test_image_features_have_a_twin_without_fourier_transforms(

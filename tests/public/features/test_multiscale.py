@@ -7,7 +7,7 @@ import torch
 
 from adlm.errors import UserError
 from adlm.public.domain import Domain
-from adlm.public.features import build, for_domain
+from adlm.public.features import PairProducts, build, for_domain
 from adlm.public.features.multiscale import (
     SCALES,
     MultiscaleImages,
@@ -32,7 +32,8 @@ def test_every_size_and_colour_has_features_of_unit_length_that_can_be_built_aga
     shape: tuple[int, ...],
 ) -> None:
     features = for_domain(Domain(shape, 0, 255, ("a", "b"), family="natural"))
-    assert isinstance(features, MultiscaleImages)
+    assert isinstance(features, PairProducts)
+    assert isinstance(features.inner, MultiscaleImages)
     x = pictures(shape, 3)
     with torch.inference_mode():
         z = features(x)

@@ -90,7 +90,7 @@ def for_domain(domain: Domain) -> Features:
     if domain.family == "natural" and domain.shape == (3, 32, 32):
         return PairProducts(build({"name": "natural", "width": 1000, "weights": "natural-32"}))
     if domain.family == "natural" and (len(domain.shape) == 2 or domain.shape[0] in (1, 3)):
-        return MultiscaleImages(domain.shape)
+        return PairProducts(MultiscaleImages(domain.shape)).fewer()
     if domain.family == "vector":
         return build({"name": "vector", "size": domain.size})
     if domain.family in ("drawn", "garments"):

@@ -60,6 +60,12 @@ def mirrored_tents(height: int, width: int, grid: int, bands: int) -> tuple[Tens
     """Weights of places for atoms, then for mirrored atoms, whose cells are mirrored; and their sums.
 
     (bands, cells, 2 * places in a band), for bands of rows; (cells, 1).
+
+    Parameters
+    ----------
+    height, width : places down and across.
+    grid : cells along each side.
+    bands : of rows, of equal height.
     """
     down, across = (torch.from_numpy(tents(size, grid)).float() for size in (height, width))
     own = (down[:, None, :, None] * across[:, None, :]).reshape(grid * grid, -1)

@@ -308,3 +308,23 @@ def test_a_weight_of_values_that_is_no_positive_number_is_refused(energy: float)
     even = [1 / 12] * 12 + [1 / 3] * 6
     with pytest.raises(UserError, match="value_energy must be a positive number"):
         ScaledTable(table, even, value_energy=energy)
+
+
+def test_pure_rounds_are_as_sure_as_they_are_right() -> None:
+    """Steps that are too long leave accuracy as it is and probabilities far from what is true."""
+    rng = np.random.default_rng(0)
+    x = rng.random((12_000, 4)).astype(np.float32)
+    chance = 1 / (1 + np.exp(-6 * (x[:, 0] + x[:, 1] - x[:, 2] - 0.5)))
+    y = (rng.random(len(x)) < chance).astype(np.int64)
+    columns = [Column(f"x{i}", "numeric", 0, 1) for i in range(4)]
+    table = TableDomain((*columns, Column("y", "label", classes=("a", "b"))))
+    plan = plan_table(table, 10_000, Fraction(400), Fraction(0))
+    assert table_rounds.suits_rounds(table, 10_000, Fraction(400), Fraction(0))
+    assert plan.rounds.momentum == 0.8
+    assert plan.rounds.step <= 64
+    release = privatise(lambda: iter([(x[:10_000], y[:10_000])]), domain=table, epsilon=400, seed=1)
+    found = measure(fit(release).probabilities(x[10_000:]), y[10_000:])
+    best = float(np.where(chance > 0.5, chance, 1 - chance)[10_000:].mean())
+    assert found.accuracy > best - 0.04
+    assert found.calibration_error is not None
+    assert found.calibration_error < 0.07

@@ -105,6 +105,14 @@ def test_products_of_fewer_coordinates_are_part_of_the_map() -> None:
         checked({"spec": fewer.spec(), "fingerprint": made.fingerprint()}, made)
 
 
+def test_a_map_alone_keeps_the_weights_that_suit_it() -> None:
+    made, plain = drawn_products(), PriorProjection("drawn")
+    weak = (60_000, 10, 0.1, 1e-5, "replace-one")
+    assert plan_moments(*weak, made) == plan_moments(*weak, plain)
+    assert made.rounds_taper(FROM - 1) == plain.rounds_taper(FROM - 1) > 0
+    assert made.rounds_taper(FROM) == 0
+
+
 def test_garments_have_products_and_drawn_images_have_none() -> None:
     shape, names = (28, 28), ("a", "b")
     garments = for_domain(Domain(shape, 0, 255, names, "replace-one", "garments"))

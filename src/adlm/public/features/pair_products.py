@@ -93,6 +93,10 @@ class PairProducts(Features):
             return self.inner.rounds_width(signal)
         return (self if signal >= ALL_FROM else self.fewer()).width
 
+    def rounds_taper(self, signal: float) -> int:
+        """Return where the other map's weights have halved, if rounds of that signal take it alone."""
+        return self.inner.rounds_taper(signal) if signal < FROM else 0
+
     def moments_width(self) -> int:
         """Return how many coordinates class sums and second moments may take: the other map's."""
         return self.inner.moments_width()

@@ -21,6 +21,7 @@ from adlm.audit.finding import ALPHA, Finding
 from adlm.audit.statistics import gaussian_bound, two_worlds_bound
 from adlm.audit.two_worlds import curve, log_ratio
 from adlm.curator.mechanisms.additive_calibration import calibrate as calibrate_table
+from adlm.curator.mechanisms.model_selection import NOT_KEPT
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, Second, calibrate
 from adlm.curator.mechanisms.regression_calibration import RegressionConfig
 from adlm.curator.mechanisms.regression_calibration import calibrate as calibrate_regression
@@ -111,7 +112,12 @@ def _records(release: Release) -> list[str]:
 
 def _table(release: Release) -> list[str]:
     """Derive the sensitivities of a table's release again and compare them with what was charged."""
-    settings, charges = release.certificate.settings, release.certificate.charges
+    charges, faults = _own_charges(release)
+    return faults + _compared(charges, _table_charges(release.certificate.settings, release))
+
+
+def _table_charges(settings: Mapping[str, Any], release: Release) -> tuple[Charge, ...]:
+    """The charges that the settings of an additive model of a table amount to."""
     raw, totals = settings["plan"], release.certificate.totals
     shares = [Fraction(share) for share in raw["shares"]]
     plan = TablePlan(
@@ -122,13 +128,30 @@ def _table(release: Release) -> list[str]:
         check_share=Fraction(raw.get("check_share", 0)),
         scaling_share=Fraction(raw.get("scaling_share", 0)),
     )
-    recomputed = calibrate_table(
+    return calibrate_table(
         plan,
         Budget(Fraction(totals.epsilon_proved), totals.delta),
         release.certificate.domain.neighbours,
         int(settings["contributions"]),
     ).charges
-    return _compared(charges, recomputed)
+
+
+def _own_charges(release: Release) -> tuple[tuple[Charge, ...], list[str]]:
+    """Charges of what a release holds, and what is wrong with those of a model that was not kept."""
+    settings, charges = release.certificate.settings, release.certificate.charges
+    if "selection" not in settings:
+        return charges, []
+    rejected = settings["selection"]["other"]
+    expected = (
+        _table_charges(rejected, release)
+        if rejected.get("model") == "additive"
+        else calibrate(_design_of(rejected, release), release.certificate.domain.neighbours).charges
+    )
+    of_other = [c for c in charges if c.what.endswith(NOT_KEPT)]
+    own = tuple(c for c in charges if not c.what.endswith(NOT_KEPT))
+    if not of_other:
+        return own, ["the charges of the model that was not kept are missing"]
+    return own, _compared([replace(c, what=c.what.removesuffix(NOT_KEPT)) for c in of_other], expected)
 
 
 def _regression(release: Release) -> list[str]:
@@ -167,10 +190,20 @@ def _too_small(charges: Sequence[Charge], expected: Sequence[Charge]) -> list[st
 
 def rebuilt_design(release: Release) -> MomentConfig:
     """Return a design with the settings of a moment release and the budget that its charges amount to."""
-    settings, totals = release.certificate.settings, release.certificate.totals
-    second = settings["second"]
+    settings = release.certificate.settings
+    design = _design_of(settings, release)
+    if settings["allocation"] == "identical":
+        return design
+    steps = release.tensors["step"][1:].double().numpy()
+    scales = tuple(float(b) for b in steps * (design.clip().feature_norm_bound / design.clip_norm))
+    return replace(design, scales=scales)
+
+
+def _design_of(settings: Mapping[str, Any], release: Release) -> MomentConfig:
+    """The same for settings with identical noise, of this release or of a model that was not kept."""
+    totals, second = release.certificate.totals, settings["second"]
     delta = totals.delta
-    design = MomentConfig(
+    return MomentConfig(
         Fraction(totals.epsilon_proved),
         delta,
         int(settings["k"]),
@@ -183,11 +216,6 @@ def rebuilt_design(release: Release) -> MomentConfig:
         rounds=GradientRounds.from_dict(settings["rounds"]) if settings.get("rounds") else None,
         indicators=Indicators.from_dict(settings["indicators"]) if settings.get("indicators") else None,
     )
-    if settings["allocation"] == "identical":
-        return design
-    steps = release.tensors["step"][1:].double().numpy()
-    scales = tuple(float(b) for b in steps * (design.clip().feature_norm_bound / design.clip_norm))
-    return replace(design, scales=scales)
 
 
 def _moments(release: Release) -> list[str]:
@@ -195,7 +223,7 @@ def _moments(release: Release) -> list[str]:
 
     Charges of a first release, whose private relevances the noise follows, stand before its own.
     """
-    settings, charges = release.certificate.settings, release.certificate.charges
+    settings, (charges, faults) = release.certificate.settings, _own_charges(release)
     design = rebuilt_design(release)
     neighbours = release.certificate.domain.neighbours
     _, recomputed = calibrate(design, neighbours)
@@ -205,17 +233,19 @@ def _moments(release: Release) -> list[str]:
     _, first = calibrate(replace(design, scales=None, second=None), neighbours)
     if len(earlier) not in (0, len(first)):
         return ["there are charges that the settings do not account for"]
-    faults = [*(_too_small(earlier, first) if earlier else ()), *_too_small(own, recomputed)]
+    faults.extend([*(_too_small(earlier, first) if earlier else ()), *_too_small(own, recomputed)])
     if not design.joint:
         sums = next(charge for charge in own if charge.what.startswith("class sums"))
         faults.extend(_stated_noise(settings["sd_sums"], sums, design))
     table = release.tensors["class_sums"]
-    shape = (len(release.certificate.domain.classes), 1 + design.k)
+    classes = len(release.certificate.domain.classes)
+    shape = (classes, 1 + design.k)
     if table.dtype != torch.int64 or tuple(table.shape) != shape:
         faults.append("class sums are not whole numbers of grid steps, or not of the stated shape")
     if design.rounds is not None and tuple(release.tensors["gradients"].shape) != (
         design.rounds.rounds,
-        *shape,
+        1 if design.rounds.one_row and classes == 2 else classes,
+        1 + design.k,
     ):
         faults.append("the gradients are not of the stated shape")
     if design.indicators is not None:

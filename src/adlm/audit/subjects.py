@@ -14,6 +14,8 @@ from adlm.audit.paper_subjects import image_domain, of_algorithm1, of_records, o
 from adlm.audit.subject import Records, Subject, release_vectors
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.additive import release as release_additive
+from adlm.curator.mechanisms.model_selection import SelectionPlan
+from adlm.curator.mechanisms.model_selection import release as release_selection
 from adlm.curator.mechanisms.moments import MomentConfig
 from adlm.curator.mechanisms.regression import release as release_regression
 from adlm.curator.mechanisms.second_moments import CrossMoments, Second
@@ -138,6 +140,38 @@ def of_table_rounds(name: str, delta: Fraction, neighbours: str, *, mixed: bool 
     return Subject(name, neighbours, run, covers, width, tight=False, box=True)
 
 
+def of_selection(name: str, neighbours: str) -> Subject:
+    """Audit the release of the better of two models of a table: every part of both.
+
+    Parameters
+    ----------
+    name : of the subject.
+    neighbours : the relation.
+    """
+    table = TableDomain(
+        (
+            Column("age", "numeric", 0, 1),
+            Column("town", "categorical", values=tuple("abc")),
+            Column("y", "label", classes=("no", "yes")),
+        ),
+        neighbours=neighbours,
+    )
+    plan = SelectionPlan(
+        TablePlan(5, "columns", True, (Fraction(1, 5),) * 5),
+        TableRoundsPlan(GradientRounds(3, 0.25, 2.0, 10, one_row=True), 2, Fraction(1, 4), Fraction(1, 4)),
+        Fraction(1, 2),
+    )
+    release = partial(release_selection, table=table, plan=plan, budget=Budget(Fraction(8)))
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        x = table.domain.scale(data.values).astype(np.float32)
+        release(lambda: [(x, data.codes)], ledger=ledger, source=source)
+        return ledger.charges  # in the order of the draws: which model is kept changes a certificate's
+
+    covers = (0, 1, 2, 3, 3, 4, 5, 6, 7, 8, 8, 8, 9)
+    return Subject(name, neighbours, run, covers, table.domain.size, tight=False, box=True)
+
+
 def of_target(
     name: str, delta: Fraction, neighbours: str, *, method: str = "rounds", focus: int | None = None
 ) -> Subject:
@@ -255,6 +289,11 @@ def designs() -> dict[str, tuple[MomentConfig, tuple[int | None, ...], int | Non
             1,
         ),
         "gradient rounds, radial": (replace(radial, rounds=descent), (0, 1, 1, 1, 2), 1),
+        "gradient rounds of one row, radial": (
+            replace(radial, rounds=replace(descent, one_row=True)),
+            (0, 1, 1, 1, 2),
+            1,
+        ),
     }
 
 
@@ -294,6 +333,7 @@ def subjects() -> tuple[Subject, ...]:
         of_table_rounds("table, gradient rounds, mixed values", DELTA, relation, mixed=True)
         for relation in NEIGHBOURS
     )
+    made.extend(of_selection("table, the better of two models, pure", relation) for relation in NEIGHBOURS)
     made.extend(
         of_target(f"numeric target, {how}, {noise}", delta, relation, method=method)
         for how, method in (("gradient rounds", "rounds"), ("second moments", "moments"))

@@ -46,6 +46,7 @@ class GradientRounds:
     average : share of the rounds, the last ones, whose heads are averaged.
     size : public number of records that turns a sum into a mean.
     centred : whether z is taken around its mean, as the released class sums have it.
+    one_row : whether the second of two classes is released alone; the first one's gradient is its negative.
     """
 
     rounds: int
@@ -56,6 +57,7 @@ class GradientRounds:
     constant: float = 0.25
     average: float = 0.25
     centred: bool = False
+    one_row: bool = False
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.size < 1:
@@ -72,7 +74,10 @@ class GradientRounds:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        return asdict(self)
+        values = asdict(self)
+        if not self.one_row:  # certificates of other releases do not name it
+            del values["one_row"]
+        return values
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GradientRounds:
@@ -157,8 +162,11 @@ class Descent:
         """Take a step along a released gradient sum, (M, 1 + k) in steps of 1 / GRADIENT_UNIT.
 
         Scores of classes matter up to what they have in common, so the mean over classes, noise alone, is
-        taken away. A numeric target has one score, and all of it matters.
+        taken away. A numeric target has one score, and all of it matters. Of two classes one row may stand
+        for both.
         """
+        if self.plan.one_row:
+            gradient = np.concatenate([-gradient, gradient])
         centred = gradient.astype(np.float64)
         if len(gradient) > 1:
             centred -= gradient.sum(0).astype(np.float64) / len(gradient)

@@ -14,14 +14,13 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
 from adlm.errors import UserError
 from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.public.planning.moments import MomentPlan, plan_moments
-from adlm.public.planning.tables import TablePlan
 from adlm.ui.choices import Choice, check_relation, check_size
 from adlm.workflows.forecast import forecast
 from adlm.workflows.forecast_tables import forecast_table
+from adlm.workflows.options import TableReleasePlan
 
 _STEPS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 10)
 EPSILONS = tuple(f"{step:g}" for step in _STEPS)
@@ -178,7 +177,7 @@ ROUNDS_REMARK = (
 )
 
 
-def plan_sentence(plan: MomentPlan | TablePlan | TableRoundsPlan) -> str:
+def plan_sentence(plan: MomentPlan | TableReleasePlan) -> str:
     """Say in a sentence what would be released."""
     if not isinstance(plan, MomentPlan):
         return _sentence(plan.summary)

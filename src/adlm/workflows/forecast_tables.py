@@ -16,15 +16,12 @@ import torch
 
 from adlm.analyst.fit import fit
 from adlm.analyst.metrics import measure_values
-from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
 from adlm.curator.noise import Source
 from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.tabular import TabularFeatures
-from adlm.public.planning.regression import RegressionPlan
-from adlm.public.planning.tables import TablePlan
-from adlm.workflows.options import Fourier
+from adlm.workflows.options import Fourier, TableReleasePlan
 from adlm.workflows.privatise import privatise
 from adlm.workflows.privatise_table import plan_release
 
@@ -46,7 +43,7 @@ class TableForecast:
 
     epsilon: float
     delta: float
-    plan: TablePlan | TableRoundsPlan | RegressionPlan
+    plan: TableReleasePlan
     accuracy: float
     ceiling: float
 

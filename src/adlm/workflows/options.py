@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adlm.curator.ledger import Ledger
+from adlm.curator.mechanisms.model_selection import SelectionPlan
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
 from adlm.curator.noise import Source
 from adlm.engines import Engine
@@ -20,6 +21,7 @@ from adlm.public.planning.tables import TablePlan
 
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]  # (n, width) in [0, 1]; (n,) classes or targets
 Reader = Callable[[], Iterable[Encoded]]  # called once a pass over the records
+TableReleasePlan = TablePlan | TableRoundsPlan | SelectionPlan | RegressionPlan
 Fourier = int | Literal["auto"]
 
 
@@ -31,7 +33,7 @@ class ReleaseOptions(TypedDict, total=False):
     source: Source | None
     seed: int | None
     size: int | None
-    plan: MomentPlan | TablePlan | TableRoundsPlan | RegressionPlan | None
+    plan: MomentPlan | TableReleasePlan | None
     allocation: str | None
     relevance: str
     features: Features | None

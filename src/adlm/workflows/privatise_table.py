@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from adlm.curator.mechanisms import additive, regression, table_rounds
+from adlm.curator.mechanisms import additive, model_selection, regression, table_rounds
+from adlm.curator.mechanisms.model_selection import SelectionPlan, plan_selection, suits_selection
 from adlm.curator.mechanisms.regression_calibration import plan_target
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan, plan_table, suits_rounds
 from adlm.curator.passes import Records
@@ -19,7 +20,7 @@ from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.regression import RegressionPlan
 from adlm.public.planning.tables import FOURIER_LIMIT, TablePlan
 from adlm.public.planning.tables import plan_table as plan_additive
-from adlm.workflows.options import Fourier, Reader, ReleaseOptions, opened, public_size
+from adlm.workflows.options import Fourier, Reader, ReleaseOptions, TableReleasePlan, opened, public_size
 
 
 def privatise_table(
@@ -57,6 +58,10 @@ def privatise_table(
         return table_rounds.release(
             reader, table, plan=plan, budget=budget, ledger=ledger, source=source, stamps=stamps
         )
+    if isinstance(plan, SelectionPlan):
+        return model_selection.release(
+            reader, table, plan=plan, budget=budget, ledger=ledger, source=source, stamps=stamps
+        )
     if not isinstance(plan, TablePlan):
         raise UserError(f"a table's release follows a plan of tables, got {type(plan).__name__}")
     if rounds is not None:
@@ -75,10 +80,11 @@ def plan_release(
     delta: Fraction,
     fourier: Fourier = 0,
     rounds: str | None = None,
-) -> TablePlan | TableRoundsPlan | RegressionPlan:
+) -> TableReleasePlan:
     """Choose how to release a table: by gradient rounds, or as an additive model of noisy class tables.
 
-    A numeric target has gradient rounds of its own.
+    Under pure epsilon both are made where the signal allows it, and the better one is kept. A numeric target
+    has gradient rounds of its own.
 
     Parameters
     ----------
@@ -90,8 +96,10 @@ def plan_release(
     """
     if table.target is not None:
         return plan_target(table, n, epsilon, delta, checked_fourier(table, fourier))
-    if rounds is None and suits_rounds(table, n, epsilon, delta):
+    if rounds is None and delta and suits_rounds(table, n, epsilon, delta):
         return plan_table(table, n, epsilon, delta, checked_fourier(table, fourier))
+    if rounds is None and not delta and suits_selection(table, n, epsilon):
+        return plan_selection(table, n, epsilon, checked_fourier(table, fourier))
     return plan_additive(table, n, epsilon, delta, fourier)
 
 

@@ -183,8 +183,12 @@ class GradientClip:
             over = over[(rows[over] * rows[over]).sum(1) > allowed[over]]
         return np.asarray(rows)
 
+    def rows(self, head: Head) -> int:
+        """Return how many rows a gradient has: one for each class, or for a target."""
+        return len(head.integers)
+
     def gradient(self, z: Small, codes: Integers, head: Head, allowed: Integers | None = None) -> Integers:
-        """Sum the bounded gradients of up to ROWS records: (M, 1 + k) in steps of 1 / GRADIENT_UNIT.
+        """Sum the bounded gradients of up to ROWS records: (rows, 1 + k) in steps of 1 / GRADIENT_UNIT.
 
         Parameters
         ----------
@@ -192,20 +196,57 @@ class GradientClip:
         allowed : what `allowed` gives for z, if it is known already.
         """
         bounds = self.allowed(z) if allowed is None else allowed
-        classes, width = len(head.integers), z.shape[1]
-        sums = torch.zeros((classes, in_vectors(width + 1)), dtype=torch.float64)
+        gradient_rows, width = self.rows(head), z.shape[1]
+        sums = torch.zeros((gradient_rows, in_vectors(width + 1)), dtype=torch.float64)
         for rows, values in self.extended(z):  # once for both products
             found = self.shrunk(self.errors(values, codes[rows], head), bounds[rows])
             sums.addmm_(torch.from_numpy(found.T), values)  # exact: products below 2^29, 2^12 records
-        total = np.empty((classes, 1 + width), dtype=np.int64)
+        total = np.empty((gradient_rows, 1 + width), dtype=np.int64)
         total[:, 0] = sums[:, width]
         total[:, 1:] = sums[:, :width]
         return total
 
 
 @dataclass(frozen=True)
+class BinaryClip(GradientClip):
+    """The L2 ball of the gradient of the second of two classes; that of the first is its negative.
+
+    Radial noise costs the more the more numbers it covers, so half of them are left out.
+
+    Parameters
+    ----------
+    clip_norm : bound on the L2 norm of the gradient of both classes; one row has it over sqrt(2).
+    constant : c.
+
+    Formal guarantees
+    -----------------
+    For any features, labels and head whatever, the integer gradient of one record, one row, has L2 norm at
+    most `bound` grid steps. Proved in docs/proof-gradients.md (Lemma 1).
+    """
+
+    @property
+    def bound(self) -> int:
+        """Norm bound of one row of a record's gradient, in grid steps."""
+        return math.isqrt(super().bound ** 2 // 2)
+
+    def rows(self, head: Head) -> int:
+        """Return 1."""
+        del head
+        return 1
+
+    def errors(self, z: OnGrid, codes: Integers, head: Head) -> Reals:
+        """Return (n, 1) residuals of the second class before they are bounded, in steps of 1 / FINE."""
+        return super().errors(z, codes, head)[:, 1:]
+
+
+def clip_of(rounds: GradientRounds) -> GradientClip:
+    """Return the clip that gradient rounds are planned with."""
+    return (BinaryClip if rounds.one_row else GradientClip)(rounds.clip_norm, rounds.constant)
+
+
+@dataclass(frozen=True)
 class RoundSum:
-    """What a part adds to the gradients at a head: (M, 1 + k)."""
+    """What a part adds to the gradients at a head: (rows, 1 + k)."""
 
     block_rows: ClassVar[int] = ROWS
     clip: GradientClip
@@ -280,7 +321,7 @@ class GradientRecords:
         return cls(LocalRecords.of_store(store), clip, z.shape[1], len(codes))
 
     def gradient(self, head: Head, advance: progress.Advance | None = None) -> npt.NDArray[Any]:
-        """Sum the bounded gradients at a head: (M, 1 + k)."""
+        """Sum the bounded gradients at a head: (rows, 1 + k)."""
         total = self.records.total(RoundSum(self.clip, head), advance)
         assert total is not None
         return total[0].integers()
@@ -316,7 +357,7 @@ def run_rounds(
     noise: tuple[Mechanism, int],
     source: Source,
 ) -> Integers:
-    """Release the noisy gradients of all rounds: (T, M, 1 + k).
+    """Release the noisy gradients of all rounds: (T, M, 1 + k), or (T, 1, 1 + k) where one row is enough.
 
     The charge must be in the ledger before this is called. Each head is made of released gradients alone.
 
@@ -329,7 +370,8 @@ def run_rounds(
     source : where noise comes from.
     """
     descent = Descent(plan, offsets, kept.width)
-    released = np.empty((plan.rounds, len(offsets), 1 + kept.width), dtype=np.int64)
+    rows = kept.clip.rows(descent.head())
+    released = np.empty((plan.rounds, rows, 1 + kept.width), dtype=np.int64)
     with progress.bar(plan.rounds * kept.n, f"{plan.rounds} gradient rounds", "records") as advance:
         for gradient in released:
             total = kept.gradient(descent.head(), advance)

@@ -24,6 +24,7 @@ from adlm.curator.mechanisms.calibration import NOTHING_BEFORE, Calibration, Ups
 from adlm.curator.mechanisms.gradient_rounds import (
     GradientClip,
     GradientRecords,
+    clip_of,
     feature_integers,
     on_grid,
     run_rounds,
@@ -268,6 +269,7 @@ def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
     """
     second, spread = config.second, noise_spread(config.mechanism, 1 + config.k)
     off = diagonal = across = 0.0
+    rows = 1 if config.rounds is not None and config.rounds.one_row else classes
     if second is not None:
         off = diagonal = noise_spread(config.mechanism, second.q * (second.q + 1) // 2)
         if config.mechanism == "radial":
@@ -289,7 +291,7 @@ def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
         "sd_second_diagonal": diagonal * scales.second_diagonal,
         "sd_cross": across * scales.cross,
         "rounds": None if config.rounds is None else config.rounds.to_dict(),
-        "sd_gradients": scales.gradients * noise_spread(config.mechanism, classes * (1 + config.k)),
+        "sd_gradients": scales.gradients * noise_spread(config.mechanism, rows * (1 + config.k)),
         "sd_correct": scales.correct * noise_spread(config.mechanism, 1),
         "indicators": config.indicators and config.indicators.to_dict(),
         "sd_indicators": scales.indicators
@@ -364,7 +366,7 @@ def _sums(
         if config.rounds is None:
             total = given.total(sums, advance)
         else:
-            clip = GradientClip(config.rounds.clip_norm, config.rounds.constant)
+            clip = clip_of(config.rounds)
             records, total = given.keep(ClassSumsKept(sums, clip), advance)
     if total is None:
         raise UserError("there are no records to release; give at least one")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from adlm.curator.mechanisms.calibration import Spending
-from adlm.curator.mechanisms.gradient_rounds import GradientClip, predicted_sensitivity
+from adlm.curator.mechanisms.gradient_rounds import clip_of, predicted_sensitivity
 from adlm.curator.mechanisms.moment_config import MomentConfig, Scales
 from adlm.estimation.gradient_head import GradientRounds
 from adlm.runtime.roots import root_up
@@ -33,7 +33,7 @@ def calibrate_rounds(config: MomentConfig, rounds: GradientRounds, spending: Spe
     sums = spending.scale(
         "class sums and counts", moved, left * config.share_sums, f"docs/proof-moments.md {theorem}"
     )
-    one = GradientClip(rounds.clip_norm, rounds.constant).sensitivity(neighbours)
+    one = clip_of(rounds).sensitivity(neighbours)
     gradients = spending.scale(
         f"gradients of {rounds.rounds} rounds",
         root_up(rounds.rounds * one**2) if gaussian else rounds.rounds * one,

@@ -47,9 +47,10 @@ from adlm.runtime.part_store import Part
 
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
 FOURIER = (200, 512)  # fewest and most random Fourier features of the ordered columns; fewest if pure
+# Under pure epsilon, where noise grows with their number: fewer of them below this signal of so few.
+PURE_FOURIER, PURE_FOURIER_BELOW = 50, 2_000.0
 FOURIER_MANY, VERY_MANY = 100, 200_000  # fewest of a table with more records than these, where they cost time
 FOURIER_EACH = 8  # for each of them
-PURE_FROM = 1_500.0  # signal from which rounds with radial noise do better than an additive model
 # A table whose columns are mostly categories: from this signal on, values weigh less than bins, and there are
 # no random Fourier features. Settled on training records of Adult, whole and in parts, with and without cuts.
 CATEGORICAL_FROM, CATEGORICAL_ENERGY = 300.0, 0.25
@@ -110,8 +111,11 @@ def plan_table(
         raise UserError(f"a plan needs at least one record, got {n}")
     signal = table_signal(table, n, epsilon, delta)
     categories_lead = bool(delta) and mostly_categorical(table) and signal >= CATEGORICAL_FROM
-    count = fourier or (0 if categories_lead else fourier_count(table, n, delta))
-    rounds = _rounds_with_delta(n, signal, len(table.features)) if delta else plan_pure_rounds(n, signal)
+    count = fourier or (0 if categories_lead else fourier_count(table, n, epsilon, delta))
+    classes = len(table.label.classes)
+    rounds = (
+        _rounds_with_delta(n, signal, len(table.features)) if delta else plan_pure_rounds(n, signal, classes)
+    )
     values, check = values_share(table, n, epsilon, delta), check_share(signal, table.neighbours)
     reasons = (
         f"{rounds.rounds} gradient rounds with steps of {rounds.step:g}: the signal n mu / sensitivity is "
@@ -143,13 +147,23 @@ def _per_cent(share: Fraction) -> str:
     return f"{float(100 * share):g} %"
 
 
-def fourier_count(table: TableDomain, n: int, delta: Fraction) -> int:
-    """Return the number of random Fourier features: more where they have more columns to mix."""
+def fourier_count(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> int:
+    """Return the number of random Fourier features: more where they have more columns to mix.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget; under a small pure one there are few.
+    """
     ordered = sum(is_ordered(column) for column in table.features)
     if not ordered:
         return 0
     fewest = FOURIER[0] if n <= VERY_MANY else FOURIER_MANY
-    return min(max(FOURIER_EACH * ordered, fewest), FOURIER[1]) if delta else fewest
+    if delta:
+        return min(max(FOURIER_EACH * ordered, fewest), FOURIER[1])
+    few = _pure_signal(table, n, epsilon, PURE_FOURIER) < PURE_FOURIER_BELOW
+    return PURE_FOURIER if few else fewest
 
 
 def check_share(signal: float, neighbours: str) -> Fraction:
@@ -184,8 +198,8 @@ def values_share(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
 def table_signal(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> float:
     """Return n mu over the sensitivity for a table's gradient rounds.
 
-    For radial noise on all M (1 + k) numbers of a round, mu is what Gaussian noise of the same standard
-    deviation would cost.
+    For radial noise on all numbers of a round, M (1 + k) or half of them for two classes, mu is what Gaussian
+    noise of the same standard deviation would cost.
 
     Parameters
     ----------
@@ -193,13 +207,17 @@ def table_signal(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
     n : number of records, public or guessed.
     epsilon, delta : the budget.
     """
-    if delta:
-        share = (1 - INDICATORS_SHARE - values_share(table, n, epsilon, delta)) * (1 - SUMS_SHARE)
-        mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(share)
-    else:
-        share = (1 - PURE_SHARE) ** 2
-        width = len(table.label.classes) * (1 + ScaledTable.width_of(table, fourier_count(table, n, delta)))
-        mu = float(epsilon * share) / math.sqrt(PURE_ROUNDS * width)
+    if not delta:
+        return _pure_signal(table, n, epsilon, fourier_count(table, n, epsilon, delta))
+    share = (1 - INDICATORS_SHARE - values_share(table, n, epsilon, delta)) * (1 - SUMS_SHARE)
+    mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(share)
+    return signal_of(n, mu, table.neighbours, table.contributions)
+
+
+def _pure_signal(table: TableDomain, n: int, epsilon: Fraction, fourier: int) -> float:
+    classes = len(table.label.classes)
+    width = (1 if classes == 2 else classes) * (1 + ScaledTable.width_of(table, fourier))
+    mu = float(epsilon * (1 - PURE_SHARE) ** 2) / math.sqrt(PURE_ROUNDS * width)
     return signal_of(n, mu, table.neighbours, table.contributions)
 
 
@@ -209,10 +227,10 @@ def mostly_categorical(table: TableDomain) -> bool:
 
 
 def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> bool:
-    """Whether gradient rounds suit a table better than an additive model of noisy class tables.
+    """Whether gradient rounds suit a table better than an additive model of noisy class tables, with delta.
 
-    They do with delta, unless many records of two classes in columns that are mostly categories leave neither
-    a weak nor a very strong signal. Under pure epsilon they do where epsilon n is large.
+    They do, unless many records of two classes in columns that are mostly categories leave neither a weak nor
+    a very strong signal. Under pure epsilon that cannot be told beforehand (`model_selection`).
 
     Parameters
     ----------
@@ -221,8 +239,6 @@ def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
     epsilon, delta : the budget.
     """
     signal = table_signal(table, n, epsilon, delta)
-    if not delta:
-        return signal >= PURE_FROM
     many = n >= ADDITIVE_RECORDS and len(table.label.classes) == 2 and mostly_categorical(table)
     return not many or not ADDITIVE_RANGE[0] <= signal < ADDITIVE_RANGE[1]
 

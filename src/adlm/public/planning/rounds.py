@@ -121,17 +121,20 @@ def fewer_rounds(plan: GradientRounds, columns: int = 0) -> GradientRounds:
     return replace(plan, rounds=most, step=float(f"{step:.6g}"), momentum=float(f"{momentum:.6g}"))
 
 
-def plan_pure_rounds(n: int, signal: float) -> GradientRounds:
+def plan_pure_rounds(n: int, signal: float, classes: int) -> GradientRounds:
     """Choose gradient rounds for n records of a table under pure epsilon.
 
     Parameters
     ----------
     n : public number of records.
     signal : what `signal_of` returns.
+    classes : how many; the gradient of two has one row.
     """
     clip_norm = PURE_CLIPS[signal >= WIDER_CLIPS[0][0]]
     step = min(PURE_TABLE_PATH * signal / clip_norm / PURE_ROUNDS, PURE_STEP)
-    return GradientRounds(PURE_ROUNDS, clip_norm, float(f"{step:.6g}"), n, momentum=PURE_MOMENTUM)
+    return GradientRounds(
+        PURE_ROUNDS, clip_norm, float(f"{step:.6g}"), n, momentum=PURE_MOMENTUM, one_row=classes == 2
+    )
 
 
 def table_clip_norm(signal: float) -> float:

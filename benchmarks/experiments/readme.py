@@ -4,8 +4,8 @@ A table stands between `<!-- results: results/frontier-mnist/summary.json -->` a
 path is relative to the README. `bench.json` files give the table of the bench. A list of methods after the
 path keeps those rows: `<!-- results: results/frontier-mnist/summary.json moments psgd-tanh -->`. A word in
 place of a path stands for all experiments whose names begin with it: `<!-- results: frontier -->`.
-The word `tests` after the path gives the t-tests in place of the table, `calibration` how sure models are
-against how right, `published` what others have published beside ours. Results on tables are quoted by data
+The word `tests` after the path gives the t-tests in place of the table, `calibration` the calibration
+error, `published` what others have published beside ours. Results on tables are quoted by data
 set and measure: `<!-- results: results/tables.jsonl adult accuracy -->`. `<!-- results: results overview -->`
 is one small table of all data sets.
 

@@ -23,7 +23,7 @@ def page(summary: Mapping[str, Any]) -> str:
     if summary["tests"]:
         lines += ["Paired t-tests:", "", tests(summary), ""]
     if summary["kind"] == "frontier" and any("calibration_error" in row for row in summary["rows"]):
-        lines += ["How sure against how right, mean gap over 15 bins of confidence:", ""]
+        lines += ["Calibration error, mean gap between confidence and accuracy over 15 bins:", ""]
         lines += [calibration(summary), ""]
     if summary["published"] and summary["kind"] in ("paper", "frontier"):
         lines += ["Published, as their authors state it:", ""]
@@ -55,7 +55,7 @@ def tests(summary: Mapping[str, Any]) -> str:
 
 
 def calibration(summary: Mapping[str, Any]) -> str:
-    """How far models are from being as sure as they are right: rows are methods, columns are epsilons."""
+    """Mean gap between confidence and accuracy: rows are methods, columns are epsilons."""
     rows = [row for row in summary["rows"] if "calibration_error" in row and row["epsilon"]]
     epsilons = sorted({row["epsilon"] for row in rows})
     body = []

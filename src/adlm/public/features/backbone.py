@@ -1,4 +1,4 @@
-"""Your own frozen network as the public feature map."""
+"""A user-supplied frozen network as the public feature map."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class Backbone(Features):
             raise UserError(f"the centre must have shape ({self.width},), got {tuple(centre.shape)}")
         self.register_buffer("centre", torch.zeros(self.width) if centre is None else centre.float())
         self.prior: PriorStatistics | None = None
-        self.label = ""  # where the module came from, if it came by name
+        self.label = ""  # source of the module, if it was loaded by name
 
     centre: Tensor
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, *shape) to (n, width)."""
-        self.module.eval()  # records must not meet through batch statistics
+        self.module.eval()  # batch statistics would couple records
         return unit_norm(self.module(x).flatten(1) - self.centre)
 
     def spec(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a frozen public feature map is: h0 in the paper, fixed before any record is read."""
+"""Base class of frozen public feature maps: h0 in the paper, fixed before any record is read."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from adlm.public.features.exact import exact_unit_norm
 
 @dataclass(frozen=True)
 class PriorStatistics:
-    """What public synthetic classes tell about the coordinates of a feature map.
+    """Statistics of a feature map's coordinates over public synthetic classes.
 
     Attributes
     ----------
     typical : (k,) mean of |z_j| over synthetic records.
-    weight : (k,) between-class variance of each coordinate: its relevance to telling classes apart.
+    weight : (k,) between-class variance of each coordinate: how well it separates classes.
     within : (k, k) covariance of z within synthetic classes.
     mean : (k,) mean of z over synthetic records.
-    temperature : how much less coordinates of one record tell than independent normal ones would, so how much
-        surer than right a model that takes them for such is.
+    temperature : how overconfident a model is that takes the coordinates of a record to be independent and
+        normal.
     """
 
     typical: Tensor
@@ -41,22 +41,20 @@ class PriorStatistics:
 class Features(nn.Module, ABC):
     """A map from records in [0, 1] to vectors of L2 norm at most 1.
 
-    It is public: nothing in it may depend on private records. Features of your own say so by `provenance`,
-    which has no default; `private` is allowed, and then no epsilon is proved. `spec` describes it in JSON,
-    enough for `adlm.public.features.build` to make it again; `fingerprint` is what a certificate stores.
+    It is public: nothing in it may depend on private records. User-supplied features declare this by
+    `provenance`, which has no default; `private` is allowed, and then no epsilon is proved. `spec` is a JSON
+    description from which `adlm.public.features.build` rebuilds it; a certificate stores `fingerprint`.
     """
 
     width: int
     prior: PriorStatistics | None = None
-    class_separation: float = (
-        1.0  # how far real classes lie apart, compared with the most alike synthetic ones
-    )
-    provenance: str = ""  # of features of your own: `public`, or `private` if records had a part in them
-    trained_on: str = ""  # of features of your own: what they are declared to have been trained on
-    rounds_from: float = 350.0  # signal from which gradient rounds do better than moments; fixed likewise
-    path: float = 0.1  # of gradient rounds, over the signal; fixed on held-out training images
-    clip_norm: float = 0.25  # of gradient rounds; shorter where most records are soon right; fixed likewise
-    batch: int = 512  # records that are best mapped together, for their time and their memory
+    class_separation: float = 1.0  # separation of real classes over that of the most similar synthetic ones
+    provenance: str = ""  # of user-supplied features: `public`, or `private` if learnt from records
+    trained_on: str = ""  # of user-supplied features: the declared training data
+    rounds_from: float = 350.0  # least signal for gradient rounds instead of moments; fixed likewise
+    path: float = 0.1  # of gradient rounds, divided by the signal; fixed on held-out training images
+    clip_norm: float = 0.25  # of gradient rounds; smaller where most records are easy; fixed likewise
+    batch: int = 512  # records mapped together: the best trade of time and memory
 
     @abstractmethod
     def forward(self, x: Tensor) -> Tensor:
@@ -72,7 +70,7 @@ class Features(nn.Module, ABC):
         return self.width
 
     def rounds_taper(self, signal: float) -> int:
-        """Return at which coordinate weights have halved for rounds of that signal; 0 for equal weights."""
+        """Return the coordinate whose weight is one half in rounds of that signal; 0 for equal weights."""
         del signal
         return 0
 
@@ -81,23 +79,23 @@ class Features(nn.Module, ABC):
         return self.width
 
     def part(self, width: int) -> Features:
-        """Return the smallest map within this one that has its first `width` coordinates: often itself."""
+        """Return the smallest submap with the first `width` coordinates: often the map itself."""
         del width
         return self
 
     @abstractmethod
     def spec(self) -> dict[str, Any]:
-        """Describe the map in JSON values; the key ``name`` says which kind it is."""
+        """Describe the map in JSON values; the key ``name`` is its kind."""
 
     def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor | None:
         """Return features (classes, per_class, width) of random public classes, or None without a process.
 
-        They are what a release is simulated on.
+        Releases are simulated on them.
         """
         return None
 
     def possible(self, z: Tensor) -> Tensor:
-        """Bring drawn vectors (n, width) to ones that the map can give; by default as they are."""
+        """Project sampled vectors (n, width) on the map's range; unchanged by default."""
         return z
 
     def fingerprint(self) -> str:
@@ -114,7 +112,7 @@ def declared(provenance: str, what: str) -> str:
     if provenance not in ("public", "private"):
         raise UserError(
             f"provenance of {what} must be 'public' (no private record had a part in it) or 'private', got "
-            f"{provenance!r}; say 'private' when in doubt"
+            f"{provenance!r}; declare 'private' when in doubt"
         )
     return provenance
 

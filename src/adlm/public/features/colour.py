@@ -1,4 +1,4 @@
-"""Colour features: where which colours are, and a small picture."""
+"""Colour features: a colour histogram on a grid, and a thumbnail."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def opponent(x: Tensor) -> Tensor:
 
 
 def flip_average(maps: Tensor) -> Tensor:
-    """Average maps (n, c, h, w) with their mirror images and keep the left half, which holds it all."""
+    """Average maps (n, c, h, w) with their mirror images and keep the left half, which determines it."""
     half = (maps.shape[3] + 1) // 2
     return (0.5 * (maps + maps.flip(3)))[..., :half]
 
 
 @cache
-@torch.inference_mode(mode=False)  # what is kept may later be part of a slope
+@torch.inference_mode(mode=False)  # the cached tensor may later need gradients
 def folded_pooling(height: int, width: int, grid: int) -> Tensor:
     """Matrix (cells, height * width) that averages over the cells of a grid and over the flip."""
     places = torch.eye(height * width).reshape(-1, 1, height, width)
@@ -52,7 +52,7 @@ class Colour(nn.Module):
     def __init__(self, bins: tuple[int, int, int] = (5, 5, 5), grid: int = 3, thumbnail: int = 8) -> None:
         super().__init__()
         light = (torch.arange(bins[0]) + 0.5) / bins[0]
-        # Chroma of everyday pictures lies well inside its range, so its bins sit closer around grey.
+        # Chroma of natural images lies well inside its range, so its bins sit closer around grey.
         yellow, red = (torch.tensor([0.32 * i / (n - 1) - 0.16 for i in range(n)]) for n in bins[1:])
         self.register_buffer("light", light)
         self.register_buffer("yellow", yellow)
@@ -73,7 +73,7 @@ class Colour(nn.Module):
 
     def histogram(self, colours: Tensor) -> Tensor:
         """Share of each soft colour bin in each cell, square-rooted, of opponent colours (n, 3, h, w)."""
-        # Triangular bins, of all three channels in one go: the memberships of a value sum to one.
+        # Triangular bins, all three channels at once: the memberships of a value sum to one.
         n, bins = len(colours), [len(self.get_buffer(name)) for name in NAMES]
         values = colours.flatten(2).clamp(self.lowest, self.highest).index_select(1, self.channel)
         members = values.sub_(self.centres).abs_().mul_(self.steepness).neg_().add_(1.0).clamp_min_(0.0)

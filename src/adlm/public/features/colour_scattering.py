@@ -14,7 +14,7 @@ from adlm.public.features.scattering import Scattering
 
 CHANNELS = 3
 TOGETHER = 2  # images whose responses stay in a core's cache
-ACCELERATED = 512  # images worked on together on an accelerator
+ACCELERATED = 512  # images in a batch on an accelerator
 # Added to a record's norm within a channel and order, so that a flat image's rounding errors stay small.
 FLOORS = (0.05, 0.1, 0.1)
 
@@ -23,8 +23,7 @@ class ColourScattering(nn.Module):
     """Scattering of each opponent channel, square-rooted, normed within each channel and order.
 
     The scattering, of two scales, is averaged over cells of its outputs and over the image and its
-    horizontal flip; the left half of the cells then holds it all but for the sampling, which is not quite
-    symmetric.
+    horizontal flip. Only the left half of the cells is kept: the right half mirrors it, up to sampling.
 
     Parameters
     ----------

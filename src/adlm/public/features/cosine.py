@@ -12,7 +12,7 @@ _HALF_PI = (1.5707963267341256, 6.077100506506192e-11)  # high part, whose small
 
 
 def cosine(x: Tensor) -> Tensor:
-    """Return cos(x) for |x| below 10^6, by single IEEE operations, to about 15 digits."""
+    """Return cos(x) for |x| below 10^6, by elementary IEEE operations, to about 15 digits."""
     quarter = (x * (2 / math.pi)).round_()
     inner = (x - quarter * _HALF_PI[0]).sub_(quarter * _HALF_PI[1])
     # cos(q pi/2 + r) = sin((q + 1) pi/2 + r); an odd quarter turn makes a cosine of r, sin(pi/2 - |r|)
@@ -20,7 +20,7 @@ def cosine(x: Tensor) -> Tensor:
     turn.sub_(torch.floor(turn * 0.25).mul_(4.0))
     back = torch.floor(turn * 0.5)  # 1 in the half turn where the sine is negative, else 0
     odd = turn.sub_(back * 2.0)
-    # products with 0 and 1 are exact, and faster than a choice
+    # products with 0 and 1 are exact, and faster than torch.where
     inner = (math.pi / 2 - inner.abs()).mul_(odd).add_(inner.mul_(1.0 - odd))
     square = inner * inner
     value: Tensor = square * _SINE[0]

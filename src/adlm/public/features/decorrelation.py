@@ -1,8 +1,8 @@
-"""A public matrix that takes correlations out of a table's values, from their released second moments.
+"""A decorrelation matrix for a table's values, computed from their released second moments.
 
-Gradient descent with noise learns first what varies most. Columns that repeat each other vary together, and
-what tells classes apart is often in how they differ. The matrix (S + r I)^(-1/2) evens that out, as far as S
-is known: r follows the noise on S, so that a direction counts only if its variance is seen above the noise.
+Gradient descent with noise learns first what varies most. Redundant columns vary together, but their
+differences often separate the classes. The matrix (S + r I)^(-1/2) corrects this as far as S is known:
+r follows the noise on S, so that only directions whose variance exceeds the noise count.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ LARGEST_ENTRY = 2.0**8
 
 
 def unit_rows(values: Reals) -> Reals:
-    """Scale (n, d) rows to length 1; a row of zeros stays. Each row by itself, on a grid, in any batch."""
+    """Scale (n, d) rows to length 1; a row of zeros stays. On a grid, so no row depends on its batch."""
     length = np.sqrt((values * values).sum(1, keepdims=True))
     return np.asarray(values / np.maximum(length, 1e-9))
 
 
 def noise_norm(sd: float, columns: int) -> float:
-    """Spectral norm of symmetric noise with this standard deviation on its diagonal, about."""
+    """Approximate spectral norm of symmetric noise with this standard deviation on its diagonal."""
     return sd * math.sqrt(2.0 * columns)
 
 
 def decorrelation(triangle: npt.NDArray[np.int64], sd: float) -> Reals:
     """Return the (d, d) matrix that values are multiplied by, on its grid.
 
-    Rows had length 1, so the trace tells their number. Times the result, their mean square is still 1.
+    Rows had length 1, so the trace is their number. Multiplied by the result, their mean square is still 1.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ def decorrelation(triangle: npt.NDArray[np.int64], sd: float) -> Reals:
     """
     second = symmetric(triangle)
     total, columns = float(np.trace(second)), len(second)
-    if total <= noise_norm(sd, columns):  # nothing is seen above the noise
+    if total <= noise_norm(sd, columns):  # dominated by noise
         return np.eye(columns)
     variance, directions = np.linalg.eigh(second / total)
     variance = np.maximum(variance, 0.0)

@@ -26,14 +26,14 @@ def load_backbone(
     trained_on: str = "",
     device: str = "cpu",
 ) -> Features:
-    """Return the feature map that an encoder is; nothing is fetched but what `timm` itself fetches.
+    """Return an encoder as a feature map; nothing is downloaded except by `timm` itself.
 
     Parameters
     ----------
     encoder : `FILE.onnx`, `timm:NAME`, or a folder that `transformers` saved, with a config.json.
     shape : of one record, as the domain declares it.
     provenance : `public` or `private`; there is no default.
-    trained_on : what it is declared to have been trained on.
+    trained_on : its declared training data.
     device : `cpu` or `cuda`.
     """
     origin, text = provenance or "", str(encoder)
@@ -57,7 +57,7 @@ def load_backbone(
 
 
 class Normalised(nn.Module):
-    """An encoder of images, after normalising channels by what its authors declared."""
+    """An image encoder, with the channel normalisation that its authors declared."""
 
     mean: Tensor
     std: Tensor
@@ -70,14 +70,14 @@ class Normalised(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, C, H, W) in [0, 1] to the encoder's pooled output."""
-        found = self.encoder((x - self.mean) / self.std)
-        if isinstance(found, Tensor):
-            return found
-        pooled = getattr(found, "pooler_output", None)
+        encoded = self.encoder((x - self.mean) / self.std)
+        if isinstance(encoded, Tensor):
+            return encoded
+        pooled = getattr(encoded, "pooler_output", None)
         if pooled is not None:
             output: Tensor = pooled
             return output
-        hidden: Tensor = found.last_hidden_state  # (n, tokens, k), or maps (n, k, h, w)
+        hidden: Tensor = encoded.last_hidden_state  # (n, tokens, k), or maps (n, k, h, w)
         return hidden.mean(1) if hidden.ndim == 3 else hidden.flatten(2).mean(2)
 
 
@@ -86,7 +86,7 @@ def _timm(name: str, shape: tuple[int, ...]) -> nn.Module:
     _require_colour(f"{TIMM}{name}", shape)
     try:
         model = library.create_model(name, pretrained=True, num_classes=0)
-    except Exception as error:  # what it raises depends on where the weights come from
+    except Exception as error:  # the type of error depends on the source of the weights
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
         raise UserError(f"timm has no model {name!r}, or not its weights ({reason})") from None
     config = library.data.resolve_model_data_config(model)
@@ -119,7 +119,7 @@ def _library(name: str) -> Any:
     except ImportError as error:
         if error.name == name:
             reason, remedy = "which is not installed", "install it"
-        else:  # it is there, and something that it needs is not
+        else:  # it is installed, but one of its dependencies is not
             line = (str(error).strip().splitlines() or [type(error).__name__])[0][:120]
             reason, remedy = f"which is installed but cannot be imported ({line})", "install what it lacks"
         raise UserError(f"this backbone needs {name}, {reason}; {remedy}, or give an ONNX file") from None

@@ -1,11 +1,11 @@
-"""Products and norms whose last bit does not depend on the batch, because nothing in them is rounded.
+"""Exact products and norms: nothing in them is rounded, so the last bit does not depend on the batch.
 
-Numbers are put on a grid, one by one, that is so coarse that every sum of products is a whole number below
-2^53 steps. A double holds it exactly, so the order in which a library adds, which follows the shape of a
-batch and the number of threads, cannot show. What is left is one operation a number, which IEEE 754 fixes.
+Entries are rounded to a grid so coarse that every sum of products is an integer below 2^53 steps. A double
+holds it exactly, so the result does not depend on the order of addition, which varies with the batch's shape
+and the number of threads. The one operation per entry that remains is fixed by IEEE 754.
 
-Where directions are whole numbers of 8 bits, rows are cut into digits of 7 bits, and processors that multiply
-bytes do it in a third of the time. Both ways give the same whole numbers, so which was taken cannot show.
+Where directions are 8-bit integers, rows are split into digits of 7 bits: a third of the time on processors
+that multiply bytes. Both ways give the same integers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from functools import cache
 import torch
 from torch import Tensor, nn
 
-EXACT = 53  # bits of a whole number that a double holds
+EXACT = 53  # bits of an integer that a double holds
 COARSEST = 20  # bits of the largest direction
-CACHED = 8  # rows brought to the grid together: they stay in a core's cache
-DIGIT, DIGITS = 7, 3  # bits of a digit, and digits of a row's entry: steps of the grid, with their sign
+CACHED = 8  # rows rounded together: they stay in a core's cache
+DIGIT, DIGITS = 7, 3  # bits per digit, and digits per entry of a row: signed steps of the grid
 
 
 class ExactDirections(nn.Module):
@@ -27,7 +27,7 @@ class ExactDirections(nn.Module):
 
     Parameters
     ----------
-    directions : (p, k). They are rounded to 20 bits of the largest, or kept if they are whole numbers below.
+    directions : (p, k). They are rounded to 20 bits of the largest, or kept if they are integers below 2^20.
     limit : entries of a row beyond it are cut off.
     """
 
@@ -37,9 +37,9 @@ class ExactDirections(nn.Module):
     def __init__(self, directions: Tensor, limit: float) -> None:
         super().__init__()
         wide, self.limit = directions.double(), limit
-        whole = bool((wide == wide.round()).all()) and float(wide.abs().max()) < 2**COARSEST
-        self.unit = 1.0 if whole else 2.0 ** (_exponent(float(wide.abs().max())) - COARSEST)
-        # Not in the fingerprint: it follows from what is.
+        integral = bool((wide == wide.round()).all()) and float(wide.abs().max()) < 2**COARSEST
+        self.unit = 1.0 if integral else 2.0 ** (_exponent(float(wide.abs().max())) - COARSEST)
+        # Not in the fingerprint: it is derived from what is.
         self.register_buffer("steps", (wide / self.unit).round(), persistent=False)
         longest = float(self.steps.abs().sum(0).max())
         self.grid = 2.0 ** (EXACT - 1 - _exponent(longest * limit))
@@ -54,14 +54,14 @@ class ExactDirections(nn.Module):
             return rows @ (steps * self.unit).to(rows)
         if self.small is not None and self._few_digits(rows):
             return self._by_digits(rows, self.small[:, :width])
-        whole = rows.new_empty(rows.shape, dtype=torch.float64)
-        for part, mine in zip(torch.split(rows, CACHED), torch.split(whole, CACHED), strict=True):
-            mine.copy_(part).clamp_(-self.limit, self.limit).mul_(self.grid).round_()
-        product: Tensor = (whole @ steps).mul_(self.unit / self.grid)
+        integers = rows.new_empty(rows.shape, dtype=torch.float64)
+        for part, block in zip(torch.split(rows, CACHED), torch.split(integers, CACHED), strict=True):
+            block.copy_(part).clamp_(-self.limit, self.limit).mul_(self.grid).round_()
+        product: Tensor = (integers @ steps).mul_(self.unit / self.grid)
         return product
 
     def _few_digits(self, rows: Tensor) -> bool:
-        """Say whether rows can be cut into `DIGITS` digits on this machine."""
+        """Whether rows can be split into `DIGITS` digits on this machine."""
         if rows.dtype != torch.float32 or rows.device.type != "cpu" or not len(rows) or not fast_bytes():
             return False
         lowest, highest = (float(end) for end in rows.aminmax())
@@ -70,12 +70,12 @@ class ExactDirections(nn.Module):
     def _by_digits(self, rows: Tensor, small: Tensor) -> Tensor:
         """Return rows times directions of 8 bits, digit by digit, the lowest first."""
         digits = rows.new_empty(DIGITS, *rows.shape, dtype=torch.int8)
-        for part, mine in zip(torch.split(rows, CACHED), torch.split(digits, CACHED, 1), strict=True):
+        for part, block in zip(torch.split(rows, CACHED), torch.split(digits, CACHED, 1), strict=True):
             steps = (part * self.grid).round_().to(torch.int32)
-            for digit in mine[:-1]:
+            for digit in block[:-1]:
                 digit.copy_(steps & (2**DIGIT - 1))
                 steps >>= DIGIT
-            mine[-1] = steps
+            block[-1] = steps
         sums = torch._int_mm(digits.flatten(0, 1), small).double().view(DIGITS, len(rows), -1)
         total = sums[-1]
         for lower in sums.flip(0)[1:]:
@@ -85,13 +85,13 @@ class ExactDirections(nn.Module):
 
 @cache
 def fast_bytes() -> bool:
-    """Say whether torch adds products of bytes in 32 bits, and fast: processors without VNNI do neither."""
+    """Whether torch multiplies bytes fast, with 32-bit sums: it needs a processor with VNNI."""
     supported = getattr(torch.cpu, "_is_vnni_supported", None)
     return supported is not None and bool(supported()) and hasattr(torch, "_int_mm")
 
 
 def exact_unit_norm(z: Tensor, floor: float = 1e-6) -> Tensor:
-    """Scale rows to L2 norm 1, as `unit_norm` does, each by a sum of squares that is exact: float32."""
+    """Scale rows to L2 norm 1, as `unit_norm` does, with exact sums of squares: float32."""
     if _rounded(z):
         unit: Tensor = z / torch.linalg.vector_norm(z, dim=1, keepdim=True).clamp_min(floor)
         return unit.float()
@@ -99,13 +99,13 @@ def exact_unit_norm(z: Tensor, floor: float = 1e-6) -> Tensor:
     largest = wide.abs().amax(1, keepdim=True).clamp_min(2.0**-200)
     power = largest / torch.frexp(largest).mantissa  # a power of two, next above the largest entry
     bits = (EXACT - 1 - math.ceil(math.log2(max(z.shape[1], 2)))) // 2
-    whole = (wide / power).mul_(2.0**bits).round_()
-    norm = whole.square_().sum(1, keepdim=True).sqrt_() * (power / 2.0**bits)
+    integers = (wide / power).mul_(2.0**bits).round_()
+    norm = integers.square_().sum(1, keepdim=True).sqrt_() * (power / 2.0**bits)
     return (wide / norm.clamp_min(floor)).float()
 
 
 def _rounded(x: Tensor) -> bool:
-    """Say whether ordinary arithmetic will do: for a slope, which a grid has not, and for a trace."""
+    """Whether to use ordinary arithmetic: for gradients, which rounding has not, and for ONNX export."""
     return x.requires_grad or torch.onnx.is_in_onnx_export()
 
 

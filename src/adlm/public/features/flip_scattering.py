@@ -1,9 +1,8 @@
 """Scattering of two scales, averaged over cells and over the horizontal flip.
 
 The coefficients are those of `Scattering` (J = 2) of an image and of its mirror image, averaged over cells of
-outputs, which overlap, and over the two. The mirror image is never transformed: |x * psi_theta| of it is the
-mirrored |x * psi_-theta| of the image, and a second set of cells averages that where the mirror image is
-sampled.
+outputs, which overlap, and over the two. The mirror image is never transformed: its |x * psi_theta| is the
+mirrored |x * psi_-theta| of the image. A second set of cells averages that at the mirror image's samples.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from adlm.public.features.tents import tent_shares
 
 
 def mirrored_channels(J: int, L: int) -> NDArray[np.int64]:
-    """Which scattering channel of the mirrored image each channel is: an angle t pi / L becomes -t pi / L."""
+    """Index of each scattering channel in the mirrored image: an angle t pi / L becomes -t pi / L."""
     turned = [-angle % L for angle in range(L)]
     first = [1 + j * L + angle for j in range(J) for angle in turned]
     second, start = [], 1 + J * L
@@ -39,8 +38,8 @@ class FlipScattering(HartleyScattering):
 
     Parameters
     ----------
-    of : scattering of two scales; its outputs are averaged over half as many cells a side, and of those the
-        left half is kept, which holds all but for the sampling.
+    of : scattering of two scales. Its outputs are averaged over half as many cells a side. The left half is
+        kept; the right half mirrors it, up to sampling.
     """
 
     own: Tensor
@@ -59,8 +58,8 @@ class FlipScattering(HartleyScattering):
     def _pool(of: Scattering, j: int, left: int) -> NDArray[np.float64]:
         """Weights of the cells of an image, then of its mirror image, at scale j: (2 cells, P, P)."""
         rows, columns = (tent_shares(len(w), len(w) // 2) @ w for w in axis_weights(of, j))
-        own = columns[:left]
-        return np.concatenate([outer(rows, half) for half in (own, own[:, ::-1])]) / 2
+        direct = columns[:left]
+        return np.concatenate([outer(rows, half) for half in (direct, direct[:, ::-1])]) / 2
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (n, H, H) to cells (n, channels, rows, left)."""

@@ -1,10 +1,10 @@
 """Shares of a table's records from noisy counts of its indicators.
 
-Counts of a small table are mostly noise. What is known of a numeric column beforehand is that its values
-often lie around a middle, fall off from a bound, or are one bound or the other. So noisy counts of its bins
-are pulled towards such laws, by as much of the difference as is noise: without noise, they stand.
-Laws and constants were settled on made tables and held-out training records (docs/guide-tables.md).
-The threshold, noise above an average bin, was settled after test splits of ring and segment were seen.
+Counts of a small table are mostly noise. Numeric columns are often roughly normal, exponential from a bound,
+or binary. So noisy counts of their bins are shrunk towards such distributions, by the noise's part of the
+difference: without noise they do not change. Distributions and constants were fixed on synthetic tables and
+held-out training records (docs/guide-tables.md). The threshold, noise above an average bin, was fixed after
+the test splits of ring and segment had been seen.
 """
 
 from __future__ import annotations
@@ -20,28 +20,27 @@ from adlm.public.features.table_indicators import Block
 
 Reals = npt.NDArray[np.float64]
 
-MIDDLES = (*(i / 20 for i in range(21)), 0.01, 0.02, 0.03)  # of normal laws, between the bounds
+MIDDLES = (*(i / 20 for i in range(21)), 0.01, 0.02, 0.03)  # of normal distributions, between the bounds
 SPREADS = (0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15, 0.25, 0.4)
-DECAYS = (0.01, 0.03, 0.1, 0.3)  # means of exponential laws
-DUMMIES = tuple(i / 20 for i in range(21))  # share of the upper bound where there are only two values
+DECAYS = (0.01, 0.03, 0.1, 0.3)  # means of exponential distributions
+DUMMIES = tuple(i / 20 for i in range(21))  # share of the upper bound in binary columns
 CLEAR = 2.0  # standard deviations by which the square of a difference must exceed that of noise
-_GRID = 2.0**20  # of a share that was pulled
-_POINTS = 2001  # at which a law is taken
+_GRID = 2.0**20  # of a shrunk share
+_POINTS = 2001  # at which a density is evaluated
 
 
 def frequencies(counts: Reals, blocks: Sequence[Block], spread: float = 0.0) -> Reals:
     """Turn noisy counts of indicators into shares: non-negative, those of a block summing to one.
 
-    Bins of a numeric column are pulled towards usual laws, by as much as is noise, where noise is above the
-    share of an average bin. With less noise the laws would cost more than they give. Each block is then
-    projected on the simplex (the nearest point in Euclidean distance). The number of records is taken from
-    the blocks' sums, each of which tells it.
+    Where noise exceeds the share of an average bin, the bins of a numeric column are shrunk towards common
+    distributions; with less noise that would cost more than it gains. Each block is then projected on the
+    simplex (the nearest point in Euclidean distance). The number of records is the mean of the blocks' sums.
 
     Parameters
     ----------
     counts : (entries,) noisy counts.
     blocks : what they count.
-    spread : standard deviation of their noise, in records; 0 pulls nothing.
+    spread : standard deviation of their noise, in records; with 0 nothing is shrunk.
     """
     n = float(np.mean([counts[block.span].sum() for block in blocks]))
     out = np.empty_like(counts)
@@ -49,18 +48,18 @@ def frequencies(counts: Reals, blocks: Sequence[Block], spread: float = 0.0) -> 
         size = block.stop - block.start
         shares = counts[block.span] / n if n > 0 else np.full(size, 1 / size)
         if block.knots and spread * len(block.knots) > n > 0:  # noise above the share of an average bin
-            shares = _pulled(shares, block.knots, spread / n)
+            shares = _shrunk(shares, block.knots, spread / n)
         falling = np.sort(shares)[::-1]
         excess = (np.cumsum(falling) - 1) / np.arange(1, size + 1)
         out[block.span] = np.maximum(shares - excess[falling > excess][-1], 0.0)
     return out
 
 
-def _pulled(shares: Reals, knots: tuple[float, ...], spread: float) -> Reals:
-    """Pull shares towards the mean of the laws that noise leaves possible, as James and Stein shrink.
+def _shrunk(shares: Reals, knots: tuple[float, ...], spread: float) -> Reals:
+    """Shrink shares towards the posterior mean over common distributions (James and Stein).
 
-    What is left of the difference is what exceeds noise, which alone has a square around `bins`.
-    An entry past the bins is the share of missing cells, which stands; the laws are those of the others.
+    The part of the difference that exceeds the noise is kept; pure noise has a square of about `bins`.
+    An entry past the bins is the share of missing cells, which is not shrunk.
     """
     bins = len(knots)
     present = 1 - min(max(float(shares[bins:].sum()), 0.0), 1.0)
@@ -76,11 +75,11 @@ def _pulled(shares: Reals, knots: tuple[float, ...], spread: float) -> Reals:
 
 @cache
 def usual_laws(knots: tuple[float, ...]) -> Reals:
-    """Shares that normal and exponential laws and dummies give piecewise-linear bins, (laws, bins)."""
+    """Shares of piecewise-linear bins under normal, exponential and binary distributions: (laws, bins)."""
     x = np.linspace(0, 1, _POINTS)
     hats = np.stack([np.interp(x, knots, row) for row in np.eye(len(knots))], 1)
     density = [np.exp(-0.5 * ((x - middle) / spread) ** 2) for middle in MIDDLES for spread in SPREADS]
     density += [np.exp(-x / decay) for decay in DECAYS]
     bounds = np.eye(len(knots))[[0, -1]]
-    dummies = [(1 - share) * bounds[0] + share * bounds[1] for share in DUMMIES]
-    return np.array([*(law @ hats / law.sum() for law in density), *dummies])
+    binary = [(1 - share) * bounds[0] + share * bounds[1] for share in DUMMIES]
+    return np.array([*(curve @ hats / curve.sum() for curve in density), *binary])

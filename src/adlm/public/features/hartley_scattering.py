@@ -2,8 +2,8 @@
 
 The coefficients are those of `Scattering` (J = 2), averaged over any cells. Two things make it fast:
 
-- Averages are linear, so one product goes from moduli to the cells that are kept; and moduli are only found
-  where a cell gives them weight.
+- Averages are linear, so one product maps moduli to the kept cells. Moduli are only computed where a cell
+  gives them weight.
 - The image is small, so its Fourier transform is a product with a matrix. In the Hartley basis
   cas(t) = cos(t) + sin(t) everything is real. A convolution with a kernel of spectrum g takes the
   coefficients of a frequency and of its reflections, K(+-ky, +-kx), to
@@ -63,12 +63,12 @@ def reflected_weights(spectra: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def modulus(real: Tensor, imaginary: Tensor) -> Tensor:
-    """Modulus of complex numbers, given by their parts."""
+    """Modulus of complex numbers, from their real and imaginary parts."""
     return (real * real).addcmul_(imaginary, imaginary).sqrt_()
 
 
 def reflection(size: int, rows: int, columns: int) -> NDArray[np.int64]:
-    """Places of the frequencies (rows ky, columns kx), signs given, in flat coefficients: (size, size)."""
+    """Indices of the frequencies (rows ky, columns kx), signs given, in flat coefficients: (size, size)."""
     ky, kx = np.mgrid[:size, :size]
     return np.asarray((rows * ky % size) * size + columns * kx % size)
 
@@ -110,13 +110,13 @@ class HartleyScattering(nn.Module):
         size, angles, half = of.padded[0], of.L, of.padded[0] // 2
         self.size, self.angles, self.channels = size, angles, of.channels
         basis, padding = hartley(size), reflecting(of.shape[0], 2 ** (of.J - 1), size)
-        seen = (np.abs(broad_pool) > NOTHING * np.abs(broad_pool).max()).any((0, 1))  # columns of any weight
+        seen = (np.abs(broad_pool) > NOTHING * np.abs(broad_pool).max()).any((0, 1))  # columns with weight
         self._keep("basis", basis)
         self._keep("entry", basis @ padding)
         self._keep("coarse", basis[::2, :half])
         self._keep("across", basis[seen])
         self._keep("image_pool", (padding.T @ fine_pool @ padding).reshape(len(fine_pool), -1))
-        self.constant_gain = float(fine_pool[0].sum())  # what is left of a constant, in every cell
+        self.constant_gain = float(fine_pool[0].sum())  # gain of a constant image in every cell
         self._keep("fine_pool", fine_pool.reshape(len(fine_pool), -1))
         self._keep("broad_pool", broad_pool[:, ::2, seen].reshape(len(broad_pool), -1))
         weights = reflected_weights(of.wavelets.real.double().numpy().reshape(-1, size, size))
@@ -129,12 +129,12 @@ class HartleyScattering(nn.Module):
             broad = weights[part, angles:].reshape(angles, 4, half * size)
             joint[:, part, :, part] = broad.transpose(2, 0, 1)
         self._keep("second", joint.reshape(half * size, 2 * angles, -1))
-        # Where each channel of `Scattering` is: those of the second order come by their second angle first.
+        # Index of each channel of `Scattering`: the second order is sorted by its second angle first.
         second = 1 + 2 * angles + np.arange(angles**2).reshape(angles, angles).T
         self.places = np.array([*range(1 + 2 * angles), *second.ravel()])
 
     def _keep(self, name: str, values: NDArray[np.float64] | NDArray[np.int64]) -> None:
-        """Register what follows from the wavelets, and so is not in the fingerprint."""
+        """Register a buffer that is derived from the wavelets, and so is not in the fingerprint."""
         weights = torch.from_numpy(np.ascontiguousarray(values))
         if weights.is_floating_point():
             # Tails of Gaussians are subnormal, and products with those take a hundred times as long.
@@ -173,7 +173,7 @@ class HartleyScattering(nn.Module):
 
     def all_cells(self, x: Tensor) -> Tensor:
         """Cells of every order and angle, of images (n, H, H): (cells * channels, n)."""
-        # No wavelet sees a constant, and averages keep it. Less its corner, a flat image is exactly zero.
+        # Wavelets ignore a constant, and averages keep it. Less its corner, a flat image is exactly zero.
         corner = x[:, 0, 0]
         uneven = (x - corner[:, None, None]).contiguous()
         fine, broad = self._first(uneven)
@@ -187,7 +187,7 @@ class HartleyScattering(nn.Module):
 
 
 class SquareScattering(HartleyScattering):
-    """What `Scattering` gives of square images with two scales: (n, H, H) -> (n, channels, h, h)."""
+    """`Scattering` of square images with two scales: (n, H, H) -> (n, channels, h, h)."""
 
     own: Tensor
 

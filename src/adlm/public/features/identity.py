@@ -1,4 +1,4 @@
-"""Features that are the record itself, scaled so that no record is longer than 1."""
+"""Features that are the record itself, scaled to L2 norm at most 1."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from adlm.public.features.base import Features
 
 
 class Identity(Features):
-    """Centre records in [0, 1] at the middle of the domain and divide by the longest they can be.
+    """Centre records in [0, 1] at the middle of the domain and divide by their largest norm.
 
     A value in [-1/2, 1/2] in each of d coordinates has L2 norm at most sqrt(d)/2, so nothing is clipped.
     """

@@ -25,7 +25,7 @@ from adlm.public.features.threads import map_blocks_threaded
 
 SCALES = {32: 2, 64: 3, 96: 4}  # side in pixels: scales J of its scattering
 WIDTH = 600
-ROWS = 16  # images worked on together
+ROWS = 16  # images in a batch
 THUMBNAIL = 8
 # Added to a record's norm within an order, so that a flat image's rounding errors stay small.
 FLOORS = (0.05, 0.1, 0.1)
@@ -34,8 +34,8 @@ FLOORS = (0.05, 0.1, 0.1)
 class ScatteringCells(nn.Module):
     """Scattering, averaged over 2 x 2 outputs and over the flip, each order square-rooted and normed.
 
-    The flip costs nothing: the scattering of a mirrored image is the mirrored one with mirrored angles, but
-    for the sampling, which is not quite symmetric.
+    The flip costs nothing: the scattering of a mirrored image is the mirrored one with mirrored angles, up
+    to sampling, which is not quite symmetric.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def weights_name(size: int, colour: bool) -> str:
 
 
 def nearest_size(side: int) -> int:
-    """The side that images of some side are brought to: the largest that is not larger, else the smallest."""
+    """The side to resize images to: the largest shipped one that is not larger, else the smallest."""
     return max((size for size in SCALES if size <= side), default=min(SCALES))
 
 

@@ -1,4 +1,4 @@
-"""Fewer coordinates of a feature map, scaled to unit norm again: leading ones, tapered, random directions."""
+"""Fewer coordinates of a feature map, rescaled to unit norm: leading, tapered or random directions."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from adlm.errors import UserError
 from adlm.public.features.base import Features, PriorStatistics
 from adlm.public.features.exact import ExactDirections, exact_unit_norm
 
-LONGEST = 4.0  # entry of a feature vector: of norm at most 1, or nearly
+LONGEST = 4.0  # bound on an entry of a feature vector, whose norm is at most about 1
 
 
 class Narrowed(Features):
     """Keep the first `width` coordinates of another map, then scale to unit norm.
 
-    What is not released takes no part in the norm, so what is released is larger against its noise.
+    Coordinates that are not released do not count in the norm, so the others have more signal to noise.
     """
 
     def __init__(self, inner: Features, width: int) -> None:
@@ -39,7 +39,7 @@ class Narrowed(Features):
         return min(self.width, self.inner.rounds_width(signal))
 
     def rounds_taper(self, signal: float) -> int:
-        """Return at which coordinate of the inner map weights have halved for rounds of that signal."""
+        """Return the coordinate of the inner map whose weight is one half in rounds of that signal."""
         return self.inner.rounds_taper(signal)
 
     def moments_width(self) -> int:
@@ -47,7 +47,7 @@ class Narrowed(Features):
         return min(self.width, self.inner.moments_width())
 
     def of(self, z: Tensor) -> Tensor:
-        """Narrow (n, inner width) features that were taken already."""
+        """Narrow precomputed (n, inner width) features."""
         return exact_unit_norm(z[:, : self.width])
 
     def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor | None:
@@ -63,8 +63,8 @@ class Narrowed(Features):
 class Tapered(Narrowed):
     """Keep the first `width` coordinates with weights that fall off, then scale to unit norm.
 
-    Coordinate j has weight 1 / (1 + j / taper). Where noise is strong, later coordinates are worth less than
-    earlier ones, and still more than nothing.
+    Coordinate j has weight 1 / (1 + j / taper). Where noise is strong, later coordinates help less than
+    earlier ones, but still help.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ class Tapered(Narrowed):
         return self.of(self.inner.leading(x, self.width))
 
     def of(self, z: Tensor) -> Tensor:
-        """Weigh and narrow (n, inner width) features that were taken already."""
+        """Weight and narrow precomputed (n, inner width) features."""
         return exact_unit_norm(z[:, : self.width] * self.weights)
 
     def spec(self) -> dict[str, Any]:
@@ -99,10 +99,10 @@ class Tapered(Narrowed):
 
 
 class RandomDirections(Narrowed):
-    """Keep `width` orthogonal directions that a fixed seed drew, then scale to unit norm.
+    """Keep `width` random orthogonal directions, of a fixed seed, then scale to unit norm.
 
-    Where nothing public says which coordinates matter, the first ones are as good as none (of an image, its
-    upper edge); random directions keep a part of everything (Johnson and Lindenstrauss 1984).
+    Without a public order of the coordinates the first ones are arbitrary (of an image, its upper edge).
+    Random directions keep a part of everything (Johnson and Lindenstrauss 1984).
     """
 
     directions: Tensor
@@ -119,7 +119,7 @@ class RandomDirections(Narrowed):
         return self.of(self.inner(x))
 
     def of(self, z: Tensor) -> Tensor:
-        """Narrow (n, inner width) features that were taken already."""
+        """Narrow precomputed (n, inner width) features."""
         return exact_unit_norm(self.product(z))
 
     def spec(self) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def narrowed(features: Features, width: int, taper: int = 0) -> Features:
     ----------
     features : the wide map.
     width : coordinates to keep.
-    taper : coordinate at which weights have halved; 0 for equal weights.
+    taper : the coordinate whose weight is one half; 0 for equal weights.
     """
     features = features.part(width)
     if taper:
@@ -145,7 +145,7 @@ def narrowed(features: Features, width: int, taper: int = 0) -> Features:
 
 
 def narrow(prior: PriorStatistics, width: int) -> PriorStatistics:
-    """Keep the first coordinates of a prior, longer by what the norm of the others no longer takes."""
+    """Keep the first coordinates of a prior, rescaled as unit norm without the others rescales them."""
     size = prior.within.diagonal() + prior.weight + prior.mean.square()
     gain = float((size.sum() / size[:width].sum().clamp_min(1e-12)).sqrt())
     return replace(
@@ -158,7 +158,7 @@ def narrow(prior: PriorStatistics, width: int) -> PriorStatistics:
 
 
 def _weighted(prior: PriorStatistics, weights: Tensor) -> PriorStatistics:
-    """The prior of weighted coordinates, at the length that they had without."""
+    """The prior of weighted coordinates, rescaled to their length without weights."""
     size = prior.within.diagonal() + prior.weight + prior.mean.square()
     weights = weights * (size.sum() / (size * weights.square()).sum().clamp_min(1e-12)).sqrt()
     return replace(

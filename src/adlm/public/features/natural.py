@@ -1,4 +1,4 @@
-"""Features of natural colour images: patches, scattering and colour, joined by what synthetic scenes taught.
+"""Features of natural colour images: patches, scattering and colour, projected by synthetic scenes.
 
 Five blocks (fine patches, patches of the half-size image, colour scattering, colour histogram, thumbnail),
 all averaged over the horizontal flip, are projected on the principal directions of *procedural* scenes with
@@ -28,10 +28,10 @@ from adlm.public.features.patches import Patches
 from adlm.public.features.threads import map_blocks_threaded
 
 SIZE = 32
-ROWS = 8  # images worked on together
-# Coordinates for gradient rounds, for a unit of signal and at least; fixed on held-out training images.
+ROWS = 8  # images in a batch
+# Coordinates for gradient rounds: per unit of signal, and at least; fixed on held-out training images.
 ROUNDS_COORDINATES, ROUNDS_FEWEST = 0.13, 200
-LONGEST = 2.0**12  # scaled entry of a block: far above any that an image can have
+LONGEST = 2.0**12  # bound on a scaled entry of a block: far above that of any image
 SHIPPED = "natural-32"
 # Averages over many patches are nearly normal; fixed on the last 8,000 training images of CIFAR-10.
 TEMPERATURE = 2.6
@@ -133,7 +133,7 @@ class SceneProjection(Features):
     offset: Tensor
     scale: Tensor
     columns: Tensor
-    # Photographs are far less plain than procedural scenes; fixed on the same images as TEMPERATURE.
+    # Photographs are far more varied than procedural scenes; fixed on the same images as TEMPERATURE.
     class_separation = 0.42
 
     def _load_projection(self, stored: Mapping[str, Tensor], width: int | None, what: str) -> None:
@@ -148,7 +148,7 @@ class SceneProjection(Features):
         self.register_buffer("scale", stored["projection.rows"].float(), persistent=False)
         self.register_buffer("columns", stored["projection.columns"][: self.width].double(), persistent=False)
         self.directions = ExactDirections(stored["projection"][:, : self.width], LONGEST)
-        # Not in the fingerprint: a product's last bits depend on the machine, what it is made of does not.
+        # Not in the fingerprint: a product's last bits depend on the machine, its factors do not.
         self.register_buffer("offset", self.mean.double() @ self.projection.double(), persistent=False)
         self.prior = narrow(restore_prior(stored), self.width)
 
@@ -186,7 +186,7 @@ class NaturalImages(SceneProjection):
                 "resize the images and put the channels first"
             )
         rows, start = x.new_empty(len(x), len(self.scale), dtype=torch.float32), 0
-        # One block of all images, then the next: what it multiplies with stays in a core's cache.
+        # Block by block over all images: the filters of a block stay in a core's cache.
         for block, width in self.blocks.passes():
             own = slice(start, start := start + width)
             map_blocks_threaded(partial(_scaled, block, self.scale[own]), x, rows[:, own], ROWS)
@@ -212,5 +212,5 @@ class NaturalImages(SceneProjection):
 
 
 def _scaled(block: Callable[[Tensor], Tensor], scale: Tensor, x: Tensor, out: Tensor) -> None:
-    """Fill `out` with a block of images, each number by its scale."""
+    """Fill `out` with a block of features of images, scaled."""
     out.copy_(block(x) * scale)

@@ -29,7 +29,7 @@ class OnnxBackbone(Features):
     shape : of one record; (H, W) is given to the encoder as (1, H, W).
     provenance : `public` when no private record had a part in the encoder, else `private`: a release is then
         stamped and no epsilon is proved of it. There is no default.
-    trained_on : what the encoder is declared to have been trained on, for the certificate and the report.
+    trained_on : the encoder's declared training data, for the certificate and the report.
     device : `cpu`, or `cuda` where onnxruntime has it.
     """
 
@@ -63,8 +63,8 @@ class OnnxBackbone(Features):
         options = runtime.SessionOptions()
         options.log_severity_level = 3
         have = runtime.get_available_providers()
-        wanted = ["CUDAExecutionProvider"] if self.device == "cuda" else []
-        providers = [name for name in wanted if name in have] + ["CPUExecutionProvider"]
+        accelerators = ["CUDAExecutionProvider"] if self.device == "cuda" else []
+        providers = [name for name in accelerators if name in have] + ["CPUExecutionProvider"]
         try:
             self.session = runtime.InferenceSession(self.data, options, providers=providers)
         except Exception as error:  # onnxruntime has no common base class for its errors
@@ -74,19 +74,19 @@ class OnnxBackbone(Features):
         if len(inputs) != 1 or inputs[0].type != "tensor(float)":
             raise UserError(f"the encoder {self.name} must have one input, of single precision")
         self.input, expected = inputs[0].name, list(inputs[0].shape)
-        given = (1, *self.shape) if len(self.shape) == 2 else self.shape
-        fits = len(expected) == 1 + len(given) and all(
-            not isinstance(side, int) or side == own for side, own in zip(expected[1:], given, strict=True)
+        shape = (1, *self.shape) if len(self.shape) == 2 else self.shape
+        fits = len(expected) == 1 + len(shape) and all(
+            not isinstance(side, int) or side == size for side, size in zip(expected[1:], shape, strict=True)
         )
         if not fits:
             raise UserError(
                 f"the encoder {self.name} takes records of shape {_shown(expected[1:])}, and these are "
-                f"declared to have {_shown(given)}; declare the encoder's size and colour"
+                f"declared to have {_shown(shape)}; declare the encoder's size and colour"
             )
-        self.given, self.one_by_one = given, expected[0] == 1
-        known = self.session.get_modelmeta().custom_metadata_map
-        mean, std = _channels(known, "image_mean", 0.0), _channels(known, "image_std", 1.0)
-        across = (1, -1, *[1] * (len(given) - 1))
+        self.given, self.one_by_one = shape, expected[0] == 1
+        metadata = self.session.get_modelmeta().custom_metadata_map
+        mean, std = _channels(metadata, "image_mean", 0.0), _channels(metadata, "image_std", 1.0)
+        across = (1, -1, *[1] * (len(shape) - 1))
         self.mean = np.asarray(mean, np.float32).reshape(across)
         self.std = np.asarray(std, np.float32).reshape(across)
 
@@ -117,7 +117,7 @@ class OnnxBackbone(Features):
         return {"name": "onnx", "file": self.name, "sha256": self.sha256, "shape": shape, "width": self.width}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the session, which is of this process; the bytes of the file make it again."""
+        """Leave out the session, which belongs to this process; it is rebuilt from the file's bytes."""
         return {key: value for key, value in self.__dict__.items() if key != "session"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -126,17 +126,17 @@ class OnnxBackbone(Features):
         self._open()
 
 
-def _channels(known: dict[str, str], key: str, plain: float) -> tuple[float, ...]:
+def _channels(metadata: dict[str, str], key: str, plain: float) -> tuple[float, ...]:
     try:
-        values = tuple(float(value) for value in json.loads(known[key]))
+        values = tuple(float(value) for value in json.loads(metadata[key]))
     except KeyError:
         return (plain,)
     except (ValueError, TypeError):
         raise UserError(
-            f"the encoder's metadata {key} must be a list of numbers (got {known[key]!r})"
+            f"the encoder's metadata {key} must be a list of numbers (got {metadata[key]!r})"
         ) from None
     if key == "image_std" and min(values, default=0.0) <= 0:
-        raise UserError(f"the encoder's metadata {key} must be above 0 (got {known[key]!r})")
+        raise UserError(f"the encoder's metadata {key} must be above 0 (got {metadata[key]!r})")
     return values
 
 

@@ -10,7 +10,7 @@ NOTHING = 1e-30  # a squared norm
 
 
 class OrderNorms(nn.Module):
-    """Sums over the coordinates of each order, and back: products with who belongs to which.
+    """Sums over the coordinates of each order, and back: products with a membership matrix.
 
     Parameters
     ----------
@@ -42,5 +42,5 @@ class OrderNorms(nn.Module):
         return torch.addmm(uneven, self.means(uneven), self.members, alpha=-1)
 
     def norms(self, rows: Tensor) -> Tensor:
-        """L2 norm of each order, or next to nothing: (n, orders)."""
-        return (rows.square() @ self.members.T).clamp_min(NOTHING).sqrt()  # a root has no slope at zero
+        """L2 norm of each order, at least 1e-15: (n, orders)."""
+        return (rows.square() @ self.members.T).clamp_min(NOTHING).sqrt()  # a root has no gradient at zero

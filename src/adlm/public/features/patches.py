@@ -2,11 +2,11 @@
 
 A patch x is centred and scaled by its own contrast, whitened (ZCA), and compared with unit vectors d of a
 dictionary: relu(d.x - t) and relu(-d.x - t) are averaged over a grid of cells that overlap, and the square
-root taken. After Coates, Lee and Ng (2011); here the dictionary comes from procedural pictures, never from
+root taken. After Coates, Lee and Ng (2011); here the dictionary is learnt from procedural images, never from
 records.
 
 The dictionary holds each atom with its mirror image, so the average over an image and its horizontal flip
-costs one convolution only: the flip's answer is the mirrored atom's answer in the mirrored cell.
+costs one convolution only: the flip's response is the mirrored atom's response in the mirrored cell.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from adlm.public.features.pooled_patches import CONTRAST_FLOOR, pooled_patches, 
 from adlm.public.features.tents import tent_means
 
 RIDGE = 0.1  # of the mean variance, added before patches are whitened
-ACCELERATED = 512  # images worked on together on an accelerator
+ACCELERATED = 512  # images in a batch on an accelerator
 
 
 def sample_patches(images: Tensor, side: int, count: int, generator: torch.Generator) -> Tensor:
@@ -133,7 +133,7 @@ def learn_dictionary(
 def window_means(maps: Tensor, side: int) -> Tensor:
     """Average maps (n, c, h, w) over windows of `side` places: (n, c, h', w').
 
-    By additions of whole maps, one after the other: no product whose order of addition could follow a place.
+    Whole maps are added one after the other, so the order of addition is the same at every position.
     """
     for axis in (3, 2):
         count = maps.shape[axis] - side + 1
@@ -147,7 +147,7 @@ def window_means(maps: Tensor, side: int) -> Tensor:
 class Patches(nn.Module):
     """Flip-averaged patch features of images (n, c, h, w) -> (n, 2 * atoms * cells * cells).
 
-    Few images at a time: their responses then stay in a core's cache from the product to the pooling.
+    Few images at a time, so that their responses stay in a core's cache until they are pooled.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ class Patches(nn.Module):
         return torch.cat([self.of(self.beyond(part)) for part in torch.split(x, rows)])
 
     def pooled(self, x: Tensor) -> Tensor:
-        """What `of(beyond(x))` gives, image by image and in fewer passes: (n, width)."""
+        """The same as `of(beyond(x))`, image by image and in fewer passes: (n, width)."""
         side, out = self.filters.shape[-1], x.new_empty(len(x), 2, len(self.filters), self.grid**2)
         for image, mine in zip(x.contiguous(), out, strict=True):
             mine.copy_(pooled_patches(image, self.halves, side, self.threshold, self.grid))

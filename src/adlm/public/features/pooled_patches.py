@@ -1,8 +1,8 @@
-"""Patch features of one image by products of matrices: what `Patches` says, in few and short passes.
+"""Patch features of one image by products of matrices: the same as `Patches`, in fewer passes.
 
-An image of 32 pixels is so small that calling an operation costs about as much as what it does. So averages
-over windows, sums of mirrored columns and pooling are products with fixed matrices; and what is as large as
-the responses of all atoms is made and pooled in bands of rows, which stay in a core's cache.
+An image of 32 pixels is so small that the overhead of an operation is about its cost. So averages over
+windows, sums of mirrored columns and pooling are products with fixed matrices. Arrays as large as the
+responses of all atoms are computed and pooled in bands of rows, which stay in a core's cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONTRAST_FLOOR = 10.0 / 255.0  # added to a patch's standard deviation: flat pat
 
 
 @cache
-@torch.inference_mode(mode=False)  # what is kept may later be part of a slope
+@torch.inference_mode(mode=False)  # the cached tensor may later need gradients
 def windows(size: int, side: int, repeats: int = 1) -> Tensor:
     """Matrix (size - side + 1, repeats * size) that adds `side` neighbours, in each repeat of the axis."""
     start, place = torch.arange(size - side + 1)[:, None], torch.arange(size)
@@ -48,7 +48,7 @@ def symmetric_halves(filters: Tensor) -> Tensor:
     side = filters.shape[-1]
     columns = (side + 1) // 2
     mirrored = filters.flip(3)
-    # The middle column of an odd side is its own mirror image, and is met twice.
+    # The middle column of an odd side is its own mirror image, and counts twice.
     share = [0.25 if 2 * column + 1 == side else 0.5 for column in range(columns)]
     both = torch.stack([filters + mirrored, filters - mirrored])[..., :columns] * filters.new_tensor(share)
     return both.permute(0, 4, 2, 3, 1).reshape(2, -1, len(filters)).contiguous()
@@ -68,17 +68,17 @@ def mirrored_tents(height: int, width: int, grid: int, bands: int) -> tuple[Tens
     bands : of rows, of equal height.
     """
     down, across = (torch.from_numpy(tents(size, grid)).float() for size in (height, width))
-    own = (down[:, None, :, None] * across[:, None, :]).reshape(grid * grid, -1)
-    mirrored = own.view(grid, grid, -1).flip(1).view(own.shape)
-    both = torch.stack([own, mirrored], 1).view(len(own), 2, bands, -1)
-    return both.permute(2, 0, 1, 3).flatten(2).contiguous(), 2 * own.sum(1, keepdim=True)
+    direct = (down[:, None, :, None] * across[:, None, :]).reshape(grid * grid, -1)
+    mirrored = direct.view(grid, grid, -1).flip(1).view(direct.shape)
+    both = torch.stack([direct, mirrored], 1).view(len(direct), 2, bands, -1)
+    return both.permute(2, 0, 1, 3).flatten(2).contiguous(), 2 * direct.sum(1, keepdim=True)
 
 
 def inverse_contrast(image: Tensor, side: int) -> Tensor:
     """One over the standard deviation of each patch of an image (c, h, w), plus a floor: (h' * w',)."""
     channels, height, width = image.shape
     powers = image.new_empty(2, channels * height, width)
-    # A variance is the same about any grey, and loses fewer digits about one in the middle.
+    # The variance is the same about any grey level, and loses fewer digits about a middle one.
     torch.sub(image.view(-1, width), 0.5, out=powers[0])
     torch.mul(powers[0], powers[0], out=powers[1])
     added = torch.bmm(windows(height, side, channels).expand(2, -1, -1), powers)

@@ -1,4 +1,4 @@
-"""Scattering, projected on directions that a random process found useful: images to a few hundred numbers."""
+"""Scattering projected on the Fisher directions of a random process: a few hundred numbers an image."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from adlm.public.features.threads import map_blocks_threaded
 
 SIZE = 28  # images of other sizes are resized to this
 WEIGHTS = Path(__file__).parent / "weights"
-WIDTHS = {"drawn": 300, "garments": 600}  # directions that are kept unless more are asked for
+WIDTHS = {"drawn": 300, "garments": 600}  # directions that are kept by default
 FAMILIES = tuple(WIDTHS)
 CLASS_SEPARATION = {
     "drawn": 1.06,
@@ -32,25 +32,24 @@ CLASS_SEPARATION = {
 ROUNDS_FROM = {"drawn": 200.0, "garments": 350.0}  # likewise
 ROUNDS_PATH = {"drawn": 0.1, "garments": 0.13}  # likewise
 ROUNDS_CLIP = 0.12  # likewise
-# Coordinates for gradient rounds: at least, and for a unit of the root of the signal; likewise. The weaker
-# the signal, the more it helps that what is left out takes no part in the norm.
+# Coordinates for gradient rounds: at least, and per unit of the root of the signal; likewise. The weaker
+# the signal, the more it helps that the others do not count in the norm.
 ROUNDS_WIDTH = {"drawn": (60, 2.4), "garments": (400, 15.0)}
-# Weights of drawn coordinates have halved at the first of these at least, and at the second for a unit of the
-# root of the signal, up to a signal; twice as many are kept. Settled on the same images of MNIST.
+# Coordinate whose weight is one half, for drawn images: at least, per unit of the root of the signal, and the
+# largest signal for this; twice as many are kept. Fixed on the same images of MNIST.
 ROUNDS_TAPER, TAPER_UP_TO = (80, 3.3), 12_000.0
 LEANING = ("drawn",)  # families whose images are deskewed first
 TOGETHER = 8  # images whose responses stay in a core's cache
-SHORTEST = 1e-6  # norm of an order that is scaled to one; what is shorter stays short
-FLOOR = 1e-3  # of the mean coefficient: what is less is next to rounding, which a root would enlarge
-LONGEST = 2.0  # entry of a normed coefficient less its centre, both of length at most 1
+SHORTEST = 1e-6  # least norm of an order that is scaled to one; shorter ones stay short
+FLOOR = 1e-3  # of the mean coefficient: less is rounding error, which a root would enlarge
+LONGEST = 2.0  # bound on a centred coefficient: vector and centre have length at most 1
 
 
 class NormedScattering(nn.Module):
     """Square root of scattering, each order centred and scaled to unit norm per record: (n, H, W) to (n, p).
 
-    The square root evens out strong and weak responses; centring and scaling take away brightness and
-    contrast. An order that is constant over an image becomes zero. With `deskewed`, images are
-    deskewed first.
+    The square root compresses the range of responses; centring and scaling remove brightness and contrast.
+    An order that is constant over an image becomes zero. With `deskewed`, images are deskewed first.
     """
 
     def __init__(self, shape: tuple[int, int], J: int = 2, L: int = 8, *, deskewed: bool = False) -> None:
@@ -73,7 +72,7 @@ class NormedScattering(nn.Module):
         return roots * self.norms.spread(scale)
 
     def _coefficients(self, x: Tensor) -> Tensor:
-        """Scattering, on a processor by products, which are faster for few images; not in a trace."""
+        """Scattering; on a CPU by products, faster for few images, except in ONNX export."""
         if self.products is None or x.device.type != "cpu" or torch.onnx.is_in_onnx_export():
             coefficients: Tensor = self.scattering(x)
             return coefficients
@@ -87,9 +86,9 @@ class PriorProjection(Features):
     ----------
     family : which random process the directions come from: ``drawn`` (random strokes, for anything
         written or drawn with a pen) or ``garments`` (random silhouettes, for pictures of single things on an
-        empty background). It is a public choice made by whoever knows what kind of pictures they have.
+        empty background). The choice is public: it depends on the kind of images, not on records.
     shape : of one record: (H, W), (1, H, W), or (H * W,) of a square image. Bright ink on a dark ground.
-    width : how many of the stored directions to keep; those that suit the family when not given.
+    width : how many of the stored directions to keep; by default those that suit the family.
     """
 
     centre: Tensor
@@ -130,7 +129,7 @@ class PriorProjection(Features):
         return min(self.width, max(least, math.floor(growth * math.sqrt(signal))))
 
     def rounds_taper(self, signal: float) -> int:
-        """Return at which coordinate weights have halved for rounds of that signal; 0 for equal weights."""
+        """Return the coordinate whose weight is one half in rounds of that signal; 0 for equal weights."""
         if self.family != "drawn" or signal >= TAPER_UP_TO:
             return 0
         least, growth = ROUNDS_TAPER
@@ -149,14 +148,14 @@ class PriorProjection(Features):
         images = x.reshape(-1, *self.image)
         out = images.new_empty(len(images), self.transform.width, dtype=torch.float32)
 
-        def centred(block: Tensor, mine: Tensor) -> None:
-            mine.copy_(self.transform.of(self._frame(block)) - self.centre)
+        def centred(block: Tensor, rows: Tensor) -> None:
+            rows.copy_(self.transform.of(self._frame(block)) - self.centre)
 
         rows = map_blocks_threaded(centred, images, out, ROWS)
         return exact_unit_norm(self.directions(rows, width))
 
     def _frame(self, images: Tensor) -> Tensor:
-        """Bring images to 28 x 28 pixels, as the random process drew them."""
+        """Resize images to 28 x 28 pixels, the size of the synthetic ones."""
         if self.image == (SIZE, SIZE):
             return images
         # A written character of another size fills its frame; the synthetic ones keep a margin of 4 pixels.
@@ -177,9 +176,9 @@ class PriorProjection(Features):
         return mapped.reshape(classes, per_class, self.width)
 
     def spec(self) -> dict[str, Any]:
-        """Describe the map: {"name": "prior-projection", "family": ..., "shape": [...]}, and an own width."""
-        own = {} if self.width == WIDTHS[self.family] else {"width": self.width}
-        return {"name": "prior-projection", "family": self.family, "shape": list(self.shape)} | own
+        """Describe the map: its name, family and shape, and its width if that is not the default."""
+        width = {} if self.width == WIDTHS[self.family] else {"width": self.width}
+        return {"name": "prior-projection", "family": self.family, "shape": list(self.shape)} | width
 
     @classmethod
     def from_spec(cls, spec: Mapping[str, Any]) -> PriorProjection:

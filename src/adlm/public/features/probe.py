@@ -1,8 +1,8 @@
-"""Try a map on noise before it meets a record: its answer for a record must not depend on other records.
+"""Test a map on random records: its output for a record must not depend on other records.
 
-The proof takes the features of a record, and its relevances, to be a function of that record alone. A map
-that a person brings along is asked about records of noise alone, in company, in another order and again. This
-finds batch statistics and state that moves; it cannot find what shows itself only on some records.
+The proof takes the features of a record, and its relevances, to be a function of that record alone. A
+user-supplied map is called on random records one by one, in a batch, in another order and again. This finds
+batch statistics and changing state. It cannot find dependence that shows only on some records.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def coupling(
     rtol: float = 1e-3,
     atol: float = 1e-4,
 ) -> str | None:
-    """Say what a map's answer for a record depends on beside the record, or None if nothing was found.
+    """Return what else than the record a map's output for it depends on, or None if nothing was found.
 
     Parameters
     ----------
     forward : takes (n, *shape) in [0, 1]; whatever it raises is raised.
-    rtol, atol : how much two answers may differ by rounding.
+    rtol, atol : tolerances for rounding between two outputs.
     """
     noise = torch.rand(PROBES, *shape, generator=torch.Generator().manual_seed(0))
     noise[0], noise[1] = 0.0, 1.0  # extremes, which move a statistic of a batch most

@@ -1,10 +1,9 @@
 """Features of tables: standardised values, indicators and random Fourier features, rows of unit L2 norm.
 
 The first pass over a table counts indicators: categories, piecewise-linear bins of numeric columns, missing
-cells. The released counts say where each column lies and how far it spreads; the features that a model is
-trained on are centred and scaled by them. So bounds that were declared too wide, skewed columns and rare
-categories cost little. Everything is computed on grids or by single IEEE operations, so that a record's
-features do not depend on its batch.
+cells. The released counts give the location and scale of each column, by which features are centred and
+scaled. So bounds that were declared too wide, skewed columns and rare categories cost little. Everything is
+computed on grids or by elementary IEEE operations, so that a record's features do not depend on its batch.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from adlm.public.features.cosine import cosine
 from adlm.public.features.decorrelation import GRID as _MIXING
 from adlm.public.features.table_indicators import TableIndicators, is_ordered, knots, places
 
-# Settled on parts of the training records of the tables in docs/guide-tables.md.
+# Fixed on parts of the training records of the tables in docs/guide-tables.md.
 FREQUENCY = 2.0  # standard deviation of the angle of a random Fourier feature, over standardised values
-VALUE_ENERGY, BIN_ENERGY, FOURIER_ENERGY = 4.0, 1.0, 1.0  # squared lengths, a column; the first is usual
+VALUE_ENERGY, BIN_ENERGY, FOURIER_ENERGY = 4.0, 1.0, 1.0  # squared lengths per column; the first is a default
 FARTHEST = 3.0  # standard deviations at which a value is clipped
 LEAST_SPREAD = 0.01  # of a column's declared range
 
 _VALUE = 2.0**12  # grid of a standardised value
 _ANGLE = 2.0**20  # grid of a frequency: d products of both add up exactly
-_LENGTH = 2.0**16  # grid on which the length of a record is taken
+_LENGTH = 2.0**16  # grid for the length of a record
 _UNIT = 2.0**14  # grid of a feature
 
 
@@ -94,7 +93,7 @@ class ScaledTable(Features):
             bins = column is not None and is_ordered(column)
             if column is not None and column.kind == "boolean":
                 if column.missing is None:
-                    continue  # its value says all
+                    continue  # its value is the only indicator
                 kept.append(np.array([block.stop - 1]))
             else:
                 kept.append(np.arange(block.start, block.stop))
@@ -105,7 +104,7 @@ class ScaledTable(Features):
         variance = self.frequencies * (1 - self.frequencies)
         scale = np.zeros(len(self._kept))
         if len(self._kept):
-            # Entries of one kind share what their columns may weigh, by how much they vary.
+            # Entries of one kind share the energy of their columns, in proportion to their variance.
             kind = np.concatenate(weights)
             for energy in np.unique(kind):
                 of = kind == energy
@@ -144,7 +143,7 @@ class ScaledTable(Features):
         return len(self._valued)
 
     def _places(self) -> npt.NDArray[np.int64]:
-        """Where the kept entries stand among those of the columns that are needed."""
+        """Indices of the kept entries among those of the needed columns."""
         if self._needed is None:
             return self._kept
         there = {column.name for run in self.indicators.runs(self._needed) for column in run}
@@ -188,7 +187,7 @@ class ScaledTable(Features):
         return np.concatenate([weight[:, :columns] @ (self.mixing.T / _MIXING), weight[:, columns:]], 1)
 
     def variances(self) -> npt.NDArray[np.float64]:
-        """About how much each feature varies, by the released frequencies, before rows get unit length."""
+        """Approximate variance of each feature, by the released frequencies, before rows get unit length."""
         entries = (self.frequencies * (1 - self.frequencies))[self._kept] * self._scale**2
         values = np.full(len(self._valued), self._value_scale**2)
         return np.concatenate([values, entries, np.full(self.fourier, self._fourier_scale**2 / 2)])
@@ -212,9 +211,9 @@ class ScaledTable(Features):
             angle = (values[:, self._mixed_in] * _VALUE) @ self._directions.to(x)
             angle = angle.mul_(1 / (_VALUE * _ANGLE)).add_(self._phases.to(x))
             parts.append(cosine(angle).mul_(self._fourier_scale * _LENGTH))
-        whole = torch.cat(parts, 1).round_()  # in place: this is what a pass waits for
-        length = (whole * whole).sum(1, keepdim=True).sqrt_().clamp_min_(1.0).mul_(1 / _UNIT)
-        unit = whole.div_(length)
+        integers = torch.cat(parts, 1).round_()  # in place: this dominates the time of a pass
+        length = (integers * integers).sum(1, keepdim=True).sqrt_().clamp_min_(1.0).mul_(1 / _UNIT)
+        unit = integers.div_(length)
         if torch.onnx.is_in_onnx_export():  # ONNX has no trunc
             unit = torch.where(unit < 0, torch.ceil(unit), torch.floor(unit))
         else:
@@ -237,14 +236,14 @@ class ScaledTable(Features):
         return torch.round(values * _VALUE) * (1 / _VALUE)
 
     def _mixed(self, values: Tensor) -> Tensor:
-        """Take correlations out of values; sums of products on grids are exact, in any order."""
+        """Decorrelate values; sums of products on grids are exact, in any order."""
         if self.mixing is None:
             return values
         product = (values * _VALUE) @ torch.from_numpy(self.mixing).to(values) * (1 / (_VALUE * _MIXING))
         return torch.round(product.clamp(-2 * FARTHEST, 2 * FARTHEST) * _VALUE) * (1 / _VALUE)
 
     def spec(self) -> dict[str, Any]:
-        """Describe the map, with the whole declared table and what was released of it."""
+        """Describe the map, with the declared table and its released numbers."""
         spec: dict[str, Any] = {
             "name": "scaled-table",
             "table": self.table.to_dict(),
@@ -269,6 +268,6 @@ class ScaledTable(Features):
 
 
 def _span(places: list[int]) -> slice | list[int]:
-    """Return places in a row as a slice, which copies nothing."""
+    """Return consecutive indices as a slice, which copies nothing."""
     start = places[0] if places else 0
     return slice(start, start + len(places)) if places == list(range(start, start + len(places))) else places

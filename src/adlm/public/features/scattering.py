@@ -9,10 +9,10 @@ With Morlet wavelets psi_(j, theta) at J dyadic scales and L angles, and a Gauss
 sampled every 2^J pixels. The others of order 2 carry next to no energy and are not computed.
 
 The spectrum of a Morlet wavelet is real. For a real signal u its even part gives the real part of u * psi,
-its odd part the imaginary one. So two signals of one image, at angles next to each other, travel as the real
-and the imaginary part of one complex signal. What comes out, real parts of both responses as one signal and
-their imaginary parts as another, takes no more transforms than they would one by one, and has its numbers
-where their moduli need them: again two signals as one. Signals of two images never travel together.
+its odd part the imaginary one. So two signals of one image, at adjacent angles, are stored as the real and
+the imaginary part of one complex signal. The result is the real parts of both responses as one signal and
+their imaginary parts as another. It takes no more transforms than one by one, and their moduli are again two
+signals stored as one. Signals of two images are never stored together.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from adlm.public.features.threads import map_blocks_threaded
 SIGMA = 0.8  # spread of the finest wavelet's envelope, in pixels
 XI = 3 * math.pi / 4  # centre frequency of the finest wavelet
 GRID = float(1 << 22)  # steps in one unit of a filter
-ROWS = 32  # images worked on together by a thread
+ROWS = 32  # images in a batch of a thread
 
 
 def gaussian(size: int, sigma: float) -> NDArray[np.float64]:
@@ -74,7 +74,7 @@ def morlet(shape: tuple[int, int], scale: int, angle: float, slant: float) -> ND
 def _on_grid(values: NDArray[Any]) -> NDArray[Any]:
     """Round filters so coarsely that the last bits of a library, which differ between machines, are gone.
 
-    So is the sign of a zero, which is the last bits' too: -0.0 + 0.0 is 0.0.
+    So is the sign of a zero, which depends on those bits too: -0.0 + 0.0 is 0.0.
     """
     return np.asarray(np.round(values * GRID) / GRID + 0.0)
 
@@ -130,7 +130,7 @@ def aliases(spectrum: Tensor, step: int) -> Tensor:
 
 
 def products(cut: Tensor, filters: Tensor) -> Tensor:
-    """Multiply spectra, cut by `aliases`, with filters and fold them, in one go."""
+    """Multiply spectra, cut by `aliases`, with filters and fold them in one operation."""
     product = cut[0] * filters[0]
     for i in range(1, len(filters)):
         product.addcmul_(cut[i], filters[i])
@@ -145,14 +145,14 @@ class Scattering(nn.Module):
     shape : height and width of the images.
     J : number of scales; the output is sampled every 2^J pixels.
     L : number of angles in [0, pi).
-    rows : images worked on together by a thread.
+    rows : images in a batch of a thread.
 
     Notes
     -----
     The image is mirrored at its edges by 2^(J-1) pixels and then treated as a torus. Wavelets are scaled by
     one common factor so that |phi|^2 + sum |psi|^2 <= 1 at every frequency, which makes the transform
     non-expansive (times 2^J, for the sampling). Channels come in the order (0), (j1, theta1),
-    (j1, theta1, j2, theta2); `orders` tells the order of each.
+    (j1, theta1, j2, theta2); `orders` gives the order of each.
     """
 
     wavelets: Tensor
@@ -184,7 +184,7 @@ class Scattering(nn.Module):
         self.channels = 1 + J * L + L * L * J * (J - 1) // 2
 
     def _prepare(self) -> None:
-        """Keep what the transform multiplies with, in the order that it does; it follows from the buffers."""
+        """Store the transform's factors in the order of their use; they are derived from the buffers."""
         for j in range(self.J):
             rows = self.get_buffer(f"rows{j}")
             both = torch.einsum("yh,cd->hcdy", rows, torch.eye(2)).reshape(2 * rows.shape[1], -1)
@@ -195,7 +195,7 @@ class Scattering(nn.Module):
             first = torch.complex(even[:, ::2], even[:, 1::2]), torch.complex(odd[:, 1::2], -odd[:, ::2])
             self.register_buffer(f"first{j}", torch.stack(first, 1)[:, :, None], persistent=False)
             for j1 in range(j):
-                # Each value is there twice, for a real and an imaginary part.
+                # Each value is repeated, for a real and an imaginary part.
                 second = torch.stack(self._filters(j1, j), 1).repeat_interleave(2, -1)
                 self.register_buffer(f"second{j1}_{j}", second[:, :, None, None], persistent=False)
 
@@ -247,8 +247,8 @@ class Scattering(nn.Module):
         across = torch.bmm(columns.expand(len(flat), *columns.shape), flat)
         means = torch.mm(across.view(-1, 2 * height), pairs).view(*batch, len(columns), 2, -1)
         for c in range(2):
-            mine = out[:, c::2]
-            mine.copy_(means[:, : mine.shape[1], ..., c, :].transpose(-1, -2))
+            angles = out[:, c::2]
+            angles.copy_(means[:, : angles.shape[1], ..., c, :].transpose(-1, -2))
 
     def _moduli(self, product: Tensor, j: int) -> Tensor:
         """Moduli on their side, sampled every 2^j pixels, from flat spectra of both parts, (2, ..., p p)."""

@@ -13,7 +13,7 @@ from adlm.errors import UserError
 from adlm.public.domain.column import MISSING, Column
 from adlm.public.domain.table import TableDomain
 
-# Settled with the constants of `scaled_table`.
+# Fixed with the constants of `scaled_table`.
 KNOTS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
 
 _PLACE = 2.0**20  # grid of a cell's position between its bounds
@@ -27,7 +27,7 @@ class Block:
     ----------
     name : of the column or cross.
     entries : a name for each.
-    start : where the first stands.
+    start : index of the first.
     knots : positions of the piecewise-linear bins of a numeric or date column without cuts.
     """
 
@@ -43,12 +43,12 @@ class Block:
 
     @property
     def span(self) -> slice:
-        """Where the entries stand."""
+        """Slice of the entries."""
         return slice(self.start, self.stop)
 
 
 def is_ordered(column: Column) -> bool:
-    """Whether a column has a position between bounds that may lie anywhere: not a boolean or a category."""
+    """Whether a column's cells lie anywhere between bounds: not a boolean or a category."""
     return column.kind in ("numeric", "date", "ordinal")
 
 
@@ -103,7 +103,7 @@ def indicators(column: Column, x: Tensor) -> Tensor:
 
 
 def alike(column: Column) -> tuple[object, ...]:
-    """What the indicators of a column depend on: the same for columns that may be taken together."""
+    """What the indicators of a column depend on: equal for columns that can be computed together."""
     if column.kind == "categorical":
         return column.kind, column.width
     at = _cuts(column) if column.cuts else () if column.kind == "boolean" else knots(column)
@@ -115,7 +115,7 @@ def _cuts(column: Column) -> list[float]:
 
 
 def _steps(above: Tensor) -> Tensor:
-    """Turn how far each step has been climbed, (..., m), into where one stands, (..., m + 1)."""
+    """Turn cumulative memberships (..., m) into memberships of the bins (..., m + 1)."""
     return torch.cat([1 - above[..., :1], above[..., :-1] - above[..., 1:], above[..., -1:]], -1)
 
 
@@ -131,14 +131,14 @@ class TableIndicators:
             start += column.width
         self.inputs = start
         names = {column.name: indicator_names(column) for column in table.features}
-        found = list(names.items())
+        named = list(names.items())
         for left, right in table.crosses:
             pairs = tuple(f"{a}, {b}" for a in names[left] for b in names[right])
-            found.append((f"{left} x {right}", pairs))
+            named.append((f"{left} x {right}", pairs))
         binned = (c for c in table.features if c.kind in ("numeric", "date") and not c.cuts)
         bins = {column.name: knots(column) for column in binned}
         blocks, start = [], 0
-        for name, entries in found:
+        for name, entries in named:
             blocks.append(Block(name, entries, start, bins.get(name, ())))
             start += len(entries)
         self.blocks, self.width = tuple(blocks), start
@@ -146,28 +146,28 @@ class TableIndicators:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map (n, inputs) encoded records to (n, width) indicators in double precision."""
-        whole = self.of_columns(x, [column.name for column in self.table.features])
+        columns = self.of_columns(x, [column.name for column in self.table.features])
         if not self.table.crosses:
-            return whole
-        parts = {block.name: whole[:, block.span] for block in self.blocks[: len(self.table.features)]}
+            return columns
+        parts = {block.name: columns[:, block.span] for block in self.blocks[: len(self.table.features)]}
         crossed = [
             (parts[left].unsqueeze(2) * parts[right].unsqueeze(1)).flatten(1)
             for left, right in self.table.crosses
         ]
-        return torch.cat([whole, *crossed], 1)
+        return torch.cat([columns, *crossed], 1)
 
     def of_columns(self, x: Tensor, names: Collection[str]) -> Tensor:
-        """Indicators of some columns of (n, inputs) encoded records, and of those beside them like them."""
+        """Indicators of some columns of (n, inputs) encoded records, with adjacent ones of the same kind."""
         x = x.flatten(1)
         if x.shape[1] != self.inputs:
             raise UserError(f"encoded records have {self.inputs} numbers here, got {x.shape[1]}")
         x = x.double()
-        found = []
+        parts = []
         for run in self.runs(names):  # columns that are alike, together
-            here = x[:, self.spans[run[0].name].start : self.spans[run[-1].name].stop]
-            found.append(indicators(run[0], here.reshape(-1, len(run), run[0].width)).flatten(1))
-        return found[0] if len(found) == 1 else torch.cat(found, 1)
+            cells = x[:, self.spans[run[0].name].start : self.spans[run[-1].name].stop]
+            parts.append(indicators(run[0], cells.reshape(-1, len(run), run[0].width)).flatten(1))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def runs(self, names: Collection[str]) -> list[tuple[Column, ...]]:
-        """Columns in a row that are alike, of which one has such a name."""
+        """Runs of adjacent columns of the same kind that contain one of the names."""
         return [run for run in self._runs if any(column.name in names for column in run)]

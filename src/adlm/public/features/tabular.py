@@ -1,8 +1,8 @@
-"""Features of tables: every column becomes indicators that sum to one, declared or ruled in public.
+"""Features of tables: every column becomes indicators that sum to one, by public rules alone.
 
 A categorical column has an indicator for each value, a numeric one for each interval between public cuts
 or hat functions on an even grid, a cross of two columns for each pair. A random Fourier feature is a wave
-over the numeric columns together, and has two indicators: how high it is, and how low. Sums of indicators
+over the numeric columns together, and has two indicators, high and low. Sums of indicators
 over records are then contingency tables, and an additive model is linear in the indicators.
 """
 
@@ -28,7 +28,7 @@ FREQUENCY = 3.0  # standard deviation of a wave's angle over the whole range of 
 
 
 class TabularFeatures(Features):
-    """Indicators of the columns, divided by sqrt(c) for c blocks, so that no record is longer than 1.
+    """Indicators of the columns, divided by sqrt(c) for c blocks, so that norms are at most 1.
 
     A block is a column, a cross or a wave.
 
@@ -80,7 +80,7 @@ class TabularFeatures(Features):
         generator = torch.Generator().manual_seed(0)
         drawn = torch.randn(len(numeric), fourier, generator=generator)
         self.register_buffer("_frequencies", FREQUENCY * drawn)
-        # products of whole numbers add up exactly, so that a record's features do not depend on its batch
+        # sums of integer products are exact, so that a record's features do not depend on its batch
         self._frequencies_on_grid = torch.round(FREQUENCY * drawn.double() * _GRID)
         self.register_buffer("_phases", 2 * math.pi * torch.rand(fourier, generator=generator))
 
@@ -101,7 +101,7 @@ class TabularFeatures(Features):
 
     @property
     def unit(self) -> float:
-        """What an indicator that is fully on is worth in a feature vector."""
+        """Value in a feature vector of an indicator that is 1."""
         return 1 / math.sqrt(len(self.block_names))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -112,8 +112,8 @@ class TabularFeatures(Features):
         indicators: list[Tensor] = []
         parts: dict[str, Tensor] = {}
         for run in self._runs:  # columns that are alike, together
-            here = x[:, self._spans[run[0].name][0] : self._spans[run[-1].name][1]]
-            block = column_indicators(run[0], here.reshape(-1, len(run), run[0].width), self.detail)
+            cells = x[:, self._spans[run[0].name][0] : self._spans[run[-1].name][1]]
+            block = column_indicators(run[0], cells.reshape(-1, len(run), run[0].width), self.detail)
             indicators.append(block.flatten(1))
             if self.table.crosses:
                 parts |= {column.name: block[:, at] for at, column in enumerate(run)}
@@ -152,7 +152,7 @@ class TabularFeatures(Features):
 def detail_rule(n: float, spread: float) -> int:
     """Indicators of a numeric column, from the number of records and the noise on one count.
 
-    A count should be some eight times the noise on it: four to sixteen indicators.
+    A count should be about eight times its noise: four to sixteen indicators.
     """
     return int(min(max(n / (8 * max(spread, 1e-9)), DETAIL[0]), DETAIL[1]))
 
@@ -172,7 +172,7 @@ def column_indicators(column: Column, x: Tensor, detail: int) -> Tensor:
         knots = _knots(column, detail)
         place = position * (knots - 1)
         indicators = place - torch.arange(knots, dtype=x.dtype, device=x.device)
-        indicators.abs_().neg_().add_(1).clamp_min_(0)  # in place: this is what a pass waits for
+        indicators.abs_().neg_().add_(1).clamp_min_(0)  # in place: this dominates the time of a pass
     if column.missing is None:
         return indicators
     missing = x[..., 1:2]
@@ -210,5 +210,5 @@ def _knots(column: Column, detail: int) -> int:
 
 
 def _cut_positions(column: Column) -> list[float]:
-    """Cuts on the scale of encoded cells, a hair below, so that rounding keeps a value at a cut above it."""
+    """Cuts on the scale of encoded cells, lowered so that rounding keeps a value at a cut above it."""
     return [column.position(column.number(cut)) - 1e-6 for cut in column.cuts]

@@ -1,7 +1,7 @@
 """Averages over a grid of cells that overlap: a place's weight falls linearly from one cell to the next.
 
-With cells that end abruptly, an image that is shifted by a pixel or two moves much from one cell to another.
-On held-out photographs this was worth as much as averaging the features of five shifted images.
+With hard edges, a shift of an image by a pixel or two moves much from one cell to another. On held-out
+photographs overlap was worth as much as averaging the features of five shifted images.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from torch import Tensor
 def tents(size: int, cells: int) -> NDArray[np.float64]:
     """Weights (cells, size) of places along an axis: 2 size at the centre of a cell, 0 at that of the next.
 
-    They fall linearly between centres and are the same beyond the outermost. All are whole numbers, so sums
-    of them are exact.
+    They fall linearly between centres and are constant beyond the outermost. All are integers, so their sums
+    are exact.
     """
     place = np.clip((2 * np.arange(size) + 1) * cells - size, 0, 2 * size * (cells - 1))
     distance = np.abs(place - 2 * size * np.arange(cells)[:, None])
@@ -27,7 +27,7 @@ def tents(size: int, cells: int) -> NDArray[np.float64]:
 
 
 def tent_shares(size: int, cells: int) -> NDArray[np.float64]:
-    """Return the same weights (cells, size), each cell's of sum 1."""
+    """Return the same weights (cells, size), normalised to sum 1 in each cell."""
     weights = tents(size, cells)
     return np.asarray(weights / weights.sum(1, keepdims=True))
 

@@ -1,4 +1,4 @@
-"""Work on many small images, one by one, in several threads with a core to each."""
+"""Map many small images, one by one, in several threads with one core each."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from adlm.runtime.memory import keep_freed
 
-ALIGNED = 64  # bytes: what new memory starts at a multiple of
-ACCELERATED = 1024  # rows of a block on an accelerator, which wants more work at once
+ALIGNED = 64  # bytes: alignment of new memory
+ACCELERATED = 1024  # rows of a block on an accelerator, which needs larger batches
 
 
 _TOGETHER: ContextVar[bool] = ContextVar("together", default=False)
@@ -21,10 +21,10 @@ _TOGETHER: ContextVar[bool] = ContextVar("together", default=False)
 
 @contextlib.contextmanager
 def records_together() -> Iterator[None]:
-    """Work on many records at once while this lasts: for what is public, and for predictions.
+    """Map many records at once inside this context: for public records and for predictions.
 
-    Last bits may then depend on which records come together. That is of no concern to a prediction, which
-    is made of a release; before a release it would be.
+    Last bits may then depend on the batch. That does not matter for a prediction, which is post-processing;
+    before a release it would.
     """
     token = _TOGETHER.set(True)
     try:
@@ -38,9 +38,8 @@ def map_blocks_threaded(
 ) -> Tensor:
     """Fill `out` from `x` by `work(records, their part of out)`, one by one, and return it.
 
-    Transforms of small images are too short to be shared out among cores one by one, so each thread takes
-    whole blocks, and works on them with one core. Work inside a thread that is itself cut into blocks stays
-    in its thread.
+    Transforms of small images are too short to be parallelised one by one, so each thread takes whole blocks
+    on one core. Nested calls stay in their thread.
 
     Parameters
     ----------
@@ -58,11 +57,11 @@ def map_blocks_threaded(
     """
     on_cpu = x.device.type == "cpu"
     starts = range(0, len(x), rows if on_cpu else ACCELERATED)
-    # Threads do not see the variable; and a slope is of nobody's record.
+    # Threads do not see the context variable; gradients are never taken of private records.
     alone = on_cpu and not _TOGETHER.get() and not x.requires_grad
-    own, inference, waiting = torch.get_num_threads(), torch.is_inference_mode_enabled(), iter(starts)
-    # What autograd records, it records in the thread that asks for it.
-    threads = min(own, len(starts)) if on_cpu and not x.requires_grad else 1
+    cores, inference, waiting = torch.get_num_threads(), torch.is_inference_mode_enabled(), iter(starts)
+    # Autograd records operations in the calling thread only.
+    threads = min(cores, len(starts)) if on_cpu and not x.requires_grad else 1
 
     def worker() -> None:
         with torch.inference_mode(inference):
@@ -73,7 +72,7 @@ def map_blocks_threaded(
     keep_freed()
     try:
         if threads <= 1:
-            if on_cpu and own > 1:
+            if on_cpu and cores > 1:
                 torch.set_num_threads(1)
             worker()
             return out
@@ -81,15 +80,15 @@ def map_blocks_threaded(
             for done in [pool.submit(worker) for _ in range(threads)]:
                 done.result()
     finally:
-        if torch.get_num_threads() != own or threads > 1:
-            torch.set_num_threads(own)  # each thread has its own, but new ones start with the last one set
+        if torch.get_num_threads() != cores or threads > 1:
+            torch.set_num_threads(cores)  # per thread, but new threads inherit the last value set
     return out
 
 
 def _fill(
     work: Callable[[Tensor, Tensor], object], x: Tensor, out: Tensor, *, alone: bool, rows: int
 ) -> None:
-    """Do the work on each record alone; or on all of them, on an accelerator filled up to `rows`."""
+    """Map each record alone; or all of them, on an accelerator padded to `rows`."""
     if alone and len(x) == 1 and x.is_contiguous() and x.data_ptr() % ALIGNED == 0:
         work(x, out)
         return

@@ -1,4 +1,4 @@
-"""Vectors of bounded length, such as embeddings, as they are: divided by their declared bound."""
+"""Vectors of bounded length, such as embeddings, divided by their declared bound."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from adlm.public.features.exact import exact_unit_norm
 
 
 class BoundedVector(Features):
-    """Bring vectors in [0, 1] about 1/2 back about 0, in units of their bound; longer ones are scaled to it.
+    """Centre vectors in [0, 1] at 0, in units of their bound; longer ones are scaled to it.
 
-    The domain of such vectors is [-norm, norm] in each coordinate, so that its scaling loses nothing but
-    coordinates that no vector within the bound has.
+    The domain of such vectors is [-norm, norm] in each coordinate, so its clipping changes no vector within
+    the bound.
     """
 
     def __init__(self, size: int) -> None:

@@ -365,7 +365,7 @@ def test_the_rule_takes_as_many_random_fourier_features_as_the_noise_allows() ->
     x, y = made_records(5000, 2, 15)
     release = privatise(passes(x, y), domain=table, epsilon="1.5", seed=0, fourier="auto")
     assert release.certificate.settings["plan"]["fourier"] == planned(5000, "1.5")
-    with pytest.raises(UserError, match="fourier must be auto or a whole number"):
+    with pytest.raises(UserError, match="fourier must be auto or an integer"):
         plan_table(table, 5000, Fraction(3), Fraction(0), 1001)
 
 

@@ -167,7 +167,7 @@ def test_a_mistake_in_a_column_is_one_sentence(change: dict[str, object], messag
         ("records = 2", "records = 0", "records must be at least 1"),
         ("lower = 2020-01-01", 'lower = "soon"', "dates are written like"),
         ('"1" = "yes"', 'no = "yes"', "column 'ill': alias 'no' names 'yes', but is a class itself"),
-        ("records = 2", "records = true", "column 'id': records must be a whole number"),
+        ("records = 2", "records = true", "column 'id': records must be an integer"),
         ('"390..459"', '"459..390"', "column 'code': the range 459..390 holds nothing"),
         ('"460..519"', '"459..519"', "column 'code': ranges 390..459 and 459..519 of two groups overlap"),
         ('"V1"', '"V1 "', "column 'code': cells are read without outer spaces, so 'V1 ' never occurs"),

@@ -1,7 +1,7 @@
 """The columns of a table, as declared in a domain file: what each may hold, and how it is encoded.
 
-A `Column` is what may be known of one column without reading it. It is always declared: bounds, values
-and what a missing cell means. Encoding turns a cell into numbers in [0, 1] that depend on that cell and on
+A `Column` is the public declaration of one column: its bounds, its values and the meaning of a missing
+cell. Encoding turns a cell into numbers in [0, 1] that depend on that cell and on
 the declaration alone.
 """
 
@@ -45,7 +45,7 @@ def iso_day(text: str) -> int:
 
 
 def day_of(moment: datetime.datetime) -> int:
-    """Return the day of a moment: in UTC if it has a zone, because libraries give a column one zone."""
+    """Return the day of a time: in UTC if it has a zone, because libraries give a column one zone."""
     if moment.tzinfo is not None:
         try:
             moment = moment.astimezone(datetime.UTC)
@@ -55,7 +55,7 @@ def day_of(moment: datetime.datetime) -> int:
 
 
 def plain_number(text: str) -> float:
-    """Return the number that a text is; ValueError for what only a program would write, such as 1_000."""
+    """Parse a number; ValueError for Python literals that are not plain numbers, such as 1_000."""
     if "_" in text:
         raise ValueError(text)
     return float(text)
@@ -78,11 +78,11 @@ class Column:
     groups : groups of values of a categorical column, each a list of values or of ranges such as "390..459";
         the groups are then the categories.
     other : name of the category of values that are not listed; without it they are refused.
-    missing : `category` makes a missing cell a value of its own; a constant stands in for it, with an
-        indicator beside it; None refuses missing cells.
+    missing : `category` makes a missing cell a category; a constant replaces it, and an indicator is added;
+        None refuses missing cells.
     format : of a date, for strptime; ISO without it.
     classes, aliases : of the label; aliases map further texts to classes. A label's `missing` is the class
-        that stands in for a missing label; a target's is a number within its bounds.
+        that replaces a missing label; a target's is a number within its bounds.
     records : of the person column: how many records each person may contribute.
     """
 
@@ -220,7 +220,7 @@ class Column:
         return {text: code for code, texts in enumerate(_TRUTH) for text in texts}
 
     def category_ranges(self) -> tuple[tuple[dict[str, int], list[tuple[float, float, int]]], int | None]:
-        """How a value finds its category: exact texts, whole-number ranges, and the code of the rest."""
+        """Categories of values: exact texts, integer ranges, and the code of all others."""
         exact: dict[str, int] = {}
         ranges: list[tuple[float, float, int]] = []
         groups = self.groups or tuple((value, (value,)) for value in self.values)
@@ -237,7 +237,7 @@ class Column:
         return (exact, ranges), rest
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values; what was not given is left out. Groups are a list of pairs, because order matters."""
+        """JSON values, without unset ones. Groups are a list of pairs, because order matters."""
         out: dict[str, Any] = {"name": self.name, "kind": self.kind}
         for key in (f.name for f in fields(self) if f.name in _ALLOWED[self.kind]):
             value = getattr(self, key)
@@ -257,31 +257,33 @@ class Column:
         """Read one column's settings; a setting that its kind does not have is refused."""
         if not isinstance(raw, Mapping) or not isinstance(raw.get("kind"), str):
             raise UserError(f"column {name!r}: set kind to one of {', '.join(KINDS)}")
-        given = dict(raw)
-        kind = given.pop("kind")
+        options = dict(raw)
+        kind = options.pop("kind")
         if kind not in KINDS:
             raise UserError(f"column {name!r}: kind must be one of {', '.join(KINDS)} (got {kind!r})")
-        for key in given:
+        for key in options:
             if key not in _ALLOWED[kind]:
                 allowed = ", ".join(sorted(_ALLOWED[kind])) or "no settings"
                 raise UserError(f"column {name!r}: a {kind} column has no setting {key!r}; it has {allowed}")
         for key in ("lower", "upper", "missing"):
-            if key in given:
-                given[key] = _iso(given[key])
+            if key in options:
+                options[key] = _iso(options[key])
         for key in ("values", "classes", "cuts"):
-            if key in given:
-                given[key] = _listed(name, key, given[key], texts=key != "cuts")
-        if "groups" in given:
-            groups = _mapping(name, "groups", given["groups"])
-            given["groups"] = tuple((str(g), _listed(name, "groups", m, texts=True)) for g, m in groups)
-        if "aliases" in given:
-            given["aliases"] = tuple((str(k), str(v)) for k, v in _mapping(name, "aliases", given["aliases"]))
-        if type(given.get("records", 1)) is not int:  # true is an int, and no number of records
-            raise UserError(f"column {name!r}: records must be a whole number (got {given['records']!r})")
+            if key in options:
+                options[key] = _listed(name, key, options[key], texts=key != "cuts")
+        if "groups" in options:
+            groups = _mapping(name, "groups", options["groups"])
+            options["groups"] = tuple((str(g), _listed(name, "groups", m, texts=True)) for g, m in groups)
+        if "aliases" in options:
+            options["aliases"] = tuple(
+                (str(k), str(v)) for k, v in _mapping(name, "aliases", options["aliases"])
+            )
+        if type(options.get("records", 1)) is not int:  # a bool is an int in Python
+            raise UserError(f"column {name!r}: records must be an integer (got {options['records']!r})")
         for key in ("other", "format", "scale"):
-            if key in given and not isinstance(given[key], str):
-                raise UserError(f"column {name!r}: {key} must be a text in quotes (got {given[key]!r})")
-        return cls(name, kind, **given)
+            if key in options and not isinstance(options[key], str):
+                raise UserError(f"column {name!r}: {key} must be a text in quotes (got {options[key]!r})")
+        return cls(name, kind, **options)
 
 
 def _listed(name: str, key: str, value: Any, *, texts: bool) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What a column's declaration cannot mean: a sentence for each way in which it contradicts itself."""
+"""Contradictions within a column's declaration, each with its error sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def contradiction(column: Column) -> str | None:
-    """Say in a sentence how a column contradicts itself, or nothing."""
+    """Return a sentence about a contradiction in a column's declaration, or None."""
     return _texts(column) or _range(column) or _format(column) or _aliases(column) or _categories(column)
 
 
@@ -66,5 +66,5 @@ def _categories(column: Column) -> str | None:
             return f"the range {low:g}..{high:g} holds nothing; write the lower number first"
     for (low, high, group), (start, end, another) in itertools.combinations(ranges, 2):
         if group != another and max(low, start) <= min(high, end):
-            return f"ranges {low:g}..{high:g} and {start:g}..{end:g} of two groups overlap; set them apart"
+            return f"ranges {low:g}..{high:g} and {start:g}..{end:g} of two groups overlap; separate them"
     return None

@@ -1,4 +1,4 @@
-"""Checks on what a person declared in a domain: each gives the value in its one form, or a sentence."""
+"""Validation of a domain's settings: each check returns the normalised value or raises a sentence."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Parsed = TypeVar("Parsed")
 
 
 def shape(given: Any) -> tuple[int, ...]:
-    """A record's shape: whole numbers of at least 1."""
+    """A record's shape: integers of at least 1."""
     values = _sequence("shape", given)
     if not values:
         raise UserError("domain.shape must have at least one dimension (got none)")
     for value in values:
         if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < 1:
-            raise UserError(f"domain.shape must hold whole numbers of at least 1 (got {show(value)})")
+            raise UserError(f"domain.shape must hold integers of at least 1 (got {show(value)})")
     if math.prod(int(value) for value in values) >= 2**31:
         raise UserError(f"domain.shape must have fewer than 2^31 values (got {show(values)})")
     return tuple(int(value) for value in values)
@@ -76,7 +76,7 @@ def _encodable(text: str) -> bool:
 
 
 def one_of(key: str, value: Any, allowed: tuple[str, ...]) -> None:
-    """Nothing, if the value is an allowed word."""
+    """Refuse a value that is not an allowed word."""
     if not isinstance(value, str) or value not in allowed:
         raise UserError(f"domain.{key} must be one of {', '.join(allowed)} (got {show(value)})")
 
@@ -90,7 +90,7 @@ def _sequence(key: str, given: Any) -> list[Any]:
 
 
 def show(value: Any) -> str:
-    """A value as a message can show it: short, on one line."""
+    """Format a value for a message: short, on one line."""
     if isinstance(value, int) and abs(value) >= 10**30:
         return "a very large number"  # printing it could pass Python's limit on digits
     try:
@@ -101,7 +101,7 @@ def show(value: Any) -> str:
 
 
 def reason(error: BaseException) -> str:
-    """Why reading failed, on one line."""
+    """The reason of an error, on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error).replace("\n", " ") or type(error).__name__
@@ -116,7 +116,7 @@ def toml(text: str) -> dict[str, Any]:
 
 
 def named_columns(raw: Any) -> list[tuple[str, Any]] | None:
-    """Columns by name, from the sections of a file or from the list that `to_dict` gives; None for others."""
+    """Columns by name, from the sections of a file or the list of `to_dict`; None for anything else."""
     if isinstance(raw, Mapping):
         return [(str(name), settings) for name, settings in raw.items()]
     if isinstance(raw, list | tuple) and all(isinstance(c, Mapping) and "name" in c for c in raw):
@@ -139,12 +139,12 @@ class DomainFile:
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """The domain that a file's settings declare."""
+        """Make a domain from settings."""
         raise NotImplementedError
 
     @classmethod
     def from_toml(cls, text: str) -> Self:
-        """The domain that the text of a domain file declares."""
+        """Make a domain from the text of a domain file."""
         return cls.from_dict(toml(text))
 
     @classmethod

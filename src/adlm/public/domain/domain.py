@@ -1,6 +1,6 @@
-"""What may be known of the records without reading them: bounds, shape, classes, neighbours.
+"""The public description of the records: bounds, shape, classes, neighbours.
 
-A `Domain` is always declared and never learnt: a bound found by looking at records would itself be a
+A `Domain` is always declared and never learnt: a bound computed from records would itself be a
 release of them. It is also the one place that scales records to [0, 1] and turns labels into codes.
 """
 
@@ -32,7 +32,7 @@ FAMILY_USES = {
 FAMILIES = tuple(FAMILY_USES)
 FITS = ("crop", "pad", "stretch")
 
-_BLOCK = 1 << 22  # values scaled at a time: keeps the float64 copy small beside 50,000 colour images
+_BLOCK = 1 << 22  # values scaled at a time: keeps the float64 copy small for 50,000 colour images
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,9 @@ class Domain(declaration.DomainFile):
     features
         Optional names of the features in C order, used in messages.
     fit
-        How an image file of another aspect is brought to the shape: `crop` (which None means too), `pad` or
-        `stretch`.
+        How an image file of another aspect is fitted to the shape: `crop` (the default), `pad` or `stretch`.
     target
-        Bounds of the number that is predicted, where it is no class.
+        Bounds of a numeric target, in place of classes.
 
     Raises
     ------
@@ -85,7 +84,7 @@ class Domain(declaration.DomainFile):
     fit: str | None = None
 
     def __post_init__(self) -> None:
-        put = object.__setattr__  # the way a frozen dataclass may normalise what it was given
+        put = object.__setattr__  # a frozen dataclass can only normalise its fields this way
         put(self, "shape", declaration.shape(self.shape))
         put(self, "classes", declaration.names("classes", self.classes, "class"))
         if self.target is not None:
@@ -159,7 +158,7 @@ class Domain(declaration.DomainFile):
         return scaled.reshape(-1, *self.shape)
 
     def outside(self, x: Any) -> int:
-        """How many values `scale` would clip: for the curator's eyes only, it is not private."""
+        """Number of values that `scale` would clip. It is not private, so only the curator may see it."""
         lower, upper = np.asarray(self.lower), np.asarray(self.upper)
         blocks = self._blocks(self._rows(x))
         return sum(int(np.count_nonzero((block < lower) | (block > upper))) for _, block in blocks)
@@ -167,23 +166,23 @@ class Domain(declaration.DomainFile):
     def encode_labels(self, y: Any) -> NDArray[np.int64]:
         """Codes of the labels, (n,) int64 in 0..M-1.
 
-        A string must be a class name. A whole number stands for the class of that name if any class
-        name is a whole number, and for a code otherwise, so that a label never has two readings.
+        A string must be a class name. An integer is the class of that name if any class name is an integer,
+        and a code otherwise, so that no label is ambiguous.
         """
         return encode_labels(y, self.classes)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values, in the order of the fields; what was not given is left out."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        """JSON values, in the order of the fields, without unset ones."""
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
         return {
             key: list(value) if isinstance(value, tuple) else value
-            for key, value in given.items()
+            for key, value in settings.items()
             if value is not None
         }
 
     @classmethod
     def from_dict(cls, values: Any) -> Self:
-        """The domain that `to_dict` described."""
+        """Make a domain from the values of `to_dict`."""
         if not isinstance(values, Mapping):
             raise UserError(f"a domain must be a table of settings (got {declaration.show(values)})")
         allowed = [field.name for field in fields(cls)]
@@ -220,14 +219,14 @@ class Domain(declaration.DomainFile):
         if array.shape[1:] != self.shape and array.shape[1:] != (self.size,):
             raise UserError(
                 f"records must have shape (n, {', '.join(map(str, self.shape))}) or (n, {self.size}) "
-                f"as the domain says (got {array.shape})"
+                f"as the domain declares (got {array.shape})"
             )
         if len(array) == 0:
             raise UserError("there are no records (got an empty array); give at least one")
         return array.reshape(len(array), self.size)
 
     def _blocks(self, rows: NDArray[Any]) -> Iterator[tuple[int, NDArray[np.float64]]]:
-        """Float64 copies of a few rows at a time, known to be finite."""
+        """Float64 copies of a few rows at a time, checked to be finite."""
         step = max(1, _BLOCK // self.size)
         for start in range(0, len(rows), step):
             block = rows[start : start + step].astype(np.float64)
@@ -242,7 +241,7 @@ class Domain(declaration.DomainFile):
 
 
 def _numeric(x: Any) -> NDArray[Any]:
-    """The array that was given, or a sentence if its values are not real numbers."""
+    """Convert to an array; values must be real numbers."""
     if hasattr(x, "detach"):  # a tensor; numpy has no bfloat16, and float32 holds every such value
         x = x.detach().cpu()
         x = (x.float() if x.is_floating_point() and x.element_size() < 4 else x).numpy()

@@ -1,4 +1,4 @@
-"""Columns as numbers: how a declared column is encoded. Each number depends on its own value alone."""
+"""Encoding of declared columns as numbers. Each number depends on its own cell alone."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from adlm.public.domain.values import (
     text_in,
 )
 
-Compact = NDArray[Any]  # float32 positions, or whole numbers of categories
+Compact = NDArray[Any]  # float32 positions, or integer codes of categories
 TARGET_UNIT = 1 << 20  # grid steps between the bounds of a target
 _BOUNDED = ("numeric", "date", "target")
 Codes = NDArray[np.float64]  # a position in [0, 1], or a category's number; NaN where the cell is missing
@@ -43,7 +43,7 @@ def encode_column(column: Column, values: Any, missing: tuple[str, ...]) -> NDAr
 
 
 def compact(column: Column, values: Any, missing: tuple[str, ...]) -> Compact:
-    """Read (n,) cells as one number each, to be kept: a category's number, or a position in [0, 1].
+    """Read (n,) cells as one number each, for storage: a category's code, or a position in [0, 1].
 
     A missing cell is the last category, or at -1.
     """
@@ -60,12 +60,12 @@ def compact(column: Column, values: Any, missing: tuple[str, ...]) -> Compact:
 
 
 def expand(column: Column, kept: Compact) -> NDArray[np.float32]:
-    """Turn what `compact` gave into the (n, width) numbers of a column."""
+    """Expand the output of `compact` to the (n, width) numbers of a column."""
     return expanded((column,), (kept,))
 
 
 def expanded(columns: Sequence[Column], kept: Sequence[Compact]) -> NDArray[np.float32]:
-    """Turn what `compact` gave of several columns into the numbers that encode them, side by side."""
+    """Expand the outputs of `compact` of several columns to their numbers, side by side."""
     widths = [column.width for column in columns]
     out = np.zeros((len(kept[0]), sum(widths)), dtype=np.float32)
     stop = 0
@@ -88,15 +88,15 @@ def encode_labels(column: Column, values: Any, missing: tuple[str, ...] = ()) ->
 
 
 def encode_target(column: Column, values: Any, missing: tuple[str, ...] = ()) -> NDArray[np.int64]:
-    """Positions of the target's cells between its bounds, (n,) whole numbers from 0 to TARGET_UNIT.
+    """Positions of the target's cells between its bounds, (n,) integers from 0 to TARGET_UNIT.
 
-    `missing` has texts that mean missing, if the target declares what then stands in for it.
+    `missing` has texts that mean missing, if the target declares a replacement.
     """
     return np.rint(_answers(column, values, missing) * TARGET_UNIT).astype(np.int64)
 
 
 def _answers(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
-    """Codes of a label or a target, with what is declared in place of missing cells."""
+    """Codes of a label or a target, with the declared replacement of missing cells."""
     if column.missing is None:
         codes = _codes(column, values, ())
         if np.isnan(codes).any():
@@ -110,7 +110,7 @@ def _answers(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
 
 
 def encode_answer(table: TableDomain, values: Any) -> NDArray[np.int64]:
-    """Encode the cells of what a table predicts, (n,): class codes, or positions of the target."""
+    """Encode the label or target of a table, (n,): class codes, or positions of the target."""
     encode = encode_labels if table.target is None else encode_target
     return encode(table.answer, values, table.missing)
 
@@ -128,7 +128,7 @@ def encode_frame(table: TableDomain, frame: Any) -> NDArray[np.float32]:
 
 
 class Frame(dict[str, Any]):
-    """Columns by name, where there is no data frame of a library's."""
+    """Columns by name: a minimal data frame."""
 
     @property
     def columns(self) -> list[str]:
@@ -143,7 +143,7 @@ def column_names(frame: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a column's cells look like against its declaration: not private, for the curator's eyes."""
+    """Counts of a column's cells that its declaration does not cover. Not private: for the curator only."""
 
     cells: int
     missing: int
@@ -174,7 +174,7 @@ def survey_column(column: Column, values: Any, missing: tuple[str, ...]) -> Surv
 
 
 def constant(column: Column) -> float:
-    """Return where a missing cell is placed: at the declared constant, or at 0 beside its indicator."""
+    """Return the position of a missing cell: the declared constant's, or 0 with an indicator."""
     if column.missing is None or column.missing == "category":
         return 0.0
     if column.kind in ("numeric", "date"):
@@ -183,7 +183,7 @@ def constant(column: Column) -> float:
 
 
 def _codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
-    """Read each cell by itself; a column of numbers at once, as its cells would be one by one."""
+    """Read each cell by itself; a column of numbers at once, with the same result."""
     if column.kind in ("numeric", "target"):
         numbers = numbers_of(values)
         if numbers is not None:
@@ -194,14 +194,14 @@ def _codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
 
 
 def _marked(column: Column, numbers: Codes, missing: tuple[str, ...]) -> Codes:
-    """Put NaN in the place of the numbers that mean missing."""
+    """Replace the numbers that mean missing by NaN."""
     if marks := marks_of(column, missing):
         numbers[np.isin(numbers, sorted(marks))] = np.nan
     return numbers
 
 
 def _number_texts(column: Column, texts: Any, missing: tuple[str, ...]) -> Codes:
-    """Read plainly written numbers at once, and every other cell by itself."""
+    """Read plain numbers at once, and every other cell by itself."""
     numbers = numbers_in(texts)
     odd = np.flatnonzero(np.isnan(numbers))
     codes = _positions(column, _marked(column, numbers, missing))
@@ -214,7 +214,7 @@ def _number_texts(column: Column, texts: Any, missing: tuple[str, ...]) -> Codes
 
 
 def _value_codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes:
-    """Read each different cell once, by the declared kind."""
+    """Read each distinct cell once, by the declared kind."""
     cells = _column_values(column, values)
     read = _reader(column, missing)
     lookup = np.full(len(cells.distinct), np.nan)
@@ -223,7 +223,7 @@ def _value_codes(column: Column, values: Any, missing: tuple[str, ...]) -> Codes
             lookup[code] = math.nan if cell is None else read(cell)
         except RefusedError as refused:
             rows = np.flatnonzero(cells.rows == code)
-            if rows.size:  # a category may be declared in pandas and held by nobody
+            if rows.size:  # a pandas category may occur in no row
                 raise CellError(column.name, int(rows[0]), str(refused)) from None
     return np.asarray(lookup[cells.rows])
 
@@ -236,20 +236,20 @@ def _column_values(column: Column, values: Any) -> ColumnValues:
 
 
 def _positions(column: Column, numbers: Codes) -> Codes:
-    """Positions of numbers, each by operations that round alike at every place of an array."""
+    """Positions of numbers, by operations whose rounding does not depend on the place in an array."""
     if np.isinf(numbers).any():
         row = int(np.flatnonzero(np.isinf(numbers))[0])
         raise CellError(column.name, row, "the value is infinite; values must be finite numbers")
     low, high = column.number(column.lower), column.number(column.upper)
     inside = np.clip(numbers, low, high) - low
-    if column.scale == "log":  # a vectorised logarithm may round by place; this one is `Column.position`'s
+    if column.scale == "log":  # a vectorised logarithm may round by place; `Column.position` does not
         top = math.log1p(high - low)
         return np.array([math.log1p(value) / top for value in inside.tolist()], dtype=np.float64)
     return np.asarray(inside / (high - low))
 
 
 def _reader(column: Column, missing: tuple[str, ...]) -> Callable[[Any], float]:
-    """What turns a cell into a code or a position in [0, 1], or NaN if it means missing."""
+    """Return a function from a cell to a code or a position in [0, 1], or NaN if it means missing."""
     if column.kind in _BOUNDED:
         marks = marks_of(column, missing)
 
@@ -270,35 +270,35 @@ def _reader(column: Column, missing: tuple[str, ...]) -> Callable[[Any], float]:
 
 
 def _level(column: Column) -> Callable[[str], float]:
-    known = column.truth() if column.kind == "boolean" else {v: i for i, v in enumerate(column.levels)}
-    top = max(known.values())
+    codes = column.truth() if column.kind == "boolean" else {v: i for i, v in enumerate(column.levels)}
+    top = max(codes.values())
     folded = column.kind == "boolean" and not column.values
 
     def read(text: str) -> float:
         key = text.lower() if folded else text
-        if key not in known:
-            raise RefusedError(f"unknown value {text!r}; the column has {_some(tuple(known))}")
-        return known[key] / top
+        if key not in codes:
+            raise RefusedError(f"unknown value {text!r}; the column has {_some(tuple(codes))}")
+        return codes[key] / top
 
     return read
 
 
 def _label_reader(column: Column) -> Callable[[str], float]:
     names = {name: float(code) for code, name in enumerate(column.classes)}
-    known = names | {text: names[name] for text, name in column.aliases}
+    codes = names | {text: names[name] for text, name in column.aliases}
 
     def read(text: str) -> float:
-        if text not in known:
+        if text not in codes:
             raise RefusedError(f"unknown label {text!r}; the classes are {_some(column.classes)}")
-        return known[text]
+        return codes[text]
 
     return read
 
 
 def marks_of(column: Column, missing: tuple[str, ...]) -> frozenset[float]:
-    """The numbers (or days) that mean missing, so that -999 is one in text, as -999.0 and as a number.
+    """The numbers (or days) that mean missing: -999 as a text, as -999.0 and as a number.
 
-    A mark that single precision keeps differently is one in that form too, in a column of whatever type.
+    A mark that is rounded in single precision counts in that form too, in a column of any type.
     """
     marks = set()
     for text in missing:
@@ -309,7 +309,7 @@ def marks_of(column: Column, missing: tuple[str, ...]) -> frozenset[float]:
 
 
 def _value(column: Column, cell: Any) -> float:
-    """The number, or the day, that a whole cell is."""
+    """Read a cell as a number, or as a day."""
     if column.kind == "date":
         day = day_in(cell)
         return day if day is not None else _day(column, text_in(column, cell))
@@ -342,17 +342,17 @@ def _category(column: Column) -> Callable[[str], float]:
         code = exact.get(text)
         if code is None and ranges:
             try:
-                whole = math.floor(plain_number(text))
+                integer = math.floor(plain_number(text))
             except (ValueError, OverflowError):
-                whole = None
-            if whole is not None:
-                code = next((c for low, high, c in ranges if low <= whole <= high), None)
+                integer = None
+            if integer is not None:
+                code = next((c for low, high, c in ranges if low <= integer <= high), None)
         if code is None:
             code = rest
         if code is None:
             raise RefusedError(
                 f"unknown category {text!r}; the column has {_some(column.categories)} "
-                '(other = "NAME" in the domain would take in the rest)'
+                '(other = "NAME" in the domain would cover all others)'
             )
         return float(code)
 

@@ -31,22 +31,22 @@ from adlm.public.domain.domain import FAMILY_USES, FITS, NEIGHBOURS, Domain
 COLOURS = ("grey", "rgb")
 INPUT_KINDS = ("image", "vector")
 IMAGE_FAMILIES = ("drawn", "garments", "natural", "generic")
-LEAST_SIDE, MOST_SIDE = 4, 1024  # pixels of a side that images may be brought to
+LEAST_SIDE, MOST_SIDE = 4, 1024  # pixels of a side that images can be resized to
 _SETTINGS = ("neighbours", "columns")
 
 
 @dataclass(frozen=True)
 class ImageInput:
-    """What is declared of the images.
+    """The declaration of an image column.
 
     Parameters
     ----------
     name : the column of image bytes in a Parquet file, of file names in a CSV file, or of the array in an
         .npz file. A folder with a subfolder for each class has no columns, and the name is not used.
-    size : height and width that every image is brought to; one number for a square.
-    colour : `grey` or `rgb`: what every image is turned into.
-    family : what kind of pictures these are, which decides on their public features.
-    fit : how an image of another aspect is brought to the size: `crop` its centre, `pad` it with black, or
+    size : height and width that every image is resized to; one number for a square.
+    colour : `grey` or `rgb`: every image is converted to it.
+    family : the kind of images, which determines their public features.
+    fit : how an image of another aspect is fitted to the size: `crop` its centre, `pad` it with black, or
         `stretch` it.
     """
 
@@ -75,21 +75,21 @@ class ImageInput:
         return self.size if self.colour == "grey" else (3, *self.size)
 
     def domain(self, classes: tuple[str, ...], neighbours: str) -> Domain:
-        """The domain of records that were brought to the size: bytes, 0 to 255."""
+        """The domain of resized records: bytes, 0 to 255."""
         fit = None if self.fit == FITS[0] else self.fit
         return Domain(self.shape, 0, 255, classes, neighbours, self.family, fit=fit)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         size = self.size[0] if self.size[0] == self.size[1] else list(self.size)
-        own = {} if self.fit == FITS[0] else {"fit": self.fit}
+        fit = {} if self.fit == FITS[0] else {"fit": self.fit}
         return {
             "name": self.name,
             "kind": "image",
             "size": size,
             "colour": self.colour,
             "family": self.family,
-        } | own
+        } | fit
 
     @classmethod
     def from_dict(cls, name: str, raw: Mapping[str, Any]) -> ImageInput:
@@ -107,7 +107,7 @@ class ImageInput:
 
 @dataclass(frozen=True)
 class VectorInput:
-    """What is declared of vectors, such as embeddings of texts by a public encoder.
+    """The declaration of a vector column, such as embeddings of texts by a public encoder.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ class VectorInput:
     def __post_init__(self) -> None:
         if type(self.size) is not int or self.size < 1:
             raise UserError(
-                f"column {self.name!r}: size must be a whole number of at least 1 (got {self.size!r})"
+                f"column {self.name!r}: size must be an integer of at least 1 (got {self.size!r})"
             )
         number = isinstance(self.norm, int | float) and not isinstance(self.norm, bool)
         if not number or not 0 < self.norm < float("inf"):
@@ -156,7 +156,7 @@ _READ = {"image": ImageInput.from_dict, "vector": VectorInput.from_dict}
 
 @dataclass(frozen=True)
 class InputDomain(declaration.DomainFile):
-    """What is declared of a data set whose records are one image or one vector each, with a label.
+    """The declaration of a data set whose records are one image or one vector each, with a label.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ class InputDomain(declaration.DomainFile):
 
     @classmethod
     def from_dict(cls, raw: Any) -> Self:
-        """Read what `to_dict` or a domain file says."""
+        """Read the values of `to_dict` or of a domain file."""
         if not isinstance(raw, Mapping):
             raise UserError(f"a domain must be a table of settings (got {declaration.show(raw)})")
         for key in raw:
@@ -235,8 +235,8 @@ class InputDomain(declaration.DomainFile):
             slot = "input" if kind in INPUT_KINDS else kind
             if slot not in ("input", "label", "person"):
                 raise UserError(
-                    f"column {name!r}: beside an image or a vector there is a label, perhaps a person, and "
-                    f"what is ignored (got kind {declaration.show(kind)})"
+                    f"column {name!r}: an image or vector domain also has a label, an optional person and "
+                    f"ignored columns (got kind {declaration.show(kind)})"
                 )
             if slot in slots:
                 what = "image or vector" if slot == "input" else slot
@@ -251,9 +251,9 @@ class InputDomain(declaration.DomainFile):
 
     @classmethod
     def of_domain(cls, domain: Domain) -> InputDomain:
-        """The declaration of records of a domain, with columns of the usual names: image, vector, label.
+        """The declaration of records of a domain, with columns of the default names: image, vector, label.
 
-        So files of images can be read for any model of images of bytes.
+        It lets any model of byte images read image files.
         """
         label = Column("label", "label", classes=domain.classes)
         if domain.family == "vector" and len(domain.shape) == 1 and not isinstance(domain.upper, tuple):
@@ -270,7 +270,7 @@ class InputDomain(declaration.DomainFile):
 
     @property
     def is_usual(self) -> bool:
-        """Whether the domain alone says all of the declaration."""
+        """Whether the declaration can be derived from the domain alone."""
         return self == InputDomain.of_domain(self.domain)
 
     def to_toml(self) -> str:
@@ -296,7 +296,7 @@ def array_domain(path: str | Path) -> Domain:
 
 
 def family_choices(given: str | None) -> str:
-    """Say which families of pictures there are, and what each is for."""
+    """Return a sentence with the families of images and their uses."""
     listed = "; ".join(f'"{name}" for {FAMILY_USES[name]}' for name in IMAGE_FAMILIES)
     got = "" if given is None else f" (got {given!r})"
     return f"family must say what kind of pictures these are, which no record may decide{got}: {listed}"

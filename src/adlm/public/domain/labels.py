@@ -1,4 +1,4 @@
-"""Labels as codes: class names or whole numbers in, positions in the declared classes out."""
+"""Encoding of labels: class names or integers to positions in the declared classes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from adlm.errors import UserError
 
-_WHOLE = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)", re.ASCII)
 
 
 def encode_labels(y: Any, classes: Sequence[str]) -> NDArray[np.int64]:
@@ -20,10 +20,10 @@ def encode_labels(y: Any, classes: Sequence[str]) -> NDArray[np.int64]:
     Parameters
     ----------
     y
-        (n,) labels: strings that are class names, or whole numbers.
+        (n,) labels: strings that are class names, or integers.
     classes
-        The M class names. If any of them is a whole number ("7"), a number stands for the class of
-        that name; otherwise it is a code. Labels thus never have two readings.
+        The M class names. If any of them is an integer ("7"), a number is the class of that name;
+        otherwise it is a code. So no label is ambiguous.
     """
     if hasattr(y, "detach"):
         y = y.detach().cpu().numpy()
@@ -44,7 +44,7 @@ def encode_labels(y: Any, classes: Sequence[str]) -> NDArray[np.int64]:
 
 
 def _objects(y: Sequence[Any]) -> NDArray[Any]:
-    """A list's labels as they are: NumPy would give all of them the type of the oddest one."""
+    """A list's labels unchanged: NumPy would convert all of them to one type."""
     if any(isinstance(label, list | tuple | np.ndarray) for label in y):
         return np.asarray(y)
     labels = np.empty(len(y), dtype=object)
@@ -54,7 +54,7 @@ def _objects(y: Sequence[Any]) -> NDArray[Any]:
 
 def _coder(classes: Sequence[str]) -> Callable[[Any], int]:
     position = {name: code for code, name in enumerate(classes)}
-    numbers_are_names = any(_WHOLE.fullmatch(name) for name in classes)
+    numbers_are_names = any(_INTEGER.fullmatch(name) for name in classes)
     shown = ", ".join(classes[:10]) + (f" and {len(classes) - 10} more" if len(classes) > 10 else "")
 
     def code(label: Any) -> int:
@@ -62,24 +62,24 @@ def _coder(classes: Sequence[str]) -> Callable[[Any], int]:
             if label in position:
                 return position[label]
             raise UserError(f"unknown label {label!r}; the domain's classes are {shown}")
-        whole = _whole(label, shown)
+        integer = _integer(label, shown)
         if numbers_are_names:
-            if str(whole) in position:
-                return position[str(whole)]
-            raise UserError(f"unknown label {whole}; the domain's classes are {shown}")
-        if 0 <= whole < len(classes):
-            return whole
+            if str(integer) in position:
+                return position[str(integer)]
+            raise UserError(f"unknown label {integer}; the domain's classes are {shown}")
+        if 0 <= integer < len(classes):
+            return integer
         raise UserError(
-            f"unknown label {whole}; codes run from 0 to {len(classes) - 1} for the classes {shown}"
+            f"unknown label {integer}; codes run from 0 to {len(classes) - 1} for the classes {shown}"
         )
 
     return code
 
 
-def _whole(label: Any, shown: str) -> int:
-    """A number that is whole, as an integer; True and False are refused, as nothing says which is which."""
+def _integer(label: Any, shown: str) -> int:
+    """Convert an integral number to an int; True and False are refused, as their meaning is ambiguous."""
     if isinstance(label, int | np.integer) and not isinstance(label, bool):
         return int(label)
     if isinstance(label, float | np.floating) and float(label).is_integer():
         return int(label)
-    raise UserError(f"label {label!r} is neither a class name nor a whole number; the classes are {shown}")
+    raise UserError(f"label {label!r} is neither a class name nor an integer; the classes are {shown}")

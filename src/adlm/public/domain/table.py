@@ -31,25 +31,25 @@ from adlm.public.domain.inputs import is_input_domain
 
 @dataclass(frozen=True)
 class TableDomain(declaration.DomainFile):
-    """What is declared of a table. Nothing in it is learnt from the records, unless it says so.
+    """The declaration of a table. Nothing in it is learnt from the records, except as marked below.
 
     Parameters
     ----------
     columns : the columns; in a file without a header row, in the order of the file.
     neighbours : `replace-one` or `add-remove`, of persons if there is a person column, else of records.
     header : whether the file has a header row.
-    delimiter, quote : between the values of a CSV file, and around a value that holds the delimiter. Found
-        out from the header row if they are not declared; a comma and a double quote without one. An empty
-        quote says that quotes are plain text.
-    newlines_in_values : whether a quoted value of a CSV file may go over several lines. Only for files that
-        were written by a program that doubles quotes: there, a quote that is left open takes rows in.
-    bad_rows : what a row with the wrong number of values or a misplaced quote is: an `error`, or a record of
-        which all is `missing`. Then every column must declare what missing means, the label too.
-    comment : lines above the header row that start with this are passed over.
-    decimal : what stands before decimals in a CSV file: a point or a comma.
+    delimiter, quote : between the values of a CSV file, and around a value that holds the delimiter. If not
+        declared, inferred from the header row; without one, a comma and a double quote. With an empty quote,
+        quotes are plain text.
+    newlines_in_values : whether a quoted value may span several lines. Only for CSV files whose writer
+        doubles quotes: an unclosed quote swallows the rows after it.
+    bad_rows : how to treat a row with the wrong number of values or a misplaced quote: as an `error`, or as a
+        record with all values `missing`. Then every column, also the label, must declare `missing`.
+    comment : lines above the header row that start with this are skipped.
+    decimal : decimal separator of a CSV file: a point or a comma.
     missing : texts that mean that a value is missing.
     crosses : pairs of columns whose combinations are features of their own.
-    bounds_learnt_from_data : set by `adlm domain init --peek`; every certificate made with it says so.
+    bounds_learnt_from_data : set by `adlm domain init --peek`, and stated in every certificate.
 
     Raises
     ------
@@ -115,7 +115,7 @@ class TableDomain(declaration.DomainFile):
                 )
 
     def _check_dialect(self) -> None:
-        """Refuse what is ambiguous in a CSV file, and bad rows that would mean nothing."""
+        """Refuse an ambiguous CSV dialect, and bad rows without a declared meaning."""
         if self.delimiter is not None and not _mark(self.delimiter):
             raise UserError(f"delimiter must be one plain character (got {self.delimiter!r})")
         if self.quote and not _mark(self.quote):
@@ -201,7 +201,7 @@ class TableDomain(declaration.DomainFile):
 
     @classmethod
     def from_dict(cls, raw: Any) -> Self:
-        """Read what `to_dict` or a domain file says."""
+        """Read the values of `to_dict` or of a domain file."""
         columns = declaration.named_columns(raw.get("columns")) if isinstance(raw, Mapping) else None
         if columns is None:
             raise UserError("a table's domain file has one section [columns.NAME] for each column")
@@ -218,14 +218,14 @@ class TableDomain(declaration.DomainFile):
         for key in ("comment", "delimiter", "quote"):
             if not isinstance(raw.get(key, ""), str):
                 raise UserError(f"{key} must be a text in quotes (got {raw[key]!r})")
-        given = {key: value for key, value in raw.items() if key != "columns"}
-        if "missing" in given:
-            given["missing"] = tuple(str(text) for text in given["missing"])
-        if "crosses" in given:
-            given["crosses"] = tuple(
-                tuple(pair) if isinstance(pair, list | tuple) else (pair,) for pair in given["crosses"]
+        options = {key: value for key, value in raw.items() if key != "columns"}
+        if "missing" in options:
+            options["missing"] = tuple(str(text) for text in options["missing"])
+        if "crosses" in options:
+            options["crosses"] = tuple(
+                tuple(pair) if isinstance(pair, list | tuple) else (pair,) for pair in options["crosses"]
             )
-        return cls(tuple(Column.from_dict(name, settings) for name, settings in columns), **given)
+        return cls(tuple(Column.from_dict(name, settings) for name, settings in columns), **options)
 
     def to_toml(self) -> str:
         """Text of a domain file."""
@@ -239,7 +239,7 @@ class TableDomain(declaration.DomainFile):
 
 
 def _mark(text: str) -> bool:
-    """Whether a text is one character that can stand between or around values."""
+    """Whether a text is one character that can be a delimiter or a quote."""
     return len(text) == 1 and text.isascii() and (text.isprintable() or text == "\t") and not text.isalnum()
 
 

@@ -1,9 +1,9 @@
 """The values of a column, one by one: how a value is read never depends on the others.
 
-A table's library gives each column one type, and one odd value can change it: a missing value turns whole
-numbers into floats, a text turns numbers into objects. So nothing is inferred here. A column is taken in the
-type that it has, and every value is read by rules that give the same in all types that could hold it. Where
-no such rule exists (is 1.0 in a categorical column "1" or "1.0"?) the value is refused.
+Libraries give each column one type, and one value can change it: a missing value turns integers into
+floats, a text turns numbers into objects. So nothing is inferred here. The rules of reading give the same
+result for every type that can hold a value. Where no such rule exists (is 1.0 in a categorical column "1" or
+"1.0"?) the value is refused.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from adlm.errors import UserError
 from adlm.public.domain.column import Column, day_of
 
 AS_TEXT = "read the column as text (dtype=str in pandas)"
-_NOTHING = ("NAType", "NaTType")  # pandas' own missing values, without importing pandas
+_NOTHING = ("NAType", "NaTType")  # missing values of pandas, without importing it
 _PLAIN_NUMBER = r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?$"
-_PLAIN = (str, int, bool, float)  # of equal ones of one type, one may stand for all
+_PLAIN = (str, int, bool, float)  # types whose equal values are interchangeable
 
 
 class RefusedError(Exception):
@@ -35,7 +35,7 @@ class RefusedError(Exception):
 
 
 class CellError(UserError):
-    """A cell that its column's declaration does not allow; `row` counts from 0 in what was given."""
+    """A cell that its column's declaration does not allow; `row` counts from 0 in the input."""
 
     def __init__(self, column: str, row: int, reason: str) -> None:
         super().__init__(f"row {row + 1}, column {column!r}: {reason}")
@@ -44,14 +44,14 @@ class CellError(UserError):
 
 @dataclass(frozen=True, eq=False)
 class ColumnValues:
-    """A column as the different cells in it, None for a missing one, and which of them each row holds."""
+    """A column as its distinct cells, None for a missing one, and the index of each row's cell."""
 
     distinct: list[Any]
     rows: NDArray[np.intp]
 
 
 def numbers_of(values: Any) -> NDArray[np.float64] | None:
-    """(n,) doubles if the column's type is one of whole or floating-point numbers, NaN where missing."""
+    """(n,) doubles if the column's type is integer or floating-point, NaN where missing."""
     array = _typed(values)
     if isinstance(array, pa.Array | pa.ChunkedArray):
         if pa.types.is_floating(array.type) or pa.types.is_integer(array.type):
@@ -70,11 +70,11 @@ def is_text(values: Any) -> bool:
 
 
 def numbers_in(texts: Any) -> NDArray[np.float64]:
-    """(n,) doubles of an Arrow array of texts, NaN for each cell that is not a plainly written number.
+    """(n,) doubles of an Arrow array of texts, NaN for each cell that is not a plain number.
 
-    Plain are digits with a sign, a point and an exponent: there Arrow rounds as Python does, correctly.
-    Every other cell (spaces around a number, other digits, an infinity, a missing value) is left to be read
-    by itself, so that a cell is read alike whatever stands beside it.
+    Plain numbers are digits with a sign, a point and an exponent, which Arrow rounds correctly, as Python
+    does. Every other cell (spaces around a number, other digits, an infinity, a missing value) is read by
+    itself, so that reading a cell never depends on the others.
     """
     try:
         numbers = pc.cast(texts, pa.float64())
@@ -89,7 +89,7 @@ def numbers_in(texts: Any) -> NDArray[np.float64]:
 def _doubles(numbers: Any) -> NDArray[np.float64]:
     """(n,) doubles of an Arrow array of numbers, NaN where a cell is missing.
 
-    `to_numpy` loads pandas where that is installed, which takes long, so it is for missing cells alone.
+    `to_numpy` imports pandas if installed, which is slow, so it is used for missing cells alone.
     """
     chunks = numbers.chunks if isinstance(numbers, pa.ChunkedArray) else [numbers]
     parts = [c.to_numpy(zero_copy_only=False) if c.null_count else np.from_dlpack(c) for c in chunks]
@@ -97,7 +97,7 @@ def _doubles(numbers: Any) -> NDArray[np.float64]:
 
 
 def column_values(values: Any) -> ColumnValues:
-    """Take a column apart; its type is the one that it has, and none is inferred from its cells."""
+    """Split a column into distinct cells; its type is never inferred from them."""
     array = _typed(values)
     if isinstance(array, pa.ChunkedArray):
         return _joined([_arrow_values(chunk) for chunk in array.chunks])
@@ -114,7 +114,7 @@ def column_values(values: Any) -> ColumnValues:
 
 
 def _typed(values: Any) -> Any:
-    """Give the column's own array: NumPy's, Arrow's, a pandas category, or a sequence of Python values."""
+    """Return the column's underlying array: NumPy, Arrow, a pandas category, or a list of Python values."""
     if isinstance(values, pa.Array | pa.ChunkedArray | list | tuple):
         return values
     if not isinstance(getattr(values, "dtype", None), np.dtype):
@@ -152,19 +152,19 @@ def _arrow_values(array: Any) -> ColumnValues:
 
 
 def _listed(values: Iterable[Any]) -> ColumnValues:
-    """Python values as they are; equal ones of a plain type are kept once."""
+    """Python values, unchanged; equal ones of a plain type are stored once."""
     distinct: list[Any] = []
-    known: dict[tuple[type, Any], int] = {}
+    indices: dict[tuple[type, Any], int] = {}
     rows = []
     for value in values:
         cell = plain(value)
         key = (type(cell), cell)
-        at = known.get(key, -1) if isinstance(cell, _PLAIN) or cell is None else -1
+        at = indices.get(key, -1) if isinstance(cell, _PLAIN) or cell is None else -1
         if at < 0:
             at = len(distinct)
             distinct.append(cell)
             if isinstance(cell, _PLAIN) or cell is None:
-                known[key] = at
+                indices[key] = at
         rows.append(at)
     return ColumnValues(distinct, np.array(rows, dtype=np.intp))
 
@@ -179,7 +179,7 @@ def _joined(parts: list[ColumnValues]) -> ColumnValues:
 
 
 def plain(value: Any) -> Any:
-    """Give a cell as a plain Python value; None if there is nothing in it."""
+    """Convert a cell to a plain Python value; None if it is empty."""
     if type(value) is str:
         return value.strip()
     if value is None or type(value).__name__ in _NOTHING:
@@ -203,7 +203,7 @@ def plain(value: Any) -> Any:
 def text_in(column: Column, cell: Any) -> str:
     """Read a cell of a column whose values are texts.
 
-    A whole number is its digits. What has several spellings that depend on a column's type is refused.
+    An integer is its digits. A value whose spelling depends on the column's type is refused.
     """
     if isinstance(cell, str):
         return cell
@@ -249,7 +249,7 @@ def _unreadable(column: Column, cell: Any) -> RefusedError:
 
 
 def cell_text(value: Any) -> str | None:
-    """Show a cell as a domain file would spell it, or None if there is nothing in it; for drafts alone."""
+    """Format a cell as in a domain file, or None if it is empty; for drafts alone."""
     cell = plain(value)
     if cell is None:
         return None
@@ -261,7 +261,7 @@ def cell_text(value: Any) -> str | None:
 
 
 def person_texts(column: Column, values: Any, missing: tuple[str, ...] = ()) -> list[str]:
-    """Name the person of each record, (n,); empty where nobody is named."""
+    """Return the person of each record, (n,); empty where none is named."""
     try:
         cells = column_values(values)
     except RefusedError as refused:

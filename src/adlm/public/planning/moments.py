@@ -1,7 +1,7 @@
 """The rule that turns public quantities into the settings of a moment release.
 
-It sees the number of records, the number of classes, the budget and what the public prior says of the
-features; it never sees a record. `adlm plan` shows it, and the release follows it.
+Its inputs are the number of records, the number of classes, the budget and the public prior of the
+features; it never reads a record. `adlm plan` shows it, and the release follows it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from adlm.public.features import Features, PriorStatistics
 from adlm.public.features.narrowed import narrow
 from adlm.public.planning.rounds import plan_image_rounds
 
-# Fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public for that.
-PER_COORDINATE = 10  # pure: records of a class, times epsilon, that a coordinate needs
-SPARE = 16  # the same, of a coordinate beyond those that are enough
+# Fixed on the last 10,000 training images of MNIST and Fashion-MNIST, taken as public.
+PER_COORDINATE = 10  # pure: records of a class, times epsilon, per coordinate
+SPARE = 16  # the same, for coordinates beyond ENOUGH
 FEWEST = 10  # coordinates, however small the budget
 ENOUGH = (100, 200)  # coordinates for class sums without noise: a third of the width, within these
-LEAST = 4  # directions beside the class means for which second moments are worth a part of the budget
-LOUD = 0.2  # with delta: energy of the noise on a class mean, next to a record's, where sums are all
-CROSS_FROM = 500  # pure: epsilon n for each coordinate, from which products across the basis are worth it
+LEAST = 4  # directions besides the class means from which second moments get a share of the budget
+LOUD = 0.2  # with delta: noise energy on a class mean, over a record's, from which only sums are released
+CROSS_FROM = 500  # pure: epsilon n per coordinate from which products across the basis are released
 BROAD = 0.6  # least energy of a record around its class mean: real classes are broader than synthetic ones
-LOOSE = 1.1  # squared clip norm, relative to what is expected
-ROUNDS_SUMS = Fraction(1, 40)  # share of class sums beside gradient rounds: means and checks need no more
-CENTRED_UP_TO = 0.8  # energy around class means, up to which second moments are best taken around them
+LOOSE = 1.1  # squared clip norm over its expected value
+ROUNDS_SUMS = Fraction(1, 40)  # share of class sums with gradient rounds: enough for means and checks
+CENTRED_UP_TO = 0.8  # energy around class means up to which second moments are taken around them
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class MomentPlan:
     scales : (k,) relative noise scales, or None for identical ones.
     reasons : one sentence for each choice.
     rounds : gradient rounds after the class sums, or None.
-    taper : coordinate at which the weights of coordinates have halved; 0 for equal weights.
+    taper : the coordinate whose weight is one half; 0 for equal weights.
     """
 
     k: int
@@ -82,7 +82,7 @@ class MomentPlan:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values; the scales, which can be many, are left to the release's tensors."""
+        """Return JSON values, without the scales, which are stored in the release's tensors."""
         return {
             "k": self.k,
             "noise": self.noise,
@@ -115,7 +115,7 @@ def plan_moments(
 
     Parameters
     ----------
-    n : number of records, public or guessed.
+    n : number of records, public or estimated.
     classes : number of classes.
     epsilon, delta : the budget.
     neighbours : `replace-one` or `add-remove`.
@@ -126,7 +126,7 @@ def plan_moments(
         raise UserError(f"a plan needs at least one record and two classes, got {n} and {classes}")
     if not (math.isfinite(epsilon) and epsilon > 0 and 0 <= delta < 1):
         raise UserError(f"a budget needs epsilon > 0 and 0 <= delta < 1, got {epsilon} and {delta}")
-    # A record that is added or removed moves one class, one that is replaced may move two.
+    # An added or removed record changes one class; a replaced one may change two.
     factor = 2.0 if neighbours == "add-remove" else 1.0
     plain = features.part(features.moments_width())
     if delta:
@@ -144,7 +144,7 @@ def plan_moments(
 
 
 def _enough(width: int) -> int:
-    """Coordinates beyond which class sums alone gain nothing, even without noise."""
+    """Coordinates beyond which class sums alone do not improve, even without noise."""
     return min(width, max(ENOUGH[0], min(width // 3, ENOUGH[1])))
 
 
@@ -152,10 +152,10 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan
     """Radial noise: a coordinate of a class mean has standard deviation 2 sqrt(k) M / (epsilon n)."""
     width, known = features.width, budget * n
     wide = _enough(width)
-    # Without a prior, nobody knows how long records are around their means; products across suffer most.
+    # Without a prior the length of records around their means is unknown; products across suffer most.
     cross = known >= CROSS_FROM * wide and features.prior is not None
     share = Fraction(2, 5) if cross else Fraction(4, 5)
-    # Beyond enough, a coordinate adds little: only where it costs little, and less so with products across.
+    # Beyond ENOUGH a coordinate adds little, so it must cost little; even less with products across.
     spare = known / (2 * CROSS_FROM) if cross else float(share) * known / (SPARE * classes)
     wide = min(width, 3 * wide // 2, max(wide, math.floor(spare)))
     k = min(wide, math.floor(float(share) * known / (PER_COORDINATE * classes)))
@@ -196,7 +196,7 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan
 
 
 def _rounds(n: int, signal: float, features: Features) -> MomentPlan:
-    """Gradient rounds: noise on a score depends on the path, not on k, unless coordinates fall off."""
+    """Gradient rounds: noise on a score depends on the path, not on k, unless weights are tapered."""
     k, taper = features.rounds_width(signal), features.rounds_taper(signal)
     which = "all coordinates" if k == features.width else "the leading coordinates that suit the signal"
     if taper:
@@ -248,14 +248,14 @@ def _gaussian(n: int, classes: int, mu: float, features: Features) -> MomentPlan
 
 
 def energy_within(prior: PriorStatistics | None, k: int) -> float:
-    """Squared length of a record of k coordinates around its class mean, as a prior has it, or 1."""
+    """Squared length of a record of k coordinates around its class mean under a prior, or 1."""
     if prior is None:
         return 1.0
     return max(float(narrow(prior, k).within.diagonal().sum()), BROAD)
 
 
 def energy_inside(energy: float, k: int, q: int, classes: int) -> float:
-    """How much of that lies in q directions in the span of the means: records vary most along those.
+    """The part of that energy in q directions in the span of the means, where records vary most.
 
     Parameters
     ----------

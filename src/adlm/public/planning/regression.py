@@ -1,6 +1,6 @@
 """The rule for a numeric target: features, rounds, clip norm, from public quantities alone.
 
-The constants were settled on held-out quarters of the training records of Adult (age), satimage (a pixel)
+The constants were fixed on held-out quarters of the training records of Adult (age), satimage (a pixel)
 and scikit-learn's `load_diabetes` and `make_friedman1`. With delta, gradient
 rounds did better there than ridge regression on noisy second moments. Under pure epsilon second moments of a
 few columns did better than rounds (docs/reproduction.md).
@@ -19,15 +19,15 @@ from adlm.public.planning.rounds import CLIP_NORM, plan_rounds
 
 METHODS = ("rounds", "moments")
 PATH = 0.035  # step x clip norm x rounds, over the signal
-LONGEST_STEP = 3.5  # no row is longer than about one, so steps of 2 (1 + momentum) would be stable
+LONGEST_STEP = 3.5  # rows have norm at most about 1, so steps of 2 (1 + momentum) are stable
 # Under pure epsilon every round costs its share of epsilon, so there are few, with long steps.
 PURE_ROUNDS = (8, 20)  # with a weak and with a strong signal
-PURE_STRONG = 250.0  # signal of the fewer rounds from which there are more
+PURE_STRONG = 250.0  # signal, with fewer rounds, above which the signal is strong
 PURE_MOMENTUM, PURE_PATH, PURE_STEP = (0.6, 0.8), (0.08, 0.1), 3.0
 PURE_CLIPS = ((300.0, 0.5), (500.0, 1.0))
-MOMENTS_COLUMNS = 16  # most columns, all of them ordered, whose second moments do better than such rounds
-MOMENTS_SIGNAL = 2_000.0  # epsilon n over the sensitivity and the columns, from which rounds do better
-# Short clips pull a skewed target's mean to its median; who can afford it clips less.
+MOMENTS_COLUMNS = 16  # most columns, all ordered, for which second moments beat pure rounds
+MOMENTS_SIGNAL = 2_000.0  # epsilon n over sensitivity and columns from which rounds do better
+# Small clip norms bias a skewed target's mean to its median, so a strong signal gets a larger one.
 WIDER_CLIPS = ((2_000.0, 0.5), (6_000.0, 1.0))
 FOURIER = 200  # random Fourier features of the ordered columns, with delta; none under pure epsilon
 CHECK_SHARE = Fraction(1, 20)
@@ -47,11 +47,11 @@ class Shares:
 
     @property
     def learnt(self) -> Fraction:
-        """What is left for gradients or second moments."""
+        """The rest, for gradients or second moments."""
         return 1 - self.indicators - self.target - self.check
 
 
-# Pure epsilon is divided rather than its square, so that the first stages need more of it.
+# Pure epsilon is divided rather than its square, so the first stages need a larger share.
 GAUSSIAN_SHARES, PURE_SHARES = (
     Shares(Fraction(1, 10), Fraction(1, 20)),
     Shares(Fraction(1, 4), Fraction(1, 20)),
@@ -86,7 +86,7 @@ class RegressionPlan:
 
     @property
     def summary(self) -> str:
-        """The mechanism in a few words."""
+        """Short description of the mechanism."""
         if self.method == "moments":
             return "second moments, ridge regression"
         return f"{self.rounds.rounds} gradient rounds, clip norm {self.rounds.clip_norm:g}"
@@ -106,8 +106,8 @@ class RegressionPlan:
     def from_dict(cls, raw: Mapping[str, Any]) -> RegressionPlan:
         """Read what `to_dict` wrote."""
         try:
-            given = dict(raw) | {"reasons": tuple(raw.get("reasons", ()))}
-            return cls(**given | {"rounds": GradientRounds.from_dict(raw["rounds"])})
+            values = dict(raw) | {"reasons": tuple(raw.get("reasons", ()))}
+            return cls(**values | {"rounds": GradientRounds.from_dict(raw["rounds"])})
         except (KeyError, TypeError) as error:
             raise UserError(f"the settings of a numeric target cannot be read: {error}") from None
 
@@ -118,10 +118,9 @@ def plan_regression(n: int, signal: float, fourier: int, *, pure: int = 0) -> Re
     Parameters
     ----------
     n : public number of records.
-    signal : n mu over the sensitivity in clip norms, as `adlm.public.planning.rounds.signal_of` has it.
+    signal : n mu over the sensitivity in clip norms, from `adlm.public.planning.rounds.signal_of`.
     fourier : random Fourier features of the ordered columns.
-    pure : how many rounds there are of radial noise, of which each costs its share of epsilon, as
-        PURE_ROUNDS has them; 0 with delta.
+    pure : rounds with radial noise, each of which costs its share of epsilon (see PURE_ROUNDS); 0 with delta.
     """
     if n < 1:
         raise UserError(f"a plan needs at least one record, got {n}")

@@ -1,9 +1,9 @@
 """The rule for gradient rounds: how many, how long a step, from public quantities alone.
 
-What noise does to a score is the same whatever the number of rounds: it grows with the *path*, the sum of all
+The noise on a score does not depend on the number of rounds. It grows with the *path*, the sum of all
 steps, over signal = n mu / s, where s is the sensitivity in clip norms (1 under add-remove, 2 under
 replace-one, times the records of a person). So the path follows the signal, and the number of rounds only
-has to be large enough for the steps to be stable. The constants were settled on held-out training records
+has to be large enough for the steps to be stable. The constants were fixed on held-out training records
 of MNIST, Fashion-MNIST and CIFAR-10 and of six tables (docs/reproduction.md).
 """
 
@@ -14,22 +14,22 @@ from dataclasses import replace
 from adlm.estimation.gradient_head import GradientRounds
 
 CLIP_NORM = 0.25
-# Short clips bias the class shares of imbalanced data; a table that can afford it is clipped less.
+# Small clip norms bias the class shares of imbalanced data, so a strong signal gets a larger one.
 WIDER_CLIPS = ((8_000.0, 0.5), (16_000.0, 1.0))
 TABLE_PATH, PURE_TABLE_PATH = 0.15, 0.2  # step x clip norm x rounds, over the signal; images have their own
-ROUNDS = (100, 200)  # usual and most
+ROUNDS = (100, 200)  # default and most
 IMAGE_ROUNDS = (200, 400)  # of images and vectors: for the same path, short steps do better than long ones
-LEAST_ROUNDS, MANY_RECORDS = 50, 100_000  # of a table with more records than these, round for round fewer
-# The more columns, the less of a record's length lies in one direction: their steps may be longer, and fewer.
+LEAST_ROUNDS, MANY_RECORDS = 50, 100_000  # least rounds; a table with more records than this gets fewer
+# The more columns, the less of a record's length lies in one direction, so steps can be longer and fewer.
 WIDE_COLUMNS, WIDE_LEAST_ROUNDS, WIDE_STEP = 20, 36, 256.0
 REACH = 3.0  # momentum keeps at most e^-REACH of the first of all rounds
-# Under pure epsilon, where every round costs its share of epsilon. So few rounds must not reach far back nor
-# step too far, else scores grow beyond what the records say (too sure of themselves).
+# Under pure epsilon every round costs its share of epsilon. With so few rounds, large momentum or long steps
+# make scores too large (overconfident).
 PURE_ROUNDS, PURE_MOMENTUM, PURE_STEP = 30, 0.8, 64.0
-PURE_CLIPS = (0.5, 1.0)  # from WIDER_CLIPS' first signal on the wider one
+PURE_CLIPS = (0.5, 1.0)  # the larger one from the first signal of WIDER_CLIPS
 IMAGE_STEP, TABLE_STEP = 128.0, 32.0  # the longest stable steps, for a clip norm of CLIP_NORM
-SHORT_IMAGE_STEP = 40.0  # of images, for any clip norm, as long as there are fewer rounds than the most
-MOMENTUM = (0.9, 0.97)  # usual and most
+SHORT_IMAGE_STEP = 40.0  # of images, for any clip norm, while there are fewer than the most rounds
+MOMENTUM = (0.9, 0.97)  # default and most
 
 
 def signal_of(n: int, mu: float, neighbours: str, contributions: int = 1) -> float:
@@ -97,8 +97,8 @@ def _with_steps(
 def fewer_rounds(plan: GradientRounds, columns: int = 0) -> GradientRounds:
     """Take fewer and longer steps over a table of many records, where a round takes long.
 
-    The path is the same, so noise does the same to a score. Momentum must not reach back over too many of
-    the rounds that are left. Over a table of WIDE_COLUMNS and more than twice MANY_RECORDS, rounds are fewer
+    The path is the same, so the noise on a score is. Momentum must not reach back over too many of the
+    remaining rounds. Over a table of WIDE_COLUMNS and more than twice MANY_RECORDS, rounds are fewer
     still, and steps make up for less momentum as well, up to WIDE_STEP for a clip norm of CLIP_NORM.
 
     Parameters

@@ -1,8 +1,7 @@
-"""The rule for a table's release: which parts, how fine, and how the budget is shared.
+"""The rule for a table's release: its stages, its bins and the shares of the budget.
 
-It sees the declared table, the number of records and the budget, never a record. Its thresholds were set on
-development splits of the training records of Adult and Diabetes-130 (see docs/guide-tables.md), and nowhere
-else.
+Its inputs are the declared table, the number of records and the budget, never a record. Its thresholds were
+set on development splits of the training records of Adult and Diabetes-130 alone (docs/guide-tables.md).
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Weights = Literal["columns", "none"]
 CHECK_SHARE = Fraction(1, 50)
 # Set on synthetic tables and on parts of training records, see docs/guide-tables.md.
 SCALING_SHARE = Fraction(1, 5)
-TWO_CLASS_NOISE = 2.0  # on column weights, above which two classes need it too; categories alone always do
+TWO_CLASS_NOISE = 2.0  # on column weights: above it two classes are scaled too; categories always are
 Shares = tuple[Fraction, Fraction, Fraction, Fraction, Fraction]
 
 
@@ -34,11 +33,11 @@ class TablePlan:
     detail : indicators of a numeric column without cuts.
     weights : `columns` fits a weight for each column in a second stage, `none` leaves it out.
     residuals : whether a third stage corrects single indicators.
-    shares : of what the last two leave of the budget: for class tables, a second round of them with noise by
+    shares : of the budget less the last two shares: for class tables, a second round of them with noise by
         relevance, gradient, curvature and residual tables; they sum to 1.
     reasons : one sentence for each choice.
     fourier : random Fourier features.
-    check_share : of the whole budget, to count the records that the model gets right; 0 leaves it out.
+    check_share : of the whole budget, to count the records that the model classifies correctly; 0 for none.
     scaling_share : of the whole budget, for class offsets and one temperature in place of column weights.
     """
 
@@ -53,7 +52,7 @@ class TablePlan:
 
     @property
     def summary(self) -> str:
-        """The mechanism in a few words."""
+        """Short description of the mechanism."""
         stages = 1 + (self.weights == "columns" or self.scaling_share > 0) + self.residuals
         return f"additive, {stages} stage{'s' if stages > 1 else ''}, {self.detail} bins a column"
 
@@ -86,9 +85,9 @@ def _shares(*percent: int) -> Shares:
 # under Laplace noise they give 1/2 each, and it does not.
 ONE_STAGE = {"laplace": _shares(100, 0, 0, 0, 0), "gaussian": _shares(50, 50, 0, 0, 0)}
 TWO_STAGES = {"laplace": _shares(80, 0, 10, 10, 0), "gaussian": _shares(40, 40, 10, 10, 0)}
-# Random Fourier features as many as keep the noise on a sum within this share of n, and no more than these.
+# Random Fourier features: as many as keep the noise on a sum within this share of n, and at most these.
 FOURIER_NOISE, MOST_FOURIER = 0.002, 16
-FOURIER_LIMIT = 1000  # whoever asks for them by number
+FOURIER_LIMIT = 1000  # when requested by number
 THREE_STAGES = {"laplace": _shares(40, 0, 15, 15, 30), "gaussian": _shares(20, 20, 15, 15, 30)}
 
 
@@ -100,7 +99,7 @@ def plan_table(
     Parameters
     ----------
     table : the declared table.
-    n : number of records, public or guessed.
+    n : number of records, public or estimated.
     epsilon, delta : the budget.
     fourier : random Fourier features: a number, or `auto` for the rule's.
     """
@@ -141,12 +140,10 @@ def plan_table(
 def _random_fourier_features(
     table: TableDomain, n: int, noise: _Noise, share: Fraction, fourier: int | str
 ) -> tuple[int, tuple[str, ...]]:
-    """How many random Fourier features: those asked for, or as many as leave the noise on sums small."""
+    """Number of random Fourier features: as requested, or as many as keep the noise on sums small."""
     if fourier != "auto":
         if isinstance(fourier, str) or not 0 <= fourier <= FOURIER_LIMIT:
-            raise UserError(
-                f"fourier must be auto or a whole number from 0 to {FOURIER_LIMIT} (got {fourier!r})"
-            )
+            raise UserError(f"fourier must be auto or an integer from 0 to {FOURIER_LIMIT} (got {fourier!r})")
         return int(fourier), (f"{fourier} random Fourier features were asked for",) if fourier else ()
     if all(column.kind == "categorical" for column in table.features):
         return 0, ("no random Fourier features: every column is categorical",)

@@ -1,6 +1,6 @@
 """Build the weights of a prior projection: ``python -m adlm.public.priors.build drawn``.
 
-The file is shipped with the package; this command makes it again from its seed, in about two minutes on one
+The file is shipped with the package; this command rebuilds it from its seed, in about two minutes on one
 core. It reads no data.
 """
 
@@ -25,7 +25,7 @@ Draw = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a prior is made: the random process, how many classes and records of it, and what is kept."""
+    """Recipe of a prior: the random process, its numbers of classes and records, and the width."""
 
     draw: Draw
     classes: int
@@ -56,7 +56,7 @@ def build(recipe: Recipe, *, check_classes: int = 600) -> dict[str, Tensor]:
     moments = fisher.class_statistics(_in_batches(transform, images), recipe.per_class)
     fitted = fisher.directions([moments], recipe.width, ridge=recipe.ridge, temper=recipe.temper)
     projection = (fitted.projection / fitted.projection.abs().max()).half().contiguous()
-    # Statistics come from classes that the directions were not fitted to, through the map as it is stored.
+    # Statistics come from classes that the directions were not fitted to, through the stored, rounded map.
     images, _ = recipe.draw(check_classes, recipe.per_class, generator)
     z = unit_norm((_in_batches(transform, images) - fitted.mean) @ projection.float())
     prior = fisher.prior_statistics(z, recipe.per_class)
@@ -79,11 +79,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m adlm.public.priors.build", description=__doc__)
     parser.add_argument("name", choices=sorted(RECIPES))
     parser.add_argument("--out", type=Path, help="file to write; by default the one inside the package")
-    given = parser.parse_args(arguments)
-    path = given.out or WEIGHTS / f"{given.name}.safetensors"
+    options = parser.parse_args(arguments)
+    path = options.out or WEIGHTS / f"{options.name}.safetensors"
     if path.is_dir():
         raise UserError(f"--out must name a file to write (got the folder {path})")
-    write_weights(path, build(RECIPES[given.name]))
+    write_weights(path, build(RECIPES[options.name]))
     print(f"{path}: {path.stat().st_size / 1e6:.1f} MB")
 
 

@@ -1,6 +1,6 @@
 """Directions that separate synthetic classes: Fisher's discriminants of a random process.
 
-What varies within synthetic classes is nuisance, what varies between them may be signal. With W the
+Variation within synthetic classes is nuisance; variation between them may be signal. With W the
 within-class covariance and B the between-class scatter, the directions v of largest v'Bv / v'Wv come first.
 """
 
@@ -39,9 +39,9 @@ class Directions:
 
     Attributes
     ----------
-    mean : (p,) what to subtract from features.
+    mean : (p,) to subtract from features.
     projection : (p, width) columns of unit within-class variance (plus ridge), tempered.
-    spectrum : (width,) between-class scatter along each direction, as a share of the whole.
+    spectrum : (width,) between-class scatter along each direction, as a share of the total.
     """
 
     mean: Tensor
@@ -50,7 +50,7 @@ class Directions:
 
 
 def class_statistics(features: Tensor, per_class: int) -> ClassStatistics:
-    """Moments of features (classes * per_class, p) whose records of a class stand together."""
+    """Moments of features (classes * per_class, p) with the records of a class adjacent."""
     if per_class < 2 or len(features) % per_class:
         raise UserError(
             f"class statistics need at least 2 records a class and whole classes "
@@ -70,8 +70,8 @@ def directions(
     """Fisher directions common to several families of classes.
 
     Within-class covariances are averaged after scaling to equal trace, and so are between-class scatters
-    after whitening. `ridge`, relative to the mean diagonal, keeps directions in which the process happens to
-    vary little from being blown up. `temper` in [0, 1] scales direction j by spectrum_j^(-temper / 2): real
+    after whitening. `ridge`, relative to the mean diagonal, bounds the scale of directions in which the
+    process varies little. `temper` in [0, 1] scales direction j by spectrum_j^(-temper / 2): real
     classes are broader than synthetic ones, most so along what best separates synthetic classes.
 
     Parameters

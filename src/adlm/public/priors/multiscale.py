@@ -52,7 +52,7 @@ if __name__ == "__main__":
     parser.add_argument("--size", type=int, choices=sorted(SCALES), required=True)
     parser.add_argument("--colour", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    learnt = build_multiscale(given.size, given.colour, seed=given.seed)
-    file = given.folder / f"{weights_name(given.size, given.colour)}.safetensors"
+    options = parser.parse_args()
+    learnt = build_multiscale(options.size, options.colour, seed=options.seed)
+    file = options.folder / f"{weights_name(options.size, options.colour)}.safetensors"
     write_weights(file, learnt)

@@ -33,7 +33,7 @@ SHARES = (1.0, 1.0, 1.0, 0.3, 0.1)
 # Partial whitening: coordinate j is scaled by (w_j + FLOOR w_1)^-POWER, w the synthetic variances.
 POWER = 0.35
 FLOOR = 1e-3
-ITERATIONS, SPARE = 3, 60  # of subspace iteration; SPARE directions are carried along and dropped
+ITERATIONS, SPARE = 3, 60  # of subspace iteration; SPARE further directions are iterated, then dropped
 _ROWS = 500
 
 
@@ -56,7 +56,7 @@ def principal_weights(
 
     Parameters
     ----------
-    raw : (classes * per_class, d) raw features, changed in place; records of a class stand together.
+    raw : (classes * per_class, d) raw features, changed in place; records of a class are adjacent.
     blocks : width of each block of features, and the synthetic variance that it is given.
     per_class : scenes of a class.
     width : coordinates to keep.
@@ -95,11 +95,11 @@ def build_natural(
     atoms : of each patch dictionary, mirror images not counted.
     width : coordinates to keep.
     samples : patches that each dictionary is learnt from.
-    progress : called with (what is being done, how much is done, of how much).
+    progress : called with (name of the step, done, total).
 
     Returns
     -------
-    weights : what a weights file holds.
+    weights : the contents of a weights file.
     """
 
     def step(what: str) -> Callable[[int, int], None]:
@@ -133,10 +133,10 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Learn natural-image features from procedural scenes.")
     parser.add_argument("file", type=Path, help="where to write the .safetensors file")
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
 
     def show(what: str, done: int, total: int) -> None:
         print(f"\r{what}: {done}/{total}", end="", flush=True)
 
-    write_weights(given.file, build_natural(given.seed, progress=show))
+    write_weights(options.file, build_natural(options.seed, progress=show))
     print()

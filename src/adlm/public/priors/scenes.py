@@ -99,7 +99,7 @@ def templates(classes: int, generator: torch.Generator) -> Templates:
     long = spread(PARTS, 0.12, 0.45) * (1 - body) + spread(PARTS, 0.3, 0.75) * body
     thin = long * spread(PARTS, 0.2, 1.0)
     swap = bernoulli((c, PARTS), 0.5, generator)
-    # Most parts of animals and vehicles lie along the axes; a third lean freely.
+    # Most parts of animals and vehicles lie along the axes; a third have a random angle.
     lean = normal((c, PARTS), 0.15, generator) + bernoulli((c, PARTS), 0.33, generator) * spread(
         PARTS, 0, HALF_TURN
     )
@@ -160,7 +160,7 @@ def _background(scene: Templates, size: int, generator: torch.Generator) -> Tens
 
 
 def _paint(canvas: Tensor, coverage: Tensor, colour: Tensor) -> Tensor:
-    """Lay colour (n, 3, size, size) over the canvas where coverage (n, size, size) says so."""
+    """Blend colour (n, 3, size, size) into the canvas by coverage (n, size, size)."""
     return canvas + coverage[:, None] * (colour - canvas)
 
 
@@ -168,7 +168,7 @@ def _scatter_leaves(canvas: Tensor, scene: Templates, generator: torch.Generator
     n, size = len(canvas), canvas.shape[-1]
     for index in range(LEAVES):
         present, row, column, height, width, angle, power = scene.leaves[:, index].unbind(1)
-        # Leaves come and go at random: clutter is no part of a class.
+        # Leaves appear at random: clutter is not part of a class.
         shown = (present - bernoulli((n,), 0.25, generator)).abs()
         row, column = row + normal((n,), 0.15, generator), column + normal((n,), 0.15, generator)
         coverage, _, _ = superellipse(row, column, height, width, angle, power, size)
@@ -245,7 +245,7 @@ def _photograph(canvas: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def render(scene: Templates, generator: torch.Generator, size: int = 32) -> Tensor:
-    """Draw one record of each template given: (n, 3, size, size) in [0, 1]."""
+    """Draw one record of each template: (n, 3, size, size) in [0, 1]."""
     n = len(scene.colours)
     colours = (
         scene.colours + normal((n, COLOURS, 1), 0.05, generator) + normal((n, COLOURS, 3), 0.02, generator)

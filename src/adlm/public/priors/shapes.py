@@ -1,4 +1,4 @@
-"""Shape classes: silhouettes of things that do not exist.
+"""Shape classes: random silhouettes of invented objects.
 
 A class is a random silhouette with a few inner lines, of one of four builds: mirrored (a width profile with
 limbs, a cleft and a notch), side view (a height profile on a flat base, with an opening or a raised arch),
@@ -21,7 +21,7 @@ LINES = 3  # inner lines, at most
 PARTS = 4
 CANVAS = 48  # silhouettes are drawn at this resolution, then fitted to the frame
 CHUNK = 600
-# What varies from one silhouette of a class to the next: sizes by a factor, places by a shift.
+# Varied between the silhouettes of a class: sizes by a factor, positions by a shift.
 SIZES = ("aspect", "limb_half", "loop_a", "loop_b", "box_width", "box_height", "notch_depth", "arch_height")
 PLACES = ("cleft_top", "notch_half", "opening_x", "opening_y", "arch_x", "limb_root", "part_xy", "line_xy")
 
@@ -33,7 +33,7 @@ class Variation:
     limb_length = 0.16  # sd of the logarithm
     limb_angle = 0.14  # radians
     proportion = 0.10  # sd of the logarithm of the aspect ratio
-    position = 0.05  # sd of where notches, lines and parts sit
+    position = 0.05  # sd of the positions of notches, lines and parts
     lean = 0.04  # sd of the shear
 
 
@@ -131,7 +131,7 @@ def _templates(count: int, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 def _vary(t: dict[str, Tensor], generator: torch.Generator) -> dict[str, Tensor]:
-    """One record of each row: the same silhouette, cut by another hand."""
+    """One record of each row: the same silhouette with random variation."""
     v = dict(t)
     n = len(t["build"])
     ramp = torch.linspace(-1, 1, KNOTS)

@@ -1,11 +1,10 @@
-"""Stroke classes: random characters that no person wrote.
+"""Stroke classes: random characters made of strokes.
 
 A class is a random drawing of one to four strokes (cubic curves, segments, closed loops and arcs), about
-half of them attached to an earlier stroke. Its records are the same drawing by an unsteady hand: control
-points jitter, strokes shift, the plane is rotated, sheared, stretched and gently bent, the pen is thin or
-thick. Like most writing, drawings are taller than wide. Like pictures that were centred by moving whole
-pixels, they lie anywhere within a pixel of the middle: that tells nothing of the class, and features that
-were not taught so give their best directions to it.
+half of them attached to an earlier stroke. Its records are random deformations of the drawing: control
+points jitter, strokes shift, the plane is rotated, sheared, stretched and gently bent, and the pen's width
+varies. Like most writing, drawings are taller than wide. Like images that were centred by whole pixels, they
+lie anywhere within a pixel of the middle. Without this nuisance, features spend their best directions on it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 STROKES = 4  # at most, per class
-POINTS = 16  # of the polyline that stands for a stroke
+POINTS = 16  # of the polyline of a stroke
 COEFFICIENTS = 5
 BOX = 20 / 28  # longest side of the ink, as a share of the image
 NARROW = 0.8  # width to height of a typical drawing
@@ -24,7 +23,7 @@ CHUNK = 256
 
 
 class Hand:
-    """How much records of a class differ: standard deviations unless said otherwise."""
+    """How much records of a class differ: standard deviations unless stated otherwise."""
 
     jitter = 0.025  # of control points, in units of the drawing
     shift = 0.025  # of whole strokes
@@ -152,7 +151,7 @@ def render(lines: Tensor, pen: Tensor, size: int) -> Tensor:
             x, y = grid - a[:, :1], grid - a[:, 1:]  # (n, size): columns and rows
             along = (y * d[:, 1:])[:, :, None] + (x * d[:, :1])[:, None]
             along.div_(d.square().sum(1).clamp_min(1e-6)[:, None, None]).clamp_(0, 1)
-            # |p - a - t d|^2 expanded would lose digits far away; one fused line a coordinate does not.
+            # |p - a - t d|^2 expanded would lose digits far away; one fused operation each does not.
             dx = torch.addcmul(x[:, None].expand_as(along), along, d[:, :1, None], value=-1)
             dy = torch.addcmul(y[:, :, None].expand_as(along), along, d[:, 1:, None], value=-1)
             torch.minimum(best, dx.square_().addcmul_(dy, dy), out=best)
@@ -177,18 +176,18 @@ def draw(classes: int, per_class: int, generator: torch.Generator, size: int = 2
 
     Returns
     -------
-    images, labels : as `shapes.draw` gives them; ink is 1.
+    images, labels : as for `shapes.draw`; ink is 1.
     """
     templates = _templates(2 * classes, generator)
     steady = _write(templates, 1, generator)[:, 0]
     low, high = _extent(steady)
-    # A drawing that is a speck would be blown up into a caricature of its jitter.
+    # In a very small drawing, scaled up, jitter would dominate.
     keep = torch.argsort(((high - low).amax(1) < 0.45).long(), stable=True)[:classes]
     templates = {name: value[keep] for name, value in templates.items()}
     lines = _unsteady(_write(templates, per_class, generator).flatten(0, 1), generator)
     pen = uniform(generator, len(lines), low=Hand.pen[0], high=Hand.pen[1]) * size / 28
     lines = lines * (BOX * size - 2 * pen)[:, None, None, None]
-    # Where the mass lies depends little on the resolution, so a coarse first print is enough.
+    # The centre of mass depends little on the resolution, so a coarse first rendering is enough.
     coarse = 2 * render(lines / 2, pen / 2, size // 2).clamp(0, 1)
     lines = centre_by_mass(lines / 2, coarse) * 2
     place = uniform(generator, len(lines), 1, 1, 2, low=Hand.place[0], high=Hand.place[1])

@@ -1,4 +1,4 @@
-"""Random colours, textures and soft-edged parts: what procedural pictures are made of."""
+"""Random colours, textures and soft-edged parts of procedural images."""
 
 from __future__ import annotations
 

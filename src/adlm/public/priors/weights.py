@@ -12,5 +12,5 @@ from adlm.runtime.artefact import write_file
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
-    """Put weights at a path, whole or not at all."""
+    """Write weights to a path atomically."""
     write_file(path, save({name: value.contiguous() for name, value in weights.items()}), what="weights")

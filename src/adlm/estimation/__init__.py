@@ -1,1 +1,1 @@
-"""What released numbers say. Nothing here reads a record, so the curator and the analyst both use it."""
+"""Estimates from released numbers. Nothing here reads a record, so curator and analyst both use it."""

@@ -1,11 +1,10 @@
-"""An additive model from noisy contingency tables: what follows each stage of a table's release.
+"""An additive model from noisy contingency tables: the estimates after each stage of a table's release.
 
 Stage one releases a table of indicators by class for each column. From these come *scores*: smoothed log
 ratios, one for each indicator and class. Stage two releases the first and second derivatives of the logistic
 loss at a public share of the sum of the scores, in one weight a column; a Newton step gives the weights,
-and so takes account of redundant columns. Stage three releases tables of what is still
-unexplained. Everything here reads noisy numbers alone: it is post-processing, for the curator between stages
-and for the analyst.
+and so takes account of redundant columns. Stage three releases tables of residuals. Everything here reads
+noisy numbers alone: it is post-processing, for the curator between stages and for the analyst.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from adlm.privacy.triangle import symmetric
 Reals = npt.NDArray[np.float64]
 Block = tuple[int, int]
 
-ALIKE = 0.125  # correlation that columns are taken to have before stage two estimates it
+ALIKE = 0.125  # assumed correlation of columns before stage two estimates it
 MOST_WEIGHT = 1.5
 MOST_SCORE = 3.0
-RARE = 0.02  # an indicator's share of a class is kept within this factor of none and of all
-SCORE_SPREADS = (0.03, 0.1, 0.2, 0.4, 0.8, 1.6)  # how far scores may spread; the tables say which fits
+RARE = 0.02  # an indicator's share of a class is clipped to this factor from 0 and from 1
+SCORE_SPREADS = (0.03, 0.1, 0.2, 0.4, 0.8, 1.6)  # prior standard deviations of scores, weighted by the tables
 RESIDUAL_SPREADS = (0.02, 0.05, 0.1, 0.2, 0.4)
-CORRELATION = 3.0  # indicators of an ordered column over which scores stay alike
+CORRELATION = 3.0  # correlation length of scores, in indicators of an ordered column
 LEAST_RELEVANCE = 0.1  # of a column, as a share of the mean
 PROBABILITY_UNIT = 2.0**30  # grid of exp(score - largest score)
-DRAWS, MATCHES = 4096, 20  # drawn records, and steps of iterative scaling, that class offsets come from
+DRAWS, MATCHES = 4096, 20  # sampled records, and steps of iterative scaling, for class offsets
 DAMPING = 0.5  # of the indicator-by-indicator step of stage three
 
 
@@ -52,16 +51,16 @@ class Linear:
 
 @dataclass(frozen=True)
 class Scores:
-    """What stage one estimates.
+    """The estimates of stage one.
 
     Attributes
     ----------
-    scores : (M, k) log of how much likelier a class is in an indicator than overall.
+    scores : (M, k) log ratio of a class's share in an indicator to its share overall.
     prior : (M,) log class shares.
     rates : (M, k) smoothed class shares in each indicator.
     records : (k,) records in each indicator, at least 0.
-    n : records in all.
-    offsets : (M,) logits of the classes where every score is nought; log class shares in older files.
+    n : total number of records.
+    offsets : (M,) logits of the classes where every score is zero; log class shares in older files.
     """
 
     scores: Reals
@@ -87,7 +86,7 @@ def class_scores(
     ----------
     sums, counts : (M, k) noisy tables and (M,) noisy class counts.
     sd_indicators, sd_counts : (k,) and the standard deviation of the noise on each.
-    n : number of records; None where it is private.
+    n : number of records; None if private.
     blocks, ordered : span of each column's indicators, and whether they are ordered.
     """
     classes, width = sums.shape
@@ -97,7 +96,7 @@ def class_scores(
     scores, rates, records = np.zeros((classes, width)), np.zeros((classes, width)), np.zeros(width)
     for (start, stop), in_order in zip(blocks, ordered, strict=True):
         block, sd = sums[:, start:stop], float(sd_indicators[start])
-        block = block - (block.sum(1) - totals)[:, None] / (stop - start)  # each row is known to add up
+        block = block - (block.sum(1) - totals)[:, None] / (stop - start)  # each row must sum to its total
         size = np.maximum(block.sum(0), max(sd, 1.0))
         records[start:stop] = np.maximum(block.sum(0), 0.0)
         for c, share in enumerate(shares):
@@ -114,9 +113,9 @@ def class_scores(
 
 
 def _offsets(scores: Reals, rates: Reals, records: Reals, shares: Reals, blocks: Sequence[Block]) -> Reals:
-    """Class offsets, (M,), that make predicted class shares agree with released ones, on drawn records.
+    """Class offsets, (M,), that make predicted class shares agree with released ones, on sampled records.
 
-    Records are drawn class by class, each column from its released table.
+    Records are sampled class by class, each column from its released table.
     """
     random = np.random.default_rng(0)
     codes = np.searchsorted(np.cumsum(shares)[:-1], (np.arange(DRAWS) + 0.5) / DRAWS)
@@ -134,7 +133,7 @@ def _offsets(scores: Reals, rates: Reals, records: Reals, shares: Reals, blocks:
 
 
 def start_weight(blocks: int) -> float:
-    """Weight of every column before stage two: columns are taken to be somewhat alike."""
+    """Weight of every column before stage two: columns are assumed to be somewhat correlated."""
     return 1 / (1 + ALIKE * (blocks - 1))
 
 
@@ -177,7 +176,7 @@ def _class_totals(
 
 
 def smooth(value: Reals, noise: Reals, unit: float, spreads: Sequence[float], ordered: bool) -> Reals:
-    """Return the mean of what `value` may be without its noise, averaged over how far it may spread.
+    """Return the posterior mean of `value` without its noise, averaged over prior spreads.
 
     A Gaussian prior of standard deviation `unit` times each of `spreads`, correlated between neighbours in
     an ordered column, is weighted by how well it fits (m,) values of known noise variance (m,).
@@ -207,8 +206,7 @@ class ColumnWeights:
     """The model of stage two: logits b_l + sum over columns of alpha times the column's score.
 
     Parameters theta are M - 1 offsets b (class 0 has none) and q weights alpha; `columns` is (k, q) with
-    ones where an indicator belongs to a column. `start` is where
-    every alpha starts from.
+    ones where an indicator belongs to a column. `start` is the initial value of every alpha.
     """
 
     scores: Reals
@@ -230,7 +228,7 @@ class ColumnWeights:
         return len(self.offsets) - 1 + int(self.columns.shape[1])
 
     def linear(self, theta: Reals | None = None) -> Linear:
-        """The classifier of some parameters, or of the start."""
+        """The classifier of given parameters, or of the initial ones."""
         offsets, alpha = np.zeros(len(self.offsets) - 1), np.full(self.columns.shape[1], self.start)
         if theta is not None:
             offsets, alpha = offsets + theta[: len(offsets)], alpha + theta[len(offsets) :]
@@ -239,26 +237,26 @@ class ColumnWeights:
 
     @cached_property
     def _weights(self) -> Reals:
-        """What indicators are multiplied by: (k, M q) each column's scores, (k, M) the start's weights."""
+        """Matrix for indicators: (k, M q) scores of each column, then (k, M) initial weights."""
         return np.hstack([*(row[:, None] * self.columns for row in self.scores), self.linear().weight.T])
 
     def inputs(self, indicators: Reals) -> tuple[Reals, Reals]:
-        """What each logit multiplies the parameters with, (n, M, size), and logits of the start, (n, M)."""
+        """Derivatives of logits in the parameters, (n, M, size), and initial logits, (n, M)."""
         classes, columns = len(self.offsets), self.columns.shape[1]
         out = np.zeros((len(indicators), classes, self.size))
-        made = exact.product(indicators, self._weights)
-        out[:, :, classes - 1 :] = made[:, :-classes].reshape(-1, classes, columns)
+        products = exact.product(indicators, self._weights)
+        out[:, :, classes - 1 :] = products[:, :-classes].reshape(-1, classes, columns)
         for c in range(1, classes):
             out[:, c, c - 1] = 1.0
-        return out, made[:, -classes:] + self.offsets
+        return out, products[:, -classes:] + self.offsets
 
     def derivatives(self, indicators: Reals, codes: npt.NDArray[np.int64]) -> tuple[Reals, Reals]:
-        """One record's share of the derivatives at the start.
+        """Per-record derivatives at the initial parameters.
 
         Returns
         -------
-        (n, size) gradients of the log likelihood, and (n, rows, size) rows whose products with themselves
-        add up to minus its second derivative: one row for two classes, M for more.
+        (n, size) gradients of the log likelihood, and (n, rows, size) rows whose outer products sum to minus
+        its second derivative: one row for two classes, M for more.
         """
         inputs, logits = self.inputs(indicators)
         probability = softmax(logits)
@@ -287,7 +285,7 @@ def derivatives(tensors: Mapping[str, npt.NDArray[Any]]) -> tuple[Reals, Reals]:
 
 
 def newton(gradient: Reals, curvature: Reals, sd_gradient: float, sd_curvature: float) -> Reals:
-    """Return the step to the optimum of the noisy quadratic, held back by the size of its noise.
+    """Return the step to the optimum of the noisy quadratic, regularised by the size of its noise.
 
     Parameters
     ----------
@@ -295,7 +293,7 @@ def newton(gradient: Reals, curvature: Reals, sd_gradient: float, sd_curvature: 
     sd_gradient, sd_curvature : standard deviation of the noise on each.
     """
     values, vectors = np.linalg.eigh(curvature)
-    edge = 2 * sd_curvature * np.sqrt(len(gradient)) + sd_gradient  # of the noise's own eigenvalues
+    edge = 2 * sd_curvature * np.sqrt(len(gradient)) + sd_gradient  # of the noise's spectrum
     step = vectors @ ((vectors.T @ gradient) / (np.maximum(values, 0.0) + edge))
     return np.asarray(np.clip(step, -2.0, 2.0))
 
@@ -314,8 +312,8 @@ def residual_step(
     ----------
     residual : noisy residual tables.
     sd : standard deviation of the noise on them.
-    summary : what the class tables said.
-    slope : the second derivative, over what it would be without a model.
+    summary : the estimates of stage one.
+    slope : the second derivative, relative to that without a model.
     blocks, ordered : span of each column's indicators, and whether they are ordered.
     """
     classes = len(summary.prior)
@@ -337,7 +335,7 @@ def residual_step(
 
 
 def softmax(logits: Reals) -> Reals:
-    """Class probabilities, (n, M), the same bits in every batch: M numbers on a grid add up exactly."""
+    """Class probabilities, (n, M), the same bits in every batch: sums of M numbers on a grid are exact."""
     shifted = np.rint(exact.exp(logits - logits.max(1, keepdims=True)) * PROBABILITY_UNIT)
     return np.asarray(shifted / shifted.sum(1, keepdims=True))
 

@@ -1,4 +1,4 @@
-"""The additive model of a table's release, from all that its stages released: for curator and analyst."""
+"""The additive model of a table's release, from all of its stages: for curator and analyst."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def final_model(
     stages: int = 3,
     noise_penalty: float = 1.0,
 ) -> Linear:
-    """Return the model of a release; any choice here is free.
+    """Return the model of a release; settings here cost no privacy.
 
     Parameters
     ----------
-    tensors : what was released, by name.
+    tensors : the released tensors, by name.
     facts : standard deviations of its noise, and the number of records.
-    blocks, ordered : span of each column's indicators, and whether they stand in an order.
+    blocks, ordered : span of each column's indicators, and whether they are ordered.
     stages : use only the first stages of the release (1: scores alone).
-    noise_penalty : how strongly the noise holds the steps back; 1 takes its stated size.
+    noise_penalty : strength of regularisation by the noise; 1 for its stated size.
     """
-    offsets = tensors.get("offsets", tensors["prior"])  # without them, a file from before they were matched
+    offsets = tensors.get("offsets", tensors["prior"])  # absent in older files
     column_weights = additive.ColumnWeights.of(tensors["scores"], offsets, blocks)
     if stages < 2 or not {"gradient", "scaling"} & set(tensors):
         return column_weights.linear()
@@ -64,6 +64,6 @@ def final_model(
 
 
 def _slope(summary: additive.Scores, curvature: float) -> float:
-    """How much of the variance of the label is left, from the curvature in the first offset."""
+    """Unexplained share of the label's variance, from the curvature in the first offset."""
     share = float(np.exp(summary.prior[1]))
     return min(max(curvature / summary.n / (share * (1 - share)), 0.2), 1.0)

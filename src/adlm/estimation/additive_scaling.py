@@ -1,9 +1,9 @@
 """Class offsets and one temperature for an additive model, from noisy sums over the records.
 
-Class tables say how columns lean, but hardly how far to trust their sum, and noise in many tables adds up to
-offsets that no class has. Bias-corrected temperature scaling needs M + 2 numbers a step: how much of each
-class the model predicts, and the first and second derivative of the loss in the log temperature. Each record
-adds bounded whole numbers. Everything else reads released numbers alone.
+The sum of columns' scores is badly calibrated, and noise in many tables adds up to spurious class offsets.
+Bias-corrected temperature scaling needs M + 2 numbers a step: the predicted share of each class, and the
+first and second derivative of the loss in the log temperature. Each record adds bounded integers. Everything
+else reads released numbers alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Scaling:
 
     Attributes
     ----------
-    offsets : (M,) logits of the classes where the score is nought.
+    offsets : (M,) logits of the classes where the score is zero.
     log_factor : minus the log of the temperature.
     """
 
@@ -41,15 +41,15 @@ class Scaling:
 
     @property
     def factor(self) -> float:
-        """What scores are multiplied with."""
+        """The factor of scores: one over the temperature."""
         return round(math.exp(self.log_factor) * FACTOR_UNIT) / FACTOR_UNIT
 
     def shares_of(self, scores: Reals, codes: npt.NDArray[np.int64]) -> Integers:
-        """Return what each record adds to the sums of a step: (n, M + 2) whole numbers.
+        """Return each record's contribution to the sums of a step: (n, M + 2) integers.
 
         The first M are its predicted probabilities, rounded down. Then come the derivatives of its log
-        likelihood in the log of the factor: the first within +-BOUND, and minus the second (without what the
-        first has in common with it) in [0, BOUND].
+        likelihood in the log of the factor: the first within +-BOUND, and minus the second (less the term of
+        the first) in [0, BOUND].
 
         Parameters
         ----------
@@ -80,7 +80,7 @@ class Scaling:
         Parameters
         ----------
         released : (M + 2,) noisy sums of `shares_of`.
-        counts : (M,) class counts, in records, from what was released before.
+        counts : (M,) class counts, in records, released before.
         spread : standard deviation of the noise on the sums, in records.
         """
         sums, spread = released.astype(np.float64) / UNIT, max(spread, 1.0)

@@ -1,4 +1,4 @@
-"""Class counts that noise has driven apart: how far they may be believed.
+"""Class counts and class offsets from noisy counts.
 
 Post-processing of released counts, for curator and analyst alike; the same bits on every machine.
 """
@@ -15,15 +15,15 @@ Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 
 GRID = 1024  # steps in one unit of a log share
-CLEAR_COUNTS = 4.0  # uniform shares of this many standard deviations leave no doubt of class counts
+CLEAR_COUNTS = 4.0  # standard deviations of noise in a uniform share above which counts are used as they are
 
 
 def posterior_counts(counts: Sequence[float], spread: float) -> list[float] | None:
-    """Return what class counts may be believed to be, given their noise; None where that is small.
+    """Return the posterior mean of class counts, given their noise; None where the noise is small.
 
-    Counts are not negative. Before any is seen, each is taken to follow an exponential law around a uniform
-    share; the mean of what noise leaves possible is a normal law's, cut off at nought. Noise alone then
-    gives uniform shares, and a count that is clear of its noise stands.
+    The prior of each count is exponential with the uniform share as its mean, so the posterior is a normal
+    distribution truncated at zero. Pure noise then gives uniform shares; a count far above its noise hardly
+    changes.
 
     Parameters
     ----------
@@ -34,14 +34,14 @@ def posterior_counts(counts: Sequence[float], spread: float) -> list[float] | No
     if spread * CLEAR_COUNTS <= uniform or spread <= 0:
         return None
     uniform = max(uniform, 1e-9 * spread)
-    believed = [spread * _mean_above_zero(count / spread - spread / uniform) for count in counts]
-    total = sum(believed)
-    return [count * uniform * len(counts) / total for count in believed]
+    posterior = [spread * _mean_above_zero(count / spread - spread / uniform) for count in counts]
+    total = sum(posterior)
+    return [count * uniform * len(counts) / total for count in posterior]
 
 
 def _mean_above_zero(middle: float) -> float:
-    """Mean of a normal law with standard deviation 1, given that it is positive."""
-    if middle < -8.0:  # the tail's expansion: erfc runs out of digits far below
+    """Mean of a normal variable with standard deviation 1, given that it is positive."""
+    if middle < -8.0:  # expansion of the tail, where erfc loses precision
         return (1 - 2 / middle**2 + 10 / middle**4) / -middle
     return middle + math.sqrt(2 / math.pi) * math.exp(-middle * middle / 2) / math.erfc(
         -middle / math.sqrt(2)
@@ -49,7 +49,7 @@ def _mean_above_zero(middle: float) -> float:
 
 
 def plausible_counts(counts: Integers, spread: float) -> Integers:
-    """Pull released class counts, (M,), together; where noise is small they stand as they are.
+    """Shrink released class counts, (M,), together; where noise is small they do not change.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def plausible_counts(counts: Integers, spread: float) -> Integers:
 def class_offsets(counts: Integers, spread: float = 0.0) -> Reals:
     """Return log class shares from released counts, (M,), in any unit, on a grid of 2^-10.
 
-    A class counts for at least a fiftieth of a uniform share, whatever noise says. `spread` is the standard
+    A class has at least a fiftieth of a uniform share, whatever its noisy count. `spread` is the standard
     deviation of the noise, see `plausible_counts`.
     """
     counts = plausible_counts(counts, spread)
@@ -74,7 +74,7 @@ def class_offsets(counts: Integers, spread: float = 0.0) -> Reals:
 
 
 def offset_moves(counts: Reals, predicted: Reals, spread: float) -> Reals:
-    """Return log(counts / predicted) for each class, held back by the noise, on a grid: (M,), mean 0.
+    """Return log(counts / predicted) for each class, shrunk by the noise, on a grid: (M,), mean 0.
 
     It is one step of iterative scaling, which brings predicted class shares closer to those of the records.
 

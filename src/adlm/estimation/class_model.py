@@ -1,8 +1,8 @@
 """Draw labelled feature vectors from released moments, so that any network can be trained on them.
 
-A class is a normal law around its released mean. Its covariance is that of records within classes, from the
-released second moments where there are any, plus that of the noise on the mean: a new record lies around the
-*noisy* mean by both. Everything here reads the release alone.
+A class is a normal distribution around its released mean. Its covariance is that of records within classes,
+from the released second moments if any, plus that of the noise on the mean, because a new record lies around
+the *noisy* mean. Everything here reads the release alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from adlm.public.features import PriorStatistics
 
 @dataclass(frozen=True)
 class GaussianClassModel:
-    """A normal law a class.
+    """A normal distribution for each class.
 
     Attributes
     ----------
@@ -40,7 +40,7 @@ class GaussianClassModel:
 
 
 def fit_class_model(moments: Moments, prior: PriorStatistics | None) -> GaussianClassModel:
-    """Fit class laws to released moments; a public prior shapes what they leave open."""
+    """Fit class distributions to released moments; a public prior gives what was not released."""
     counts = shrunk_counts(moments)
     share = counts / counts.sum()
     mean = moments.sums / counts[:, None]
@@ -52,7 +52,7 @@ def fit_class_model(moments: Moments, prior: PriorStatistics | None) -> Gaussian
 def spread_within(moments: Moments, prior: PriorStatistics | None) -> Tensor:
     """Return the covariance (k, k) of a new record around its class's released mean, noise on it included.
 
-    Where second moments were not released, records spread as the public prior's do, or evenly without one.
+    Without second moments it is the public prior's, or isotropic without a prior.
     """
     counts = shrunk_counts(moments)
     means = moments.sums / counts[:, None]

@@ -1,8 +1,8 @@
 """Linear discriminants from released moments: the model in closed form.
 
 Everything here is post-processing of a release. Class means are sums divided by shrunk counts. Where second
-moments were released, the covariance within classes comes from them, less the noise that is known. Elsewhere
-it is taken to be isotropic, as public features were made to be.
+moments were released, the covariance within classes comes from them, less the noise's variance. Elsewhere it
+is assumed isotropic, as public features are designed to be.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class LinearHead:
         return z[:, :k].to(self.weight.dtype) @ self.weight.T + self.bias
 
     def module(self, width: int | None = None) -> nn.Linear:
-        """Return the same scores as a layer, in single precision; of wider features the rest is not read."""
+        """Return the same scores as a layer, in single precision; further features get zero weight."""
         layer = nn.Linear(width or self.weight.shape[1], len(self.bias))
         with torch.no_grad():
             layer.weight.zero_()
@@ -50,9 +50,9 @@ def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
     """Fit linear discriminants to released moments; a public prior of the features helps to calibrate.
 
     With W the covariance within classes, N that of the noise on a class mean m_c, and A = W + N + N^2 / 2W,
-    scores are z'A^-1 m_c - (m_c'A^-1 m_c - tr A^-1 N_c) / 2 + log share_c. The trace takes away what noise
-    adds to the length of m_c. A new record lies around the *noisy* mean with covariance W + N; the last term
-    of A pays for the noise on that length, so that coordinates drowned in noise are left out.
+    scores are z'A^-1 m_c - (m_c'A^-1 m_c - tr A^-1 N_c) / 2 + log share_c. The trace removes the bias of
+    noise on the length of m_c. A new record lies around the *noisy* mean with covariance W + N; the last
+    term of A pays for the noise on that length, so that coordinates dominated by noise are left out.
     """
     if moments.n <= 0:
         raise UserError(f"a model needs records: the release has n = {moments.n:g}; raise epsilon")
@@ -68,7 +68,7 @@ def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
     precise = between / outside
     traces = (noise / outside).sum(1)
     if spread.inside is not None:
-        # Inside the basis, the covariance is known; outside it, records spread evenly.
+        # Inside the basis the covariance is known; outside it is isotropic.
         values, vectors = torch.linalg.eigh(spread.inside)
         inner = spread.basis @ vectors  # (k, q)
         values = _with_noise(values.clamp_min(1e-12), pooled @ inner.square())
@@ -87,18 +87,17 @@ def fit(moments: Moments, prior: PriorStatistics | None = None) -> LinearHead:
 
 
 def _with_noise(variance: Tensor, noise: Tensor) -> Tensor:
-    """What a coordinate is to be divided by, when class means along it carry noise of the given variance."""
+    """Effective variance of a coordinate along which class means carry noise of the given variance."""
     return variance + noise + noise.square() / (2 * variance)
 
 
 def _temperature(precise: Tensor, prior: PriorStatistics | None, spread: WithinClassCovariance) -> float:
-    """What to divide scores by, so that they are about as sure as they are right; decisions stay the same.
+    """Temperature that calibrates scores; predictions stay the same.
 
-    Coordinates of one record are far from independent and normal, so that each adds less than it claims: up
-    to the prior's `temperature`, a public constant. Without second moments, scores spread wider than an even
-    covariance says by as much as they do under the prior's. Where all second moments were released, their
-    noise makes the spread too wide at small budgets, and the prior's may be too wide or too narrow for the
-    data at hand: the geometric mean of both is taken.
+    Coordinates of one record are far from independent and normal, so scores are overconfident: up to the
+    prior's `temperature`, a public constant. Without second moments the spread of scores is that under the
+    prior's covariance rather than an isotropic one. With all second moments, their noise makes the spread
+    too wide at small budgets, and the prior's may not suit the data: the geometric mean of both is taken.
     """
     k = precise.shape[1]
     if prior is None or len(prior.mean) < k:

@@ -17,13 +17,13 @@ import numpy.typing as npt
 Reals = npt.NDArray[np.float64]
 
 GRID = 2.0**20
-LEAST = -32.0  # exponents below this give exp(LEAST), which is nothing on a grid of 2^-30
+LEAST = -32.0  # exponents below this give exp(LEAST), which rounds to zero on a grid of 2^-30
 _EACH = 256  # entries of the table in a step of 1
 _SERIES = tuple(1 / math.factorial(i) for i in range(4, -1, -1))
 
 
 def exp(x: Reals) -> Reals:
-    """Return e^x for x <= 0, elementwise, to about 15 digits: a table of whole 256ths, and a short series."""
+    """Return e^x for x <= 0, elementwise, to about 15 digits: a table in steps of 1/256 and a series."""
     rest = np.maximum(x, LEAST)
     nearest = rest * -_EACH
     np.rint(nearest, out=nearest)
@@ -36,11 +36,11 @@ def exp(x: Reals) -> Reals:
 
 @cache
 def _table() -> Reals:
-    """Return e^(-i / 256) for the i that are in use: products of e^-whole and of e^-(256ths)."""
+    """Return e^(-i / 256) down to e^LEAST: products of e^-integer and e^-fraction."""
     with localcontext(prec=40):
-        whole = [float(Decimal(-i).exp()) for i in range(int(-LEAST) + 1)]
-        parts = [float((Decimal(-i) / _EACH).exp()) for i in range(_EACH)]
-    return np.outer(whole, parts).ravel()
+        integers = [float(Decimal(-i).exp()) for i in range(int(-LEAST) + 1)]
+        fractions = [float((Decimal(-i) / _EACH).exp()) for i in range(_EACH)]
+    return np.outer(integers, fractions).ravel()
 
 
 def product(rows: Reals, weights: Reals) -> Reals:

@@ -1,7 +1,7 @@
 """The linear head of a release with gradient rounds: a public function of the released gradients.
 
-The curator needs the head of round t to compute the gradients of that round; the analyst computes it anew
-from the file. Both use `Descent`. All of it is element-wise arithmetic in doubles on released integers, so
+The curator needs the head of round t to compute the gradients of that round; the analyst recomputes it from
+the file. Both use `Descent`. All of it is element-wise arithmetic in doubles on released integers, so
 it is the same to the last bit on every machine.
 """
 
@@ -38,14 +38,14 @@ class GradientRounds:
 
     Attributes
     ----------
-    rounds : how often a noisy gradient is released.
+    rounds : number of noisy gradients released.
     clip_norm : L2 bound on one record's gradient (p - y) x (constant, z).
     step : learning rate on the mean gradient.
     momentum : share of the previous step that is kept.
-    constant : the coordinate beside z that carries the bias.
+    constant : the extra coordinate that carries the bias.
     average : share of the rounds, the last ones, whose heads are averaged.
     size : public number of records that turns a sum into a mean.
-    centred : whether z is taken around its mean, as the released class sums have it.
+    centred : whether z is centred at its mean, estimated from the released class sums.
     one_row : whether the second of two classes is released alone; the first one's gradient is its negative.
     """
 
@@ -94,9 +94,9 @@ class Head:
 
     Attributes
     ----------
-    integers : (M, 1 + k) weights in steps of 1 / WEIGHT_UNIT, whole numbers as doubles; the first column
+    integers : (M, 1 + k) weights in steps of 1 / WEIGHT_UNIT, integers as doubles; the first column
         multiplies the constant.
-    constant : the coordinate beside z.
+    constant : the extra coordinate.
     """
 
     integers: Reals
@@ -104,7 +104,7 @@ class Head:
 
     @cached_property
     def columns(self) -> Reals:
-        """(k + 1, M) weights of (z, constant) in whole vectors, that give scores of z in grid steps."""
+        """(k + 1, M) weights of (z, constant), padded for SIMD, that give scores of z in grid steps."""
         classes, width = self.integers.shape
         columns = np.zeros((in_vectors(width), in_vectors(classes)))
         columns[: width - 1, :classes] = self.integers[:, 1:].T
@@ -123,20 +123,20 @@ class Head:
         return np.asarray(self.integers[:, 0] * (self.constant / WEIGHT_UNIT))
 
     def uncentred(self, centre: Integers) -> Head:
-        """The same scores as a function of z, of a head that was made for z less a centre, (k,)."""
-        moved = self.integers[:, 1:] @ centre.astype(np.float64)  # whole numbers below 2^53
+        """The same scores as a function of z, from a head for z less a centre, (k,)."""
+        moved = self.integers[:, 1:] @ centre.astype(np.float64)  # integers below 2^53
         integers = self.integers.copy()
         integers[:, 0] -= np.rint(moved / (FEATURE_UNIT * self.constant))
         return Head(integers, self.constant)
 
 
 def in_vectors(count: int) -> int:
-    """Return the least number of doubles in whole vectors, on which products are faster, for so many."""
+    """Round a number of doubles up to full SIMD vectors, on which products are faster."""
     return -(-count // VECTOR) * VECTOR
 
 
 class Descent:
-    """Gradient descent with momentum on released gradients, from zero weights and given class offsets.
+    """Gradient descent with momentum on released gradients, from zero weights and class offsets.
 
     Parameters
     ----------
@@ -155,15 +155,14 @@ class Descent:
         self._done = 0
 
     def head(self) -> Head:
-        """The head at which the next gradient is taken."""
+        """The head for the next gradient."""
         return _on_grid(self._weights, self.plan.constant)
 
     def update(self, gradient: Integers) -> None:
         """Take a step along a released gradient sum, (M, 1 + k) in steps of 1 / GRADIENT_UNIT.
 
-        Scores of classes matter up to what they have in common, so the mean over classes, noise alone, is
-        taken away. A numeric target has one score, and all of it matters. Of two classes one row may stand
-        for both.
+        Adding a constant to all class scores changes nothing, so the mean over classes, which is pure noise,
+        is subtracted; not so for the one score of a numeric target. Two classes may share one row.
         """
         if self.plan.one_row:
             gradient = np.concatenate([-gradient, gradient])
@@ -186,10 +185,10 @@ class Descent:
 
 
 def feature_mean(class_sums: Integers, step: Reals, sd: float) -> Integers:
-    """Return the mean of the features as released class sums have it, (k,), in steps of 1 / FEATURE_UNIT.
+    """Return the mean of the features from released class sums, (k,), in steps of 1 / FEATURE_UNIT.
 
-    It is shrunk towards zero by as much of its energy as is noise, so that noise alone moves nothing. Only
-    single operations on whole numbers and doubles: the same to the last bit on every machine.
+    It is shrunk towards zero by the noise's part of its energy, so that pure noise gives zero. Elementary
+    operations on integers and doubles alone: the same to the last bit on every machine.
 
     Parameters
     ----------
@@ -210,8 +209,8 @@ def feature_mean(class_sums: Integers, step: Reals, sd: float) -> Integers:
 def calibrated(head: Head, counts: Reals, predicted: Reals, spread: float) -> Head:
     """Move the class offsets of a head so that predicted shares come closer to those of the records.
 
-    Clipped gradients let rare classes down: their records are the ones that are clipped. One step of
-    iterative scaling, log(counts / predicted), makes up for it; what noise may have done alone is left.
+    Clipped gradients underestimate rare classes, whose records are clipped most. One step of iterative
+    scaling, log(counts / predicted), corrects this; differences within the noise are left.
 
     Parameters
     ----------

@@ -23,9 +23,9 @@ from adlm.estimation.lrp_graph import BATCH_NORM, Passage, Values, passage, trac
 
 @dataclass(frozen=True)
 class Relevances:
-    """Relevance of every feature of every record, and what was lost on the way.
+    """Relevance of every feature of every record, and the relevance that was absorbed.
 
-    ``outcome = features.sum + bias + stabiliser`` for every record: Eq. 9 with its small print.
+    ``outcome = features.sum + bias + stabiliser`` for every record: Eq. 9 with both losses.
 
     Attributes
     ----------
@@ -48,11 +48,11 @@ def relevance(
 
     Parameters
     ----------
-    network : any classifier made of known layers; used in evaluation mode and left as it was.
+    network : any classifier made of known layers; used in evaluation mode, and its mode is restored.
     x : (n, *shape) records, on the network's device.
-    target : (n,) index of the output to explain; each record's largest output when not given.
+    target : (n,) index of the output to explain; each record's largest output by default.
     mu : stabiliser of Eqs. 5 and 8, not negative. At mu = 0 a neuron whose z is zero passes nothing on.
-    batch_size : records taken through the network together; it does not change the answer.
+    batch_size : records in a batch; it does not change the result.
 
     Formal guarantees
     -----------------
@@ -129,7 +129,7 @@ class _Walk:
         self.relevance[node] = self.relevance[node] + amount if node in self.relevance else amount
 
     def ratio(self, z: Tensor, amount: Tensor) -> Tensor:
-        """R_m / (z_m + mu sign z_m) of Eq. 5, where the sign of zero is plus; mu's own share is noted."""
+        """R_m / (z_m + mu sign z_m) of Eq. 5, where the sign of zero is plus; mu's share is recorded."""
         signed = self.mu * torch.where(z >= 0, 1.0, -1.0).to(z)
         denominator = z + signed
         lost = denominator == 0
@@ -179,7 +179,7 @@ def _affine(walk: _Walk, node: fx.Node, amount: Tensor) -> None:
 
 
 def _bias(walk: _Walk, node: fx.Node, like: Tensor) -> Tensor:
-    """b_m of Eq. 7, shaped to stand against ``like``; zero for pooling."""
+    """b_m of Eq. 7, broadcast to ``like``; zero for pooling."""
     layer = walk.module.get_submodule(str(node.target)) if node.op == "call_module" else None
     if isinstance(layer, BATCH_NORM):
         return cast(Tensor, layer(torch.zeros_like(like))).detach()

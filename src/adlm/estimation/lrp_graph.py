@@ -1,4 +1,4 @@
-"""A network as a graph that relevance can walk: which layers are known, and how each passes relevance on."""
+"""A network as a graph for relevance propagation: the supported layers and the rule of each."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _METHODS: tuple[tuple[tuple[str, ...], Passage], ...] = (
 
 
 class _Tracer(fx.Tracer):
-    """Keeps layers that say ``lrp_pass_through = True`` whole, as torch's own layers are."""
+    """Traces layers with ``lrp_pass_through = True`` as leaves, like torch's layers."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return bool(getattr(m, "lrp_pass_through", False)) or super().is_leaf_module(m, module_qualified_name)
@@ -95,7 +95,7 @@ class Values(fx.Interpreter):
 
 
 def trace(network: nn.Module) -> fx.GraphModule:
-    """The network as a graph with BatchNorm folded; every node is checked, an unknown layer is named."""
+    """The network as a graph with BatchNorm folded; an unsupported layer is an error that names it."""
     try:
         graph = _Tracer().trace(network)
     except (fx.proxy.TraceError, TypeError, RuntimeError) as problem:

@@ -1,7 +1,7 @@
-"""Released moments: class sums, counts and second moments, with what is known of their noise.
+"""Released moments: class sums, counts and second moments, with the scale of their noise.
 
-A moment release stores integers and the size of a grid step per coordinate; `Moments` is the same in
-real numbers, which is what the analyst works with.
+A moment release stores integers and the size of a grid step per coordinate; `Moments` holds the same in
+real numbers, for the analyst.
 """
 
 from __future__ import annotations

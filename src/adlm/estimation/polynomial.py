@@ -2,7 +2,7 @@
 analyst sums.
 
 For output l of record i with logit z, the loss is phi0 + phi1 z + phi2 z^2, where each coefficient is a
-constant plus a slope times the label y_il in {0, 1}. Only what has a slope says anything about the label.
+constant plus a slope times the label y_il in {0, 1}. Only orders with a slope depend on the label.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Polynomial:
     def label_sensitivity(self, orders: tuple[int, ...]) -> int:
         """L1 change of the coefficients of these orders when a record's label changes.
 
-        One output loses its label and another one gains it, so two coefficients of each order move by the
+        One output loses its label and another one gains it, so two coefficients of each order change by the
         slope.
         """
         return 2 * sum(abs(self.slope[order]) for order in orders)
@@ -74,15 +74,14 @@ def error_bound_paper(classes: int) -> float:
     """The bound of the paper's Lemma 7 on the average error, M (e^2 + 2e - 1) / (e (1 + e)^2), logits in
     [-1, 1].
 
-    Appendix F misprints the third derivatives and drops the remainder's 1/6, so this is larger than it need
-    be.
+    Appendix F misprints the third derivatives and drops the remainder's 1/6, so the bound is loose.
     """
     e = math.e
     return classes * (e * e + 2 * e - 1) / (e * (1 + e) ** 2)
 
 
 def error_bound_remainder(classes: int, radius: float = 1.0) -> float:
-    """The same argument with the right derivative and the 1/6 kept, for logits in [-radius, radius].
+    """The same argument with the correct derivative and the 1/6, for logits in [-radius, radius].
 
     The third derivative of log(1 + e^-z) is s(1-s)(1-2s) up to sign, s the logistic of z, at most 1/(6 sqrt
     3) in size; the remainder then spans at most 2 radius^3 / (6 * 6 sqrt 3) for each output.

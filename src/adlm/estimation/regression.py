@@ -20,24 +20,23 @@ Integers = npt.NDArray[np.int64]
 BINS = 16  # intervals between the bounds; their ends are the knots of piecewise-linear bins
 FARTHEST = 3.0  # standard deviations at which a target is clipped when a model is trained
 LEAST_SPREAD = 0.01  # of the declared range
-PENALTY = 1.5  # of ridge regression, over the largest eigenvalue that noise alone is expected to have
+PENALTY = 1.5  # of ridge regression, over the expected largest eigenvalue of the noise
 ERROR_BOUND = 4.0  # squared errors are clipped there, in units of the target's variance
 _GRID = 1 << 12
 
 
 @dataclass(frozen=True)
 class TargetScale:
-    """Where a target lies between its bounds and how far it spreads, both as shares of the range."""
+    """Mean and standard deviation of a target, both as shares of the range between its bounds."""
 
     mean: float
     spread: float
 
     @classmethod
     def of(cls, counts: npt.ArrayLike) -> TargetScale:
-        """Read it off noisy counts of the BINS + 1 bins, on a grid: the same on every machine.
+        """Estimate it from noisy counts of the BINS + 1 bins, on a grid: the same on every machine.
 
-        Piecewise-linear bins add up to the mean exactly. Counts are brought to the nearest shares that are
-        non-negative and sum to one.
+        Piecewise-linear bins add up to the mean exactly. Counts are projected on the simplex first.
         """
         values = [float(v) for v in np.asarray(counts, dtype=np.float64)]
         shares = _simplex(
@@ -74,8 +73,8 @@ def ridge_head(second: Reals, sd: float, constant: float, weight: float) -> Head
     constant : the coordinate that carries the intercept.
     weight : of the standardised target t.
 
-    The penalty is about the largest eigenvalue that noise alone has; directions whose eigenvalue is below
-    zero, which no sum of squares has, carry none.
+    The penalty is about the largest eigenvalue of the noise. Negative eigenvalues, which no sum of squares
+    has, are set to zero.
     """
     values, vectors = np.linalg.eigh(second[:-1, :-1])
     along = vectors.T @ second[:-1, -1]

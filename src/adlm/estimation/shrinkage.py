@@ -1,6 +1,6 @@
-"""What released moments say, once their noise is taken into account: counts, means, covariance.
+"""Shrinkage estimates from released moments: counts, means, covariance.
 
-Post-processing of a release. Both the closed form and the labelled draws are made of this.
+Post-processing of a release, used by the closed form and the labelled draws.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from torch import Tensor
 
 from adlm.estimation.moments import Moments
 
-ISOTROPIC = 1.0  # least variance around the means, relative to records that vary evenly
-IMBALANCE = 0.1  # how much class sizes differ when counts are too noisy to tell, relative to n / M
+ISOTROPIC = 1.0  # least variance around the means, relative to isotropic records
+IMBALANCE = 0.1  # assumed spread of class sizes when counts are too noisy, relative to n / M
 
 
 def shrunk_counts(moments: Moments) -> Tensor:
-    """Class counts, pulled towards n / M as far as their noise is larger than their differences: (M,).
+    """Class counts, shrunk towards n / M as far as their noise exceeds their differences: (M,).
 
-    Differences count as real only where they clearly exceed what noise alone would show over M classes; a
-    mild imbalance is always allowed for.
+    Differences count as signal only where they clearly exceed pure noise over M classes; a mild imbalance is
+    always assumed.
     """
     M = len(moments.counts)
-    n = max(moments.n, float(M))  # under add-remove, noise can say that there is nobody
+    n = max(moments.n, float(M))  # under add-remove, the noisy n can be negative
     balanced = n / M
-    seen = float((moments.counts - balanced).square().mean())
+    observed = float((moments.counts - balanced).square().mean())
     variance = moments.sd_counts**2
     clear = variance * (1 + 2 * math.sqrt(2 / max(M - 1, 1)))
-    signal = max(seen - clear, 0.0) + (IMBALANCE * balanced) ** 2
+    signal = max(observed - clear, 0.0) + (IMBALANCE * balanced) ** 2
     counts = balanced + (signal / (signal + variance)) * (moments.counts - balanced)
-    # A mean is a sum over its count: one that noise made tiny would blow the mean up, so the noisier counts
-    # are, the nearer to n / M they are kept.
+    # A mean is a sum over its count, and a tiny noisy count would inflate it. So the noisier counts are, the
+    # nearer to n / M they are kept.
     counts = counts.clamp_min(balanced * min(max(0.02, math.sqrt(variance) / balanced), 0.5))
     return counts * (n / counts.sum())
 
 
 def second_floor(moments: Moments, q: int) -> float:
-    """Smallest eigenvalue that noisy second moments can tell: half the edge of their noise's spectrum."""
+    """Smallest eigenvalue that noisy second moments resolve: half the edge of their noise's spectrum."""
     assert moments.sd_second is not None
     off = moments.sd_second[~torch.eye(q, dtype=torch.bool)] if q > 1 else moments.sd_second.flatten()
     return max(float(off.square().mean().sqrt()) / moments.n * math.sqrt(q), 1e-9)
@@ -51,7 +51,7 @@ def class_means(moments: Moments) -> Tensor:
 
 @dataclass(frozen=True)
 class WithinClassCovariance:
-    """How records vary within classes, noise taken away.
+    """Covariance of records within classes, less the noise's.
 
     Attributes
     ----------
@@ -66,9 +66,9 @@ class WithinClassCovariance:
 
 
 def within_classes(moments: Moments, share: Tensor, means: Tensor, noise: Tensor) -> WithinClassCovariance:
-    """Return how records vary within classes.
+    """Estimate the covariance of records within classes.
 
-    A record has norm at most 1, so what the means leave of that is what it varies by.
+    A record has norm at most 1, so its variance is at most 1 less the squared norm of its mean.
 
     Parameters
     ----------
@@ -83,7 +83,7 @@ def within_classes(moments: Moments, share: Tensor, means: Tensor, noise: Tensor
         return WithinClassCovariance(left / k, torch.zeros(k, 0, dtype=means.dtype), None)
     q = len(moments.second)
     basis = torch.eye(k, q, dtype=means.dtype) if moments.basis is None else moments.basis
-    lifted = basis.T @ ((share[:, None] * noise).sum(0)[:, None] * basis)  # what noise on the means adds
+    lifted = basis.T @ ((share[:, None] * noise).sum(0)[:, None] * basis)  # added by noise on the means
     if moments.centres is None:
         scattered = means @ basis
         within = moments.second / moments.n - ((scattered.T * share) @ scattered - lifted)
@@ -92,7 +92,7 @@ def within_classes(moments: Moments, share: Tensor, means: Tensor, noise: Tensor
     values, vectors = torch.linalg.eigh((within + within.T) / 2)
     least = second_floor(moments, q)
     if moments.basis is not None and q < k:
-        # Around the means records vary at least as much as elsewhere; less is the work of clipping.
+        # In the span of the means the variance is at least that outside; less is an effect of clipping.
         least = max(least, ISOTROPIC * min(float(left) / k, float(values.median())))
     inside = (vectors * values.clamp_min(least)) @ vectors.T
     if moments.cross is None:
@@ -102,10 +102,10 @@ def within_classes(moments: Moments, share: Tensor, means: Tensor, noise: Tensor
 
 
 def _extended(moments: Moments, basis: Tensor, inside: Tensor, left: Tensor) -> WithinClassCovariance:
-    """Extend a covariance by what it has in common with directions outside, after Nystroem.
+    """Extend a covariance to directions outside, after Nystroem.
 
     With A the covariance along the p directions between means and K = U S V' that of the outside with them,
-    as far as it stands out of its noise, the outside varies by K A^-1 K' at least, and evenly beyond that.
+    less its noise, the outside has covariance K A^-1 K' plus an isotropic rest.
     """
     assert moments.cross is not None
     assert moments.outside is not None
@@ -123,9 +123,9 @@ def _extended(moments: Moments, basis: Tensor, inside: Tensor, left: Tensor) -> 
 
 
 def signal(noisy: Tensor, sd: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the singular vectors and values of a matrix that stand out of its noise, values shrunk.
+    """Return the singular vectors and shrunk values of a matrix that exceed its noise.
 
-    The shrinkage is the one of least squared error for noise of equal variance (Gavish and Donoho 2017).
+    The shrinkage has the least squared error for noise of equal variance (Gavish and Donoho 2017).
     """
     left, sizes, right = torch.linalg.svd(noisy, full_matrices=False)
     rows, columns = max(noisy.shape), min(noisy.shape)

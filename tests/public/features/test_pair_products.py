@@ -21,7 +21,7 @@ from adlm.public.features import (
 )
 from adlm.public.features.identity import Identity
 from adlm.public.features.natural import NaturalImages
-from adlm.public.features.pair_products import ALL_FROM, FROM, PairProducts
+from adlm.public.features.pair_products import FEW, MOST, TIERS, PairProducts
 from adlm.public.features.prior import PriorProjection
 from adlm.public.planning.moments import plan_moments
 
@@ -86,19 +86,22 @@ def test_the_rule_takes_products_where_the_signal_carries_them() -> None:
     moments = (50_000, 10, 8.0, 1e-5, "add-remove")
     assert plan_moments(*moments, made).k == made.width
     assert plan_moments(*moments, made, rounds=False) == plan_moments(*moments, plain, rounds=False)
-    assert made.rounds_width(ALL_FROM) == made.width
-    assert made.rounds_width(ALL_FROM - 1) == made.rounds_width(FROM) == made.fewer().width < made.width
-    assert made.rounds_width(FROM - 1) == plain.rounds_width(FROM - 1)
+    assert made.rounds_width(MOST.signal) == made.width
+    widths = [made.rounds_width(tier.signal) for tier in TIERS]
+    assert widths == sorted(set(widths))
+    assert [made.rounds_width(tier.signal - 1) for tier in TIERS[1:]] == widths[:-1]
+    assert made.rounds_width(FEW.signal - 1) == plain.rounds_width(FEW.signal - 1)
 
 
 def test_products_of_fewer_coordinates_are_part_of_the_map() -> None:
     made = for_domain(PHOTOGRAPHS)
     assert isinstance(made, PairProducts)
-    fewer = narrowed(made, made.fewer().width)
+    parts = [narrowed(made, made.rounds_width(tier.signal)) for tier in TIERS]
+    fewer = parts[0]
     assert isinstance(fewer, PairProducts)
     assert (fewer.multiplied, fewer.share) == (60, 0.25)
-    assert fewer.fewer() is fewer
-    for part in (fewer, made.inner, made):
+    assert fewer.rounds_width(MOST.signal) == fewer.width
+    for part in (*parts, made.inner, made):
         entry = {"spec": part.spec(), "fingerprint": part.fingerprint()}
         assert checked(entry, made).fingerprint() == checked(entry).fingerprint() == part.fingerprint()
     with pytest.raises(UserError, match="not those that the release was made with"):
@@ -109,8 +112,8 @@ def test_a_map_alone_keeps_the_weights_that_suit_it() -> None:
     made, plain = drawn_products(), PriorProjection("drawn")
     weak = (60_000, 10, 0.1, 1e-5, "replace-one")
     assert plan_moments(*weak, made) == plan_moments(*weak, plain)
-    assert made.rounds_taper(FROM - 1) == plain.rounds_taper(FROM - 1) > 0
-    assert made.rounds_taper(FROM) == 0
+    assert made.rounds_taper(FEW.signal - 1) == plain.rounds_taper(FEW.signal - 1) > 0
+    assert made.rounds_taper(FEW.signal) == 0
 
 
 def test_garments_have_products_and_drawn_images_have_none() -> None:

@@ -15,7 +15,7 @@ from adlm.public.features.multiscale import MultiscaleImages
 from adlm.public.features.narrowed import Narrowed, RandomDirections, Tapered, narrowed
 from adlm.public.features.natural import NaturalImages
 from adlm.public.features.onnx_backbone import OnnxBackbone
-from adlm.public.features.pair_products import FEW_LEADING, FEW_SHARE, PairProducts
+from adlm.public.features.pair_products import FEW, PairProducts
 from adlm.public.features.prior import PriorProjection
 from adlm.public.features.probe import coupling
 from adlm.public.features.scaled_table import ScaledTable
@@ -90,13 +90,13 @@ def for_domain(domain: Domain) -> Features:
     if domain.family == "natural" and domain.shape == (3, 32, 32):
         return PairProducts(build({"name": "natural", "width": 1000, "weights": "natural-32"}))
     if domain.family == "natural" and (len(domain.shape) == 2 or domain.shape[0] in (1, 3)):
-        return PairProducts(MultiscaleImages(domain.shape), FEW_LEADING, FEW_SHARE)
+        return PairProducts(MultiscaleImages(domain.shape), FEW.leading, FEW.share)
     if domain.family == "vector":
         return build({"name": "vector", "size": domain.size})
     if domain.family in ("drawn", "garments"):
         plain = build({"name": "prior-projection", "family": domain.family, "shape": list(domain.shape)})
         # Drawn classes lie apart in the plain coordinates; those of garments do not.
-        return plain if domain.family == "drawn" else PairProducts(plain, FEW_LEADING, FEW_SHARE)
+        return plain if domain.family == "drawn" else PairProducts(plain, FEW.leading, FEW.share)
     return build({"name": "identity", "shape": list(domain.shape)})
 
 
@@ -165,7 +165,8 @@ def checked(entry: Mapping[str, Any], given: Features | None = None) -> Features
     elif spec.get("name") == "tapered" and given.spec() != spec:
         features = narrowed(given, int(spec["width"]), int(spec["taper"]))
     elif isinstance(given, PairProducts):
-        features = next((part for part in (given.fewer(), given.inner) if part.spec() == spec), given)
+        products = spec.get("name") == given.spec()["name"]
+        features = PairProducts.from_spec(spec, given.inner) if products else given.inner
     else:
         features = given
     if features.fingerprint() != entry["fingerprint"]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,19 +21,26 @@ from adlm.errors import UserError
 from adlm.public.features.base import Features, PriorStatistics
 from adlm.public.features.exact import exact_unit_norm
 
-# Settled on the last 5,000 training images of CIFAR-10 and the last 10,000 of Fashion-MNIST, taken as public
-# for that (docs/frontier.md).
-LEADING, SHARE = 77, 0.35
-FEW_LEADING, FEW_SHARE = 60, 0.25  # where the signal is weaker
-FROM = 7_000.0  # signal of gradient rounds from which products are worth their part of a record's norm
-ALL_FROM = 20_000.0  # from which all of them are
+
+class Tier(NamedTuple):
+    """Products that suit gradient rounds from a signal on: of how many coordinates, with which share."""
+
+    signal: float
+    leading: int
+    share: float
+
+
+# The stronger the signal, the more products are worth their part of a record's norm. Settled on the last
+# 5,000 training images of CIFAR-10 and the last 10,000 of Fashion-MNIST, taken as public (docs/frontier.md).
+TIERS = (Tier(7_000.0, 60, 0.25), Tier(20_000.0, 77, 0.35), Tier(60_000.0, 110, 0.5))
+FEW, MOST = TIERS[0], TIERS[-1]
 
 
 class PairProducts(Features):
     """A map's coordinates, then products of pairs of its leading ones: width + m (m + 1) / 2 numbers.
 
-    Class sums, second moments and gradient rounds of little signal go on with the other map alone, those of
-    more signal with products of fewer coordinates.
+    Class sums, second moments and gradient rounds of little signal use the other map alone. Those of more
+    signal use products of fewer coordinates (`TIERS`).
 
     Parameters
     ----------
@@ -46,14 +53,14 @@ class PairProducts(Features):
     second: Tensor
     weight: Tensor
 
-    def __init__(self, inner: Features, leading: int = LEADING, share: float = SHARE) -> None:
+    def __init__(self, inner: Features, leading: int = MOST.leading, share: float = MOST.share) -> None:
         super().__init__()
         if not 1 <= leading <= inner.width:
             raise UserError(f"products can be made of 1 to {inner.width} coordinates, got {leading}")
         if not 0 < share < 1:
             raise UserError(f"products need a share between 0 and 1 of a record's norm, got {share}")
         self.inner, self.multiplied, self.share = inner, leading, share
-        self.width = inner.width + leading * (leading + 1) // 2
+        self.width = self._width(leading)
         self.class_separation, self.batch, self.path = inner.class_separation, inner.batch, inner.path
         self.rounds_from, self.clip_norm = inner.rounds_from, inner.clip_norm
         first, second = torch.triu_indices(leading, leading)
@@ -76,26 +83,28 @@ class PairProducts(Features):
         products = u.index_select(1, self.first) * u.index_select(1, self.second) * self.weight
         return torch.cat([z * math.sqrt(1 - self.share), products], 1)
 
-    def fewer(self) -> PairProducts:
-        """Return products of fewer coordinates, or this map if it has no more."""
-        return PairProducts(self.inner, FEW_LEADING, FEW_SHARE) if self.multiplied > FEW_LEADING else self
-
     def part(self, width: int) -> Features:
         """Return the narrowest of these maps that holds `width` coordinates: the other, fewer, all."""
         if width <= self.inner.width:
             return self.inner.part(width)
-        fewer = self.fewer()
-        return fewer if width <= fewer.width else self
+        for tier in TIERS:
+            if tier.leading < self.multiplied and width <= self._width(tier.leading):
+                return PairProducts(self.inner, tier.leading, tier.share)
+        return self
 
     def rounds_width(self, signal: float) -> int:
         """Return how many coordinates suit gradient rounds of that signal."""
-        if signal < FROM:
+        if signal < FEW.signal:
             return self.inner.rounds_width(signal)
-        return (self if signal >= ALL_FROM else self.fewer()).width
+        suited = max(tier.leading for tier in TIERS if tier.signal <= signal)
+        return self._width(min(suited, self.multiplied))
+
+    def _width(self, leading: int) -> int:
+        return self.inner.width + leading * (leading + 1) // 2
 
     def rounds_taper(self, signal: float) -> int:
         """Return where the other map's weights have halved, if rounds of that signal take it alone."""
-        return self.inner.rounds_taper(signal) if signal < FROM else 0
+        return self.inner.rounds_taper(signal) if signal < FEW.signal else 0
 
     def moments_width(self) -> int:
         """Return how many coordinates class sums and second moments may take: the other map's."""

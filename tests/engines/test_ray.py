@@ -69,8 +69,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("toml", "epsilon", "delta"),
-    [(ALONE, "1", "1e-6"), (ALONE, "1", "0"), (TOML, "3", "1e-6"), (TOML, "2", "0")],
-    ids=["rounds", "additive", "rounds, persons", "additive, persons"],
+    [
+        (ALONE, "1", "1e-6"),
+        (ALONE, "1", "0"),
+        (ALONE, "60", "0"),
+        (TOML, "3", "1e-6"),
+        (TOML, "2", "0"),
+        (TOML, "200", "0"),
+    ],
+    ids=["rounds", "additive", "both", "rounds, persons", "additive, persons", "both, persons"],
 )
 def test_a_table_gives_the_same_bytes_on_both_engines(
     cluster: Engine, folder: Path, toml: str, epsilon: str, delta: str
@@ -81,6 +88,7 @@ def test_a_table_gives_the_same_bytes_on_both_engines(
         for engine in (LocalEngine(), cluster)
     )
     assert one.certificate.to_dict() == two.certificate.to_dict()
+    assert ("selection" in one.certificate.settings) == (delta == "0" and int(epsilon) >= 60)
     assert one.engine is not None
     assert two.engine is not None
     assert (one.engine["name"], two.engine["name"]) == ("local", "ray")

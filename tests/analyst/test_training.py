@@ -288,7 +288,7 @@ def test_a_network_that_the_last_step_ruined_is_told_of() -> None:
         (lambda: TrainingConfig(epochs=1, optimiser="Sgd"), "no optimiser 'Sgd'"),
         (lambda: TrainingConfig(epochs=1, learning_rate=0.0), "learning_rate must be positive"),
         (lambda: TrainingConfig(epochs=1, learning_rate=math.inf), "positive and finite"),
-        (lambda: TrainingConfig(epochs=1, seed=10**20), "seed must be a whole number from 0"),
+        (lambda: TrainingConfig(epochs=1, seed=10**20), "seed must be an integer from 0"),
         (
             lambda: train(
                 nn.Linear(2, 2),

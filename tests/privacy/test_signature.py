@@ -275,7 +275,7 @@ def test_weights_that_a_network_brings_along_are_stamped_on_the_model(
     model.save(tmp_path / "m")
     assert verify(tmp_path / "m").stamps == stamps
     assert fit(release, "mlp", TrainingConfig(epochs=1, batch_size=100), draws=200).stamps == ()
-    with pytest.raises(UserError, match="for a module of your own"):
+    with pytest.raises(UserError, match="for a user-supplied module"):
         fit(release, "mlp", provenance="public")
 
 

@@ -1,1 +1,1 @@
-"""Reads releases: objectives, networks and training. Never sees a record."""
+"""Models from releases: objectives, networks and training. It never reads a record."""

@@ -1,4 +1,4 @@
-"""A training run on disk: one safetensors file whose metadata is JSON. No pickle, and whole or not at all."""
+"""Checkpoints of training: one safetensors file with JSON metadata, no pickle, written atomically."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _NETWORK, _OPTIMISER = "network/", "optimiser/"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The file that keeps a training run after each epoch, and whether to go on from it."""
+    """The file of a training run, replaced after each epoch, and whether to resume from it."""
 
     path: Path
     resume: bool = False
 
     @property
     def goes_on(self) -> bool:
-        """Whether there is a run to go on from."""
+        """Whether there is a run to resume."""
         return self.resume and self.path.exists()
 
     def save(
@@ -39,12 +39,12 @@ class Checkpoint:
         described: dict[str, Any],
         losses: list[float],
     ) -> None:
-        """Replace the file by the run as it stands after an epoch.
+        """Replace the file by the state after an epoch.
 
         Parameters
         ----------
-        network, optimiser : their state is kept.
-        described : what the run was asked for; `load` refuses another.
+        network, optimiser : their state is saved.
+        described : the settings of the run; `load` refuses others.
         losses : mean loss of each epoch so far.
         """
         tensors: dict[str, Tensor] = {
@@ -73,9 +73,9 @@ class Checkpoint:
     def load(
         self, network: nn.Module, optimiser: torch.optim.Optimizer, described: dict[str, Any]
     ) -> list[float]:
-        """Bring a network and its optimiser to where the file left them; return the losses so far.
+        """Restore a network and its optimiser from the file; return the losses so far.
 
-        `described` is what this run is asked for; it must be what the file says.
+        `described` are the settings of this run, which must be those of the file.
         """
         try:
             with safe_open(self.path, framework="pt") as file:
@@ -103,7 +103,7 @@ class Checkpoint:
         try:
             network.load_state_dict(weights)
             optimiser.load_state_dict({"state": state, "param_groups": body["groups"]})
-        except (RuntimeError, ValueError):  # torch lists every weight; that is no sentence
+        except (RuntimeError, ValueError):  # torch's message lists every weight
             raise UserError(
                 f"the checkpoint {self.path} is of another network than {name_of(network)}; train the "
                 "network it is of, or remove it to start again"
@@ -112,7 +112,7 @@ class Checkpoint:
 
 
 def _to_json(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """A value of an optimiser's state as JSON; tensors, alone or in lists as LBFGS has them, go aside."""
+    """Convert a value of an optimiser's state to JSON; tensors, also in lists (LBFGS), go to `tensors`."""
     if isinstance(value, Tensor):
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {"tensor": name}
@@ -122,7 +122,7 @@ def _to_json(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """What `_to_json` made JSON of."""
+    """Inverse of `_to_json`."""
     if isinstance(value, dict):
         return tensors[value["tensor"]]
     if isinstance(value, list):

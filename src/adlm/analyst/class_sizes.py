@@ -1,4 +1,4 @@
-"""Classes that are too small for the noise: what released counts, and the noise on them, say of class sizes.
+"""Classes that are too small for the noise, found from released counts.
 
 Noise is the same for every class, so a small class is learnt worst. Everything here reads released numbers.
 """
@@ -11,14 +11,14 @@ from typing import Any
 
 from adlm.privacy.release import Release
 
-CLEAR = 2.0  # standard deviations of its noise that a count must exceed to count as more than none
+CLEAR = 2.0  # standard deviations of its noise that a count must exceed to be distinguished from 0
 BELOW = 3.0  # standard deviations by which a count must stay below n / M for its class to be called small
 MOST_SHOWN = 5  # classes that are listed one by one
 
 
 @dataclass(frozen=True)
 class SmallClass:
-    """A class whose released count is not clear of its noise.
+    """A class whose released count is not distinguishable from noise.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class SmallClass:
     sd: float
 
     def sentence(self) -> str:
-        """Say what was found and what to make of it."""
+        """Describe the problem and what to do about it."""
         return (
             f"class {self.name!r} may be smaller than its noise: released count {self.count:.0f}, noise of "
             f"standard deviation {self.sd:.0f}; do not expect it to be predicted well: raise epsilon, or "
@@ -47,9 +47,9 @@ def small_classes(release: Release) -> tuple[SmallClass, ...]:
     """Return the classes that may be smaller than the noise on their count.
 
     A class is named when its released count is at most twice the standard deviation of its noise, and
-    three of them below n / M. The rule of a moment release spends little on counts, so a count that is
-    merely noisy says nothing against its class. Where that deviation exceeds n / M, all classes are named. A
-    release record by record holds no counts, and none is found in it.
+    three of them below n / M. A moment release spends little on counts, so noise alone does not make a
+    class small. Where that deviation exceeds n / M, all classes are named. A record release holds no counts,
+    so none is named.
     """
     tensors, settings = release.tensors, release.certificate.settings
     if not {"class_sums", "step"} <= set(tensors) or "sd_sums" not in settings:
@@ -67,7 +67,7 @@ def small_classes(release: Release) -> tuple[SmallClass, ...]:
 
 
 def sentences(small: Sequence[SmallClass]) -> list[str]:
-    """Say of each class that it is small; of many, of the first few."""
+    """One sentence for each small class, at most a few."""
     shown = [one.sentence() for one in small[:MOST_SHOWN]]
     rest = len(small) - len(shown)
     return [*shown, f"and so may be {rest} more classes"] if rest else shown

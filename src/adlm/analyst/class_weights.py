@@ -1,11 +1,10 @@
-"""Public class weights: what a mistake on each class costs, put into a trained model for nothing.
+"""Public class weights, applied to a trained model at no privacy cost.
 
 A classifier that is trained with weights w_c on a loss of log probabilities has logits that are larger by
-log w_c than one trained without. So weights need no new release: they move the biases of the model that a
-release gives, and so the labels of the draws that a network is trained on. `balanced` takes them from what
-was released and charged already, never from records. Where class means are known, the biases make all scores
-equal half-way between them: the clip of gradient rounds shrinks scores, and log shares would not make up for
-it.
+log w_c than one trained without. So weights need no new release: they shift the biases of a release's model,
+and so the labels of the draws that a network is trained on. `balanced` takes them from counts that were
+released and charged already, never from records. Where class means are known, the biases make all scores
+equal half-way between them. The clip of gradient rounds shrinks scores, which log shares would not correct.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def class_weights(release: Release, given: Weights) -> dict[str, float]:
     Parameters
     ----------
     given : weights by class name, 1 for a class that is not named; or `balanced`, n / (M n_c) by the
-        released counts n_c, in which a class counts for at least a fiftieth of an even share.
+        released counts n_c, in which a class has at least a fiftieth of a uniform share.
     """
     names = release.certificate.domain.classes
     if not names:
@@ -73,7 +72,7 @@ def class_weights(release: Release, given: Weights) -> dict[str, float]:
 
 
 def with_class_weights(model: Model, release: Release, given: Weights | None) -> Model:
-    """Return a model whose mistakes are weighted by class; it costs nothing. None leaves it as it is."""
+    """Return a model with class weights, at no privacy cost. None changes nothing."""
     if given is None:
         return model
     weights = class_weights(release, given)
@@ -87,9 +86,9 @@ def with_class_weights(model: Model, release: Release, given: Weights | None) ->
     with torch.no_grad():
         head.weight.copy_(model.head.weight)
         if given == BALANCED and release.kind in ("moments", "rounds"):
-            # Also of a model that was replaced by the largest class, for plain accuracy is not what is asked.
+            # Also for a model that was replaced by the largest class: plain accuracy is not the goal here.
             weight = closed_form(release, release.features(model.features)).weight
-            middle = class_means(release.moments()).mean(0)  # every class counts alike
+            middle = class_means(release.moments()).mean(0)  # equal weight for every class
             head.weight.zero_()
             head.weight[:, : weight.shape[1]] = weight.to(head.weight.dtype)
             head.bias.copy_(-(weight.double() @ middle[: weight.shape[1]]))
@@ -104,7 +103,7 @@ def with_class_weights(model: Model, release: Release, given: Weights | None) ->
 
 
 def _log_shares(release: Release) -> list[float]:
-    """Log class shares, from counts that were released."""
+    """Log class shares from released counts."""
     tensors = release.tensors
     if "prior" in tensors:
         return [float(v) for v in tensors["prior"]]

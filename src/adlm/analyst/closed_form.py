@@ -1,4 +1,4 @@
-"""The model that a release gives without training: linear, additive, or of a numeric target."""
+"""The closed-form model of a release: linear, additive, or of a numeric target."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _linear(release: Release, features: Features) -> Model:
 
 
 def usable_head(release: Release, features: Features) -> discriminant.LinearHead:
-    """The linear classifier of a release; one that gives the largest class where noise left nothing."""
+    """The linear classifier of a release; the majority class where noise dominates."""
     head = closed_form(release, features)
     if not below_majority_baseline(release):
         return head

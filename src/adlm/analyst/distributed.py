@@ -1,8 +1,8 @@
 """Training by several processes under `torchrun`: each takes a share of every batch, and one writes.
 
-`torchrun --nproc-per-node 2 -m adlm train R` starts processes that find one another by environment variables.
+`torchrun --nproc-per-node 2 -m adlm train R` starts processes that connect through environment variables.
 Gradients are averaged by DistributedDataParallel, so that a step is that of the whole batch. Only rank 0
-writes checkpoints and models, and speaks.
+writes checkpoints and models, and prints.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def under_torchrun() -> bool:
 
 
 def rank() -> int:
-    """Return the number of this process; 0 writes and speaks."""
+    """Return the rank of this process; 0 writes and prints."""
     return int(os.environ.get("RANK", "0")) if under_torchrun() else 0
 
 
@@ -37,7 +37,7 @@ def size() -> int:
 
 @contextlib.contextmanager
 def joined(device: str = "cpu") -> Iterator[str]:
-    """Join the other processes for a while; gives the device of this one. Alone, nothing happens."""
+    """Join the process group in this context; yields this process's device. A single process does nothing."""
     if not under_torchrun():
         yield device
         return
@@ -54,16 +54,16 @@ def joined(device: str = "cpu") -> Iterator[str]:
 
 
 def wrapped(network: nn.Module) -> nn.Module:
-    """Return a network whose gradients are averaged over all processes; alone, the network itself."""
+    """Return a network whose gradients are averaged over all processes; unchanged if there is only one."""
     if size() == 1 or not any(weight.requires_grad for weight in network.parameters()):
         return network
     return DistributedDataParallel(network)
 
 
 def share(rows: Tensor) -> tuple[Tensor, float]:
-    """Return this process's rows of a batch, and what its loss is multiplied with to make the batch's mean.
+    """Return this process's rows of a batch, and the factor of its loss in the batch's mean.
 
-    A batch of fewer rows than processes is taken whole by each.
+    If there are fewer rows than processes, each takes the whole batch.
     """
     others = size()
     if others == 1 or len(rows) < others:
@@ -73,7 +73,7 @@ def share(rows: Tensor) -> tuple[Tensor, float]:
 
 
 def mean(value: float) -> float:
-    """Return the mean of a number over all processes, so that all decide alike."""
+    """Return the mean of a number over all processes, so that all take the same decisions."""
     if size() == 1:
         return value
     total = torch.tensor([value], dtype=torch.float64)
@@ -88,10 +88,10 @@ def wait() -> None:
 
 
 def seed_of(seed: int) -> int:
-    """Return a seed of this process's own for drop-out; that of rank 0 is the given one."""
+    """Return this process's seed for drop-out; rank 0 uses the given one."""
     return seed if size() == 1 else seed + 7919 * distributed.get_rank()
 
 
 def state() -> dict[str, Any]:
-    """Say how training is distributed, for a model's summary; nothing when it is not."""
+    """Describe distributed training for a model's summary; empty for a single process."""
     return {} if size() == 1 else {"processes": size()}

@@ -1,7 +1,7 @@
-"""Labelled draws from a release, to train any network on: it costs nothing, however many there are.
+"""Labelled draws from a release, to train any network on, at no privacy cost.
 
-Feature vectors follow what was released of the records. The model that the release gives in closed form
-labels them, where it knows more than the class of a draw does.
+Feature vectors are sampled from released statistics. The closed-form model labels them where it is more
+accurate than the class of a draw.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from adlm.public.features import Features
 from adlm.public.features.scaled_table import ScaledTable
 from adlm.public.features.tabular import TabularFeatures
 
-# Share of the first of two mixed draws; settled by what a network and the head agree on among 6,000 training
+# Share of the first of two mixed draws; fixed by the agreement of a network and the head on 6,000 training
 # images of MNIST.
 MIXED = (0.25, 0.75)
 ABOUT_TARGET = ("target_mean", "target_sd", "warning")
@@ -33,14 +33,14 @@ ABOUT_TARGET = ("target_mean", "target_sd", "warning")
 def labelled_draws(
     release: Release, features: Features, n: int, plan: TrainingConfig
 ) -> tuple[Examples, dict[str, Any]]:
-    """Draw n examples from a release of any kind but noisy records, and say what a summary must hold.
+    """Draw n examples from a release of any kind but noisy records, with entries for a summary.
 
     Parameters
     ----------
     release : what is drawn from.
     features : its public features.
     n : how many.
-    plan : its seed decides the draws, its class weights weigh the labels.
+    plan : gives the seed of the draws and the class weights of the labels.
     """
     generator = torch.Generator().manual_seed(plan.seed)
     if release.kind == "regression":
@@ -78,8 +78,8 @@ def _features(release: Release, features: Features, n: int, generator: torch.Gen
 def _between_classes(release: Release, features: Features, n: int, generator: torch.Generator) -> Tensor:
     """Mixes of two draws of the class model, (n, k).
 
-    A draw lies amid its class, where the head is sure of itself and little is to be learnt of it. Mixes lie
-    between classes, where it decides.
+    A draw lies near its class mean, where the head is confident and teaches little. Mixes lie near the
+    decision boundaries.
     """
     drawn = fit_class_model(release.moments(), features.prior).sample(n, generator)[0]
     low, high = MIXED
@@ -88,7 +88,7 @@ def _between_classes(release: Release, features: Features, n: int, generator: to
 
 
 def _labels(release: Release, features: Features, wide: Tensor, plan: TrainingConfig) -> Tensor:
-    """Class probabilities, (n, M), of the draws by the model in closed form, weighted by class if asked."""
+    """Class probabilities, (n, M), of the draws by the closed-form model, with class weights if any."""
     if plan.class_weight is None and release.kind == "rounds":
         head = usable_head(release, features)
         return head.logits(wide[:, : head.weight.shape[1]]).softmax(1).float()
@@ -99,7 +99,7 @@ def _labels(release: Release, features: Features, wide: Tensor, plan: TrainingCo
 
 
 def _wide(z: Tensor, features: Features) -> Tensor:
-    """Draws of the first coordinates, with noughts for the others: (n, width)."""
+    """Draws of the first coordinates, padded with zeros: (n, width)."""
     wide = torch.zeros(len(z), features.width)
     wide[:, : z.shape[1]] = z
     return wide

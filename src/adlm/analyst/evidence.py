@@ -1,6 +1,6 @@
-"""Whether a model is better than the largest class: what the release itself says.
+"""Whether a model is better than the majority class, judged from the release alone.
 
-Everything here reads released numbers. Where they cannot decide, one sentence says so.
+Where released numbers cannot decide, one sentence says so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from adlm.estimation.discriminant import LinearHead
 from adlm.estimation.shrinkage import shrunk_counts
 from adlm.privacy.release import Release
 
-LEAST_EVIDENCE = 3.0  # standard deviations, below which a model would be noise
+LEAST_EVIDENCE = 3.0  # standard deviations, below which a model is dominated by noise
 DROWNED = (
     "the noise of this release leaves a model no better than the largest class, so every record is given "
     "that class; raise epsilon, or release more records"
@@ -25,10 +25,10 @@ UNSURE = (
     "the noise of this release is too large to tell whether its model is better than the largest class; "
     "raise epsilon, or release more records"
 )
-GAIN = 0.02  # how much a model is expected to gain on guessing, times the noise on its released accuracy
+GAIN = 0.02  # expected gain on guessing, times the noise on the released accuracy
 MOST_GAIN = 0.3
-MOST_DOUBT = 0.05  # a model stays if it is behind by less than this and than the noise on its accuracy
-GRID = 513  # accuracies that are weighed
+MOST_DOUBT = 0.05  # a model is kept if it is behind by less than this and the noise on its accuracy
+GRID = 513  # accuracies of the posterior's grid
 
 
 def log_shares(release: Release) -> Tensor:
@@ -40,7 +40,7 @@ def log_shares(release: Release) -> Tensor:
 
 
 def _right(release: Release) -> tuple[float, float] | None:
-    """Share of the private records that the model gets right, with its noise, and the noise's deviation."""
+    """Noisy share of private records that are classified correctly, and its noise's standard deviation."""
     if "correct" not in release.tensors:
         return None
     settings = release.certificate.settings
@@ -50,21 +50,19 @@ def _right(release: Release) -> tuple[float, float] | None:
 
 
 def estimated_accuracy(release: Release) -> tuple[float, float] | None:
-    """Accuracy of the model on the private records, and the standard deviation of its noise; None without.
+    """Accuracy of the model on the private records, and its noise's standard deviation; None if not released.
 
-    It is released and charged like everything else. The model was trained on these records, so it is a little
-    too high for new ones.
+    It is charged like every release. The model was trained on these records, so it is slightly optimistic.
     """
     right = _right(release)
     return None if right is None else (min(max(right[0], 0.0), 1.0), right[1])
 
 
 def expected_accuracy(right: float, sd: float, shares: Tensor) -> float:
-    """Return the accuracy to be expected of a model, given a noisy one and the class shares.
+    """Return the posterior mean of a model's accuracy, given a noisy one and the class shares.
 
-    A model that is noise alone, with the right class shares, has the sum of their squares. What it gains
-    on that is taken to follow an exponential law, whose mean is the smaller the more noise there is; the
-    released accuracy then says how much of it to believe.
+    A random model with the right class shares has the sum of their squares. The gain over that has an
+    exponential prior, whose mean is smaller the more noise there is.
 
     Parameters
     ----------
@@ -83,8 +81,8 @@ def expected_accuracy(right: float, sd: float, shares: Tensor) -> float:
 def below_majority_baseline(release: Release) -> bool:
     """Whether a model of a release is expected to be no better than the largest class.
 
-    By the released count of records that it gets right, where there is one, and otherwise by how much longer
-    the differences of class means are than their noise makes them.
+    By the released count of correctly classified records if there is one, else by how far the differences of
+    class means exceed their noise.
     """
     right = _right(release)
     if right is None:
@@ -94,7 +92,7 @@ def below_majority_baseline(release: Release) -> bool:
 
 
 def warning(release: Release) -> str:
-    """What is to be said of a model of this release, in one sentence; empty where nothing is."""
+    """The warning about a model of this release, in one sentence; empty if none."""
     if below_majority_baseline(release):
         return DROWNED
     accuracy = estimated_accuracy(release)
@@ -112,15 +110,15 @@ def _count_spread(release: Release) -> float:
 
 
 def majority_class_head(head: LinearHead, shares: Tensor, reach: Tensor) -> LinearHead:
-    """Return a head that gives every record the largest class, and still ranks records as the given one.
+    """Return a head that predicts the majority class for every record, and ranks records as before.
 
-    Weights are shrunk until no score can exceed that of the largest class, where classes differ in size.
+    Where classes differ in size, weights are shrunk until no score exceeds the majority class's.
 
     Parameters
     ----------
     head : one that is no better than the largest class.
     shares : (M,) log class shares.
-    reach : (M,) how far each score can be ahead of the largest class's, offsets aside.
+    reach : (M,) largest lead of each score over the largest class's, without offsets.
     """
     behind = shares.max() - shares
     others = torch.arange(len(shares)) != int(shares.argmax())

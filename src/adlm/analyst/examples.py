@@ -1,4 +1,4 @@
-"""What a network is trained on: noisy records with loss coefficients, or feature vectors with labels."""
+"""Training examples: noisy records with loss coefficients, or feature vectors with labels."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from adlm.privacy.release import Release
 
 @dataclass(frozen=True)
 class Examples:
-    """Inputs and what the loss needs of each.
+    """Inputs, and the target of the loss for each.
 
     Attributes
     ----------
     x : (n, *shape) inputs.
-    target : coefficients of the polynomial loss, or, for the usual cross-entropy, (n,) class codes or (n, M)
+    target : coefficients of the polynomial loss, or, for the cross-entropy, (n,) class codes or (n, M)
         probabilities of the classes; of a numeric target (n, 1) values.
     """
 
@@ -31,7 +31,7 @@ class Examples:
         return len(self.x)
 
     def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Coefficients | Tensor]:
-        """Some of the examples, on a device."""
+        """The examples of given rows, on a device."""
         if isinstance(self.target, Tensor):
             return self.x[rows].to(device), self.target[rows].to(device)
         return self.x[rows].to(device), self.target.take(rows).to(device)
@@ -47,7 +47,7 @@ def batch_loss(logits: Tensor, target: Coefficients | Tensor) -> Tensor:
 
 
 def from_records(release: Release, floor: float | None = None) -> Examples:
-    """The examples of a record release, with parabolas that noise turned over raised (see `released`)."""
+    """The examples of a record release, with negative second-order coefficients raised (see `released`)."""
     if release.kind != "records":
         raise UserError(f"a release of kind {release.kind!r} holds no records; draw from its moments.")
     if "phi" not in release.tensors:

@@ -45,19 +45,18 @@ def fit(
     network : a network by name, or any module. It takes the features of a moment release, or the scaled
         records of a record release. None gives the linear classifier of a moment release in closed form, or
         the network that a record release was made for.
-    plan : how to train a network; `default_plan` of as many examples when not given, which is what
-        `adlm train` takes.
-    provenance : of a module: `public` when no private record had a part in its weights as it is given, else
-        `private`. A certificate is about the release alone, so what a module brings along is stamped on
-        the model unless it is `public`.
-    features : the features of a moment release, when they are a backbone of your own.
+    plan : how to train a network; by default `default_plan` of as many examples, as in `adlm train`.
+    provenance : of a module's initial weights: `public` when no private record had a part in them, else
+        `private`. A certificate is about the release alone, so the model is stamped unless they are
+        `public`.
+    features : the features of a moment release, when they are a user-supplied backbone.
     draws : how many labelled vectors to draw from released moments for a network.
     device : `auto`, `cpu`, `cuda` or `mps`.
-    checkpoint : file that keeps the training of a network after each epoch, and whether to go on from it.
+    checkpoint : file that saves the training of a network after each epoch, and whether to resume from it.
 
     Returns
     -------
-    The model. `model.training` says what was done, and warns where noise left nothing to learn.
+    The model. `model.training` describes its training, and warns where noise dominates.
 
     Raises
     ------
@@ -88,10 +87,10 @@ def fit(
 
 
 def _origin(network: str | nn.Module | None, provenance: str | None) -> str | None:
-    """Return what is declared of a module's weights; None for a network that adlm builds itself."""
+    """Return the declared provenance of a module's weights; None for a network that adlm builds."""
     if not isinstance(network, nn.Module):
         if provenance is not None:
-            raise UserError("provenance is for a module of your own; leave it out for a network by name")
+            raise UserError("provenance is for a user-supplied module; leave it out for a network by name")
         return None
     return "undeclared" if provenance is None else declared(provenance, "the network")
 
@@ -126,10 +125,10 @@ def learn_records(
 
     Parameters
     ----------
-    network : `auto-encoder`, `rbm`, `deep-belief`, or an `Unsupervised` of your own, trained in place.
+    network : `auto-encoder`, `rbm`, `deep-belief`, or a user-supplied `Unsupervised`, trained in place.
 
-    The target is the released record: no label is asked for, so a release of budgets without epsilon3 is
-    enough. Nothing here costs privacy.
+    The target is the released record. No labels are needed, so a release without epsilon3 is enough.
+    Nothing here costs privacy.
     """
     if release.kind != "records":
         raise UserError(f"a release of kind {release.kind!r} holds no records to learn")
@@ -195,7 +194,7 @@ def _on_records(
     domain = release.certificate.domain
     body, architecture = _network(network, domain.shape, len(domain.classes), plan.seed)
     history = train_on_records(release, body, plan, device=device, checkpoint=checkpoint)
-    # Averages over noisy records do not fit clean ones; where there is hardly any noise they do.
+    # Averages over noisy records do not suit clean ones unless the noise is small.
     statistics = TOGETHER_STATISTICS if noise_scale(release) > LITTLE_NOISE else AVERAGES
     summary = _summary(architecture, plan, history) | {"statistics": statistics}
     return Model(release.certificate, body, architecture, None, summary)

@@ -1,4 +1,4 @@
-"""The top of every network here: a bounded dense layer and the output layer (line 15, Eq. 23)."""
+"""The head of every network here: a bounded dense layer and the output layer (line 15, Eq. 23)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A network's layers on a large batch, a part of the batch at a time where that changes nothing.
+"""Forward passes of large batches, in chunks where that changes nothing.
 
 The feature maps of a batch of 1,800 images are hundreds of megabytes for each layer. Layers that treat every
-record by itself give the same in chunks, and what fits in a cache and in memory that is already there takes
-half the time on a CPU. Layers that look at the whole batch, such as the paper's min-max, get the whole batch.
+record by itself give the same in chunks, and chunks that fit a cache take half the time on a CPU. Layers
+that use batch statistics, such as the paper's min-max, get the whole batch.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def separable(network: nn.Module) -> int:
     None when there is no convolution among them: dense layers gain nothing from chunks.
     """
     if type(network) is not nn.Sequential:
-        return 0  # a class derived from it may go through its layers in a way of its own
+        return 0  # a subclass may call its layers in another way
     layers = list(network.children())
     count = next((i for i, layer in enumerate(layers) if type(layer) not in BY_RECORD), len(layers))
     return count if any(isinstance(layer, CONVOLUTIONS) for layer in layers[:count]) else 0

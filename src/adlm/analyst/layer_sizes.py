@@ -1,7 +1,7 @@
-"""What Algorithm 1 asks of any network: how large its first layer h0 and its last hidden layer are.
+"""Sizes of a network's first layer h0 and last hidden layer, for Algorithm 1.
 
-Layers are counted by running the network on a probe, so that pooling, cropping and whatever else a network
-does between its layers is counted too, however it is written. A first layer whose neurons cannot be counted
+Layers are counted by running the network on a probe, so that pooling, cropping and other operations between
+layers are counted too. A first layer whose neurons cannot be counted
 is refused.
 """
 
@@ -34,12 +34,12 @@ class LayerSizes:
     ----------
     features : d, numbers in a record.
     neurons : |h0|, outputs of the first affine transformation for one record.
-    patch : inputs of one neuron of it, the most that any has.
+    patch : largest number of inputs of one of its neurons.
     map_size : neurons of one of its feature maps; 1 for a dense layer, the steps of a recurrent one.
-    places : neurons of one of its feature maps as the next layer meets them, after pooling; None where the
+    places : neurons of one of its feature maps as inputs of the next layer, after pooling; None where the
         next layer's inputs are not whole maps.
     hidden : |h_(k)|, neurons of the last hidden layer.
-    outputs : numbers that the network answers a record with.
+    outputs : numbers in the network's output for a record.
     """
 
     features: int
@@ -66,14 +66,14 @@ class LayerSizes:
         if self.places is None:
             raise UserError(
                 "delta_h0 cannot be counted per patch: between the first two layers of this network its "
-                "feature maps are not kept apart; choose counted, or give a number"
+                "feature maps are not kept separate; choose counted, or give a number"
             )
         return 2 * self.places * self.patch
 
 
 @dataclass(frozen=True)
 class _LayerCall:
-    """A layer with weights, as the probe met it: what went in and what came out."""
+    """A layer with weights in the probe's pass, with its input and output."""
 
     layer: nn.Module
     inputs: Tensor
@@ -97,30 +97,30 @@ def layer_sizes(network: nn.Module, shape: tuple[int, ...]) -> LayerSizes:
 
 
 def perturb_bias(network: nn.Module, shape: tuple[int, ...], bias: float) -> None:
-    """Let the first layer's biases grow on the released bias input (line 14), in place.
+    """Multiply the first layer's biases by the released bias input (line 14), in place.
 
-    With the static bias as input 0, the layer computes b W_b beside x W (proof of Lemma 4). The product is
-    what is trained: W_b is multiplied by the released b once, before training, so a large b does not
-    inflate the steps. The layer remembers b: trained on the same release again it goes on from where it is,
-    and on another release its W_b meets that release's b instead. Weights that are set anew in the same
-    module are taken for trained ones, so build a new module for a new start.
+    With the static bias as input 0, the layer computes b W_b + x W (proof of Lemma 4). The product b W_b is
+    trained: W_b is multiplied by the released b once, before training, so a large b does not inflate the
+    steps. The layer stores b. Trained again on the same release, it continues from its weights; on another
+    release, b is exchanged. Weights that are reset in the same module count as trained ones, so build a new
+    module to start again.
     """
     first = _run(network, shape)[0][0].layer
     biases = [
         parameter
         for name, parameter in first.named_parameters(recurse=False)
-        # of a stack of recurrent layers only the lowest meets the record
+        # in a stack of recurrent layers only the lowest reads the record
         if "bias" in name and (not isinstance(first, nn.RNNBase) or "_l0" in name)
     ]
     with torch.no_grad():
         for parameter in biases:
             parameter.mul_(bias / (getattr(first, _BIAS_INPUT, 1.0) or 1.0))
     if biases:
-        object.__setattr__(first, _BIAS_INPUT, bias)  # a plain attribute: no part of the network's state
+        object.__setattr__(first, _BIAS_INPUT, bias)  # a plain attribute, not in the state dict
 
 
 def _neurons(call: _LayerCall) -> tuple[int, int]:
-    """Outputs of a layer's affine transformation for one record, and into how many maps they fall."""
+    """Outputs of a layer's affine transformation for one record, and their number of maps."""
     layer, output = call.layer, call.output
     if isinstance(layer, nn.RNNBase):
         gates = next(count for kind, count in _GATES.items() if isinstance(layer, kind))
@@ -140,7 +140,7 @@ def _patch(call: _LayerCall) -> int:
         return layer.input_size
     if isinstance(layer, nn.MultiheadAttention):
         return int(layer.embed_dim)
-    if isinstance(layer, _ConvTransposeNd):  # how many inputs meet in an output depends on the stride
+    if isinstance(layer, _ConvTransposeNd):  # the inputs of an output depend on the stride
         weights = {name: parameter.detach().clone() for name, parameter in layer.named_parameters()}
         with torch.no_grad():
             for name, parameter in layer.named_parameters():
@@ -153,7 +153,7 @@ def _patch(call: _LayerCall) -> int:
 
 
 def _places(calls: list[_LayerCall], neurons: int, maps: int) -> int | None:
-    """Neurons of a map of the first layer as the next layer meets them."""
+    """Neurons of a map of the first layer, as inputs of the next layer."""
     if isinstance(calls[0].layer, nn.Linear) or len(calls) == 1:
         return neurons // maps
     meets = calls[1].inputs[0].numel()
@@ -162,11 +162,11 @@ def _places(calls: list[_LayerCall], neurons: int, maps: int) -> int | None:
 
 
 def _run(network: nn.Module, shape: tuple[int, ...]) -> tuple[list[_LayerCall], Tensor]:
-    """Layers with weights in the order a blank record meets them, and the network's answer to it."""
+    """Layers with weights in the order of a blank record's pass, and the network's output."""
     calls: list[_LayerCall] = []
 
-    def note(layer: nn.Module, given: Any, output: Any) -> None:
-        calls.append(_LayerCall(layer, given[0], output[0] if isinstance(output, tuple) else output))
+    def note(layer: nn.Module, inputs: Any, output: Any) -> None:
+        calls.append(_LayerCall(layer, inputs[0], output[0] if isinstance(output, tuple) else output))
 
     layers = [
         layer
@@ -179,7 +179,7 @@ def _run(network: nn.Module, shape: tuple[int, ...]) -> tuple[list[_LayerCall], 
     was_training = network.training
     was_fast = torch.backends.mha.get_fastpath_enabled()
     try:
-        torch.backends.mha.set_fastpath_enabled(False)  # it goes past the layers inside of a transformer
+        torch.backends.mha.set_fastpath_enabled(False)  # the fast path skips a transformer's inner layers
         with torch.no_grad():
             device = next((p.device for p in network.parameters()), torch.device("cpu"))
             answer: Tensor = network.eval()(torch.zeros(1, *shape, device=device))

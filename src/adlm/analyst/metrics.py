@@ -1,4 +1,4 @@
-"""How well predicted probabilities fit known labels."""
+"""Metrics of predictions against known labels or values."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class Measures:
 
     Attributes
     ----------
-    accuracy : share of records whose most probable class is theirs.
-    balanced_accuracy : mean over present classes of the share of their records that are found.
-    recalls : by class, the share of its records that are found; None for a class without records.
+    accuracy : share of records that are classified correctly.
+    balanced_accuracy : mean recall over present classes.
+    recalls : recall by class; None for a class without records.
     auc : area under the ROC curve: of class 1 for two classes, else the mean of one class against the rest;
         None where only one class is present.
     calibration_error : mean gap between confidence and accuracy over 15 bins of confidence.
     log_loss : mean of minus the logarithm of the probability of the true class.
-    confusion : confusion[i][j] records of class i were taken for class j.
+    confusion : confusion[i][j] records of class i were predicted as class j.
     """
 
     n: int

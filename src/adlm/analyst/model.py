@@ -34,11 +34,11 @@ from adlm.runtime.artefact import canonical, new_folder, read_json, sha256
 
 SCHEMA = 1
 WEIGHTS, DESCRIPTION = "model.safetensors", "model.json"
-START = {  # what is said of a network that came with weights of its own, by their declared provenance
+START = {  # stamps of a network with initial weights, by their declared provenance
     "undeclared": ("where the network's weights came from before training was not declared",),
     "private": ("NOT PRIVATE: private records had a part in the network before training",),
 }
-BATCH = 512  # scaled records that a network takes at once
+BATCH = 512  # scaled records in a batch
 
 AVERAGES, TOGETHER_STATISTICS = "averages of training", "of the records asked about together"
 
@@ -52,11 +52,11 @@ class Model:
     certificate : of the release; training does not change it.
     head : module from features (or from scaled records, when `features` is None) to logits, or to one number
         in the units of the target.
-    architecture : how to build the head again: {"kind": "linear"}, or {"kind": "network", "name": ...,
+    architecture : how to rebuild the head: {"kind": "linear"}, or {"kind": "network", "name": ...,
         "shape": ...}; one of kind "custom" must be given to `load`.
     features : the public feature map, or None for a network that takes scaled records themselves.
-    training : what was done, in JSON values; it says nothing of the records.
-    release_signature, signature : of the release, and of the model itself, where somebody signed them.
+    training : description of the training, in JSON values, without information on records.
+    release_signature, signature : of the release, and of the model itself, if signed.
 
     Examples
     --------
@@ -81,7 +81,7 @@ class Model:
 
     @property
     def stamps(self) -> tuple[str, ...]:
-        """Warnings of the release, and of weights that the network brought along into training."""
+        """Warnings of the release, and of the network's initial weights."""
         return stamps_of(self.certificate, self.training)
 
     @property
@@ -117,14 +117,14 @@ class Model:
 
         Notes
         -----
-        A network that was trained on noisy records is asked about `TOGETHER` records or more at a time with
-        the min-max and batch statistics of those records; `training["statistics"]` says so. Asked about
-        fewer it has the averages over noisy records, which fit clean ones badly.
+        For `TOGETHER` records or more, a network that was trained on noisy records uses the min-max and batch
+        statistics of those records; `training["statistics"]` says so. For fewer it uses the averages over
+        noisy records, which suit clean ones badly.
         """
         return self._outputs(x, device).float()
 
     def _outputs(self, x: npt.ArrayLike, device: str) -> Tensor:
-        """Return what the head gives for raw records, in the precision of its weights."""
+        """Return the head's outputs for raw records, in the precision of its weights."""
         domain = self.certificate.domain
         records = np.asarray(x)
         head = self.head.to(device).eval()
@@ -169,12 +169,12 @@ class Model:
         return np.asarray(np.clip(predictions, *self.target))
 
     def save(self, folder: Path | str, *, key: Ed25519PrivateKey | None = None) -> None:
-        """Write the model to a new folder, whole or not at all.
+        """Write the model to a new folder, atomically.
 
         Parameters
         ----------
         folder : must not exist.
-        key : signs the model, and with it that it was made from this release.
+        key : signs the model and its certificate's digest.
 
         Raises
         ------
@@ -214,7 +214,7 @@ class Model:
         ----------
         folder : one that `save` or `adlm train` wrote.
         network : the head's architecture, when it is one that adlm does not know by name.
-        features : the features, when they are a backbone of your own.
+        features : the features, when they are a user-supplied backbone.
 
         Raises
         ------
@@ -244,7 +244,7 @@ class Model:
 
 @dataclass(frozen=True)
 class Folder:
-    """A model folder as it was read, checked whole; nothing is built of it yet."""
+    """The checked contents of a model folder, before the model is built."""
 
     certificate: Certificate
     description: Mapping[str, Any]
@@ -284,9 +284,9 @@ def read_folder(folder: Path) -> Folder:
 
 
 def stamps_of(certificate: Certificate, training: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the warnings of a release, and of weights that a network brought along into training."""
-    own = START.get(str(training.get("provenance", "public")), ())
-    return tuple(dict.fromkeys((*certificate.stamps, *own)))
+    """Return the warnings of a release, and of a network's initial weights."""
+    initial = START.get(str(training.get("provenance", "public")), ())
+    return tuple(dict.fromkeys((*certificate.stamps, *initial)))
 
 
 def _head(
@@ -304,7 +304,7 @@ def _head(
 
 
 def _scored(head: nn.Module, z: Tensor, kind: torch.dtype) -> Tensor:
-    """Return what a head gives; a linear one in doubles, so that records asked together do not show."""
+    """Return a head's outputs; a linear one in doubles, so that the batch does not affect them."""
     if not isinstance(head, nn.Linear) or z.device.type == "mps":  # which has no doubles
         scores: Tensor = head(z.to(kind))
         return scores

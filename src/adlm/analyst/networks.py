@@ -1,4 +1,4 @@
-"""Networks by name, the paper's among them: any of them, or any other module, is stacked on a release."""
+"""Networks by name, the paper's among them. Any of them, or any other module, can be trained on a release."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _convolution(maps: int, out: int, patch: int) -> list[nn.Module]:
 
 
 def _width(layers: list[nn.Module], shape: Shape) -> int:
-    """Numbers that layers which end flat make of a record."""
+    """Output size of layers that end in a flat vector."""
     with torch.no_grad():
         return int(nn.Sequential(*layers).eval()(torch.zeros(1, *shape)).shape[1])
 
@@ -64,7 +64,7 @@ def paper_cifar10(shape: Shape, classes: int) -> nn.Module:
 
 
 def _as_published(network: nn.Sequential) -> nn.Sequential:
-    """Weights from a normal law of deviation 0.1 cut off at twice that, biases of 0.1."""
+    """Weights from a normal distribution of deviation 0.1 truncated at twice that, biases of 0.1."""
     for layer in network:
         if isinstance(layer, nn.Conv2d | nn.Linear):
             nn.init.trunc_normal_(layer.weight, std=0.1, a=-0.2, b=0.2)
@@ -74,7 +74,7 @@ def _as_published(network: nn.Sequential) -> nn.Sequential:
 
 def _authors_mnist(shape: Shape, classes: int, first: int, second: int) -> nn.Module:
     layers, maps = _as_maps(shape, 2)
-    # Pooling before ReLU is the same as after it, and four times less to do.
+    # Pooling before ReLU gives the same as after it, at a quarter of the cost.
     body = [
         *layers,
         nn.Hardtanh(-10, 10),
@@ -87,7 +87,7 @@ def _authors_mnist(shape: Shape, classes: int, first: int, second: int) -> nn.Mo
 
 
 def authors_mnist(shape: Shape, classes: int) -> nn.Module:
-    """The MNIST network as its authors published it: 32 and 64 maps and 25 neurons as in the text.
+    """The MNIST network as published by its authors: 32 and 64 maps and 25 neurons as in the text.
 
     Inputs are clipped to [-10, 10], there is no LRN, the dense layer has batch normalisation and a clip to
     [0, 1], and the output layer has a bias.
@@ -101,7 +101,7 @@ def authors_mnist_quarter(shape: Shape, classes: int) -> nn.Module:
 
 
 def authors_cifar10(shape: Shape, classes: int) -> nn.Module:
-    """The CIFAR-10 network as its authors published it, less the connection that jumps a layer.
+    """The CIFAR-10 network as published by its authors, without the skip connection.
 
     The middle 20 by 20 of an image, a first convolution of stride 2 (so Delta_h0 counts 2 times 10 by 10
     places of 3 by 3 by 3 patches, 5,400), 128, 128 and 256 maps, a dense layer of 30.
@@ -109,7 +109,7 @@ def authors_cifar10(shape: Shape, classes: int) -> nn.Module:
     layers, maps = _as_maps(shape, 2)
     body = [
         *layers,
-        nn.ZeroPad2d(-max(0, (shape[-1] - 20) // 2)),  # less than nothing: the middle of the image
+        nn.ZeroPad2d(-max(0, (shape[-1] - 20) // 2)),  # negative padding crops to the middle of the image
         *(nn.Conv2d(maps, 128, 3, stride=2, padding=1), nn.ReLU(), nn.BatchNorm2d(128)),
         *(nn.Conv2d(128, 128, 5, padding=2), nn.ReLU(), nn.BatchNorm2d(128)),
         *(nn.Conv2d(128, 256, 5, padding=2), nn.ReLU(), nn.BatchNorm2d(256)),
@@ -192,9 +192,9 @@ def build(name: str, shape: Shape, classes: int) -> nn.Module:
         raise UserError(f"network must be one of {', '.join(NETWORKS)} (got {name!r}).")
     built = NETWORKS[name](tuple(shape), classes)
     for weight in built.parameters():
-        if weight.dim() == 4:  # maps innermost: convolutions, pooling and LRN are faster so
+        if weight.dim() == 4:  # channels last: convolutions, pooling and LRN are faster
             weight.data = weight.data.contiguous(memory_format=torch.channels_last)
-    object.__setattr__(built, _BUILT_AS, name)  # a plain attribute: no part of the network's state
+    object.__setattr__(built, _BUILT_AS, name)  # a plain attribute, not in the state dict
     return built
 
 
@@ -214,12 +214,12 @@ def in_units(network: nn.Module, mean: float = 0.0, sd: float = 1.0) -> nn.Seque
 
 
 def name_of(network: nn.Module) -> str:
-    """The name that `build` made the network by; the name of its class for a network of one's own."""
+    """The name of a network made by `build`; the name of its class for any other."""
     return str(getattr(network, _BUILT_AS, type(network).__name__))
 
 
 def proposed(shape: Shape) -> str:
-    """The paper's network for grey or colour images, mlp for records without places."""
+    """The paper's network for grey or colour images, mlp for other records."""
     if len(shape) not in (2, 3):
         return "mlp"
     return "paper-cifar10" if len(shape) == 3 and shape[0] > 1 else "paper-mnist"

@@ -1,4 +1,4 @@
-"""The layers that bound hidden neurons to [0, 1] before the next layer is stacked (line 15, Eq. 22)."""
+"""Layers that bound hidden neurons to [0, 1] for the next layer (line 15, Eq. 22)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from adlm.errors import UserError
 
-TOGETHER = 100  # fewer records than these are answered with the averages that training kept
-_BLOCK = 1 << 18  # numbers worked on at a time: what several steps in a row share stays in a core's cache
+TOGETHER = 100  # fewer records than this are normalised by the moving averages of training
+_BLOCK = 1 << 18  # numbers in a block: it stays in a core's cache between steps
 
 
 class _BoundedResponse(torch.autograd.Function):
-    """min(1, h (q + alpha sum h_m^2)^-beta) of rows of maps, with its derivative by hand.
+    """min(1, h (q + alpha sum h_m^2)^-beta) of rows of maps, with a hand-written derivative.
 
     That is h / max(h, (q + alpha sum h_m^2)^beta). The sum over neighbouring maps is a product with a band
-    matrix, and rows pass in blocks, so that a step finds in the cache what the step before it left there.
+    matrix, and rows are processed in blocks that stay in the cache.
     """
 
     @staticmethod
@@ -42,7 +42,7 @@ class _BoundedResponse(torch.autograd.Function):
         h, band, inner, factor, bounded = ctx.saved_tensors
         gradient = torch.empty_like(h)
         for rows in _blocks(h):
-            # Where h wins the max the result is 1, and does not move with it.
+            # Where h is the max the result is 1, a constant.
             direct = torch.ops.aten.hardtanh_backward(upstream[0][rows], bounded[rows], -math.inf, 1.0)
             around = (direct * bounded[rows]).div_(inner[rows]) @ band
             torch.mul(direct, factor[rows], out=gradient[rows]).addcmul_(h[rows], around, value=ctx.slope)
@@ -50,7 +50,7 @@ class _BoundedResponse(torch.autograd.Function):
 
 
 def _blocks(h: Tensor) -> Iterator[slice]:
-    """Rows of (n, maps) in blocks that fit a cache; all at once where there is no such cache to fit."""
+    """Rows of (n, maps) in blocks that fit a cache; all at once on an accelerator."""
     rows = max(1, _BLOCK // h.shape[1]) if h.device.type == "cpu" else max(1, len(h))
     return (slice(start, start + rows) for start in range(0, len(h), rows))
 
@@ -67,7 +67,7 @@ class LocalResponseNorm(nn.Module):
     """The paper's normalisation of convolutional layers: h / max(h, (q + alpha sum h_m^2)^beta).
 
     The sum runs over the l feature maps around each map, at the same place. The max keeps the result of a
-    non-negative h within [0, 1], which the usual layer of this name does not.
+    non-negative h within [0, 1], which torch's layer of this name does not.
     """
 
     lrp_pass_through = True
@@ -82,7 +82,7 @@ class LocalResponseNorm(nn.Module):
         """Normalise (n, maps, *places)."""
         place = torch.arange(h.shape[1], device=h.device)
         band = ((place[:, None] - place).abs() <= self.l // 2).to(h)
-        last = h.movedim(1, -1)  # no copy where maps are the innermost axis in memory already
+        last = h.movedim(1, -1)  # no copy if memory is already channels last
         rows = last.reshape(-1, h.shape[1])
         if self.training:
             bounded: Tensor = _BoundedResponse.apply(rows, band, self.q, self.alpha, self.beta)  # type: ignore[no-untyped-call]
@@ -96,14 +96,14 @@ class LocalResponseNorm(nn.Module):
 
 
 class BatchStatistics(nn.Module):
-    """A layer that looks at the whole batch while training and keeps moving averages of what it saw.
+    """A layer that uses batch statistics in training and keeps moving averages of them.
 
-    In evaluation the averages serve, so that the answer for a record is its own. They are averages over what
-    training saw. Where that was noisy records, clean ones fall into a narrow band of them and all look
-    alike; `by_batch` lets such a layer take the statistics of the records that are asked about together.
+    In evaluation it uses the averages, so that the output for a record depends on that record alone. If it
+    was trained on noisy records, clean ones fall into a narrow band of these averages and are hard to
+    distinguish; `by_batch` lets such a layer use the statistics of the batch instead.
 
-    Batch statistics couple records. On a release that is harmless; a network that meets private records must
-    be in evaluation mode and outside of `by_batch`, as relevance propagation sees to.
+    Batch statistics couple records. On a release that is harmless. On private records a network must be in
+    evaluation mode and outside of `by_batch`, as relevance propagation ensures.
     """
 
     lrp_pass_through = True
@@ -119,7 +119,7 @@ class BatchStatistics(nn.Module):
 
     @torch.no_grad()
     def _keep(self, *pairs: tuple[Tensor, Tensor]) -> None:
-        """Move averages towards what a batch of training has."""
+        """Update moving averages with the statistics of a batch."""
         if self.training:
             step = 1.0 if self.seen == 0 else self.momentum
             for average, current in pairs:
@@ -153,7 +153,7 @@ class MinMax(BatchStatistics):
 
 
 class Standardise(BatchStatistics):
-    """Batch normalisation with a learnt scale and shift, as the authors' code has it in the dense layer."""
+    """Batch normalisation with a learnt scale and shift, as in the dense layer of the authors' code."""
 
     mean: Tensor
     variance: Tensor
@@ -175,29 +175,29 @@ class Standardise(BatchStatistics):
 
 
 def even_parts(n: int, most: int) -> list[slice]:
-    """0..n in parts of nearly one size, none above `most`, so that no part is too small for statistics."""
+    """0..n in parts of nearly equal size, at most `most`, so that no part is too small for statistics."""
     parts = max(1, -(-n // most))
     return [slice(n * i // parts, n * (i + 1) // parts) for i in range(parts)]
 
 
 @contextmanager
 def by_batch(network: nn.Module, wanted: bool = True) -> Iterator[None]:
-    """Let a network answer with the statistics of the records asked about together, within the block.
+    """Let a network use the statistics of each batch inside this context.
 
-    Torch's own batch normalisation does too. It takes `TOGETHER` records or more for them to mean anything.
+    This includes torch's batch normalisation. Statistics are reliable from `TOGETHER` records on.
     """
     layers = list(network.modules()) if wanted else []
-    own = [layer for layer in layers if isinstance(layer, BatchStatistics)]
+    bounded = [layer for layer in layers if isinstance(layer, BatchStatistics)]
     others = [layer for layer in layers if isinstance(layer, _BatchNorm)]
     statistics = [(layer.running_mean, layer.running_var) for layer in others]
-    for own_layer in own:
-        own_layer.by_batch = True
+    for bounded_layer in bounded:
+        bounded_layer.by_batch = True
     for layer in others:
         layer.running_mean = layer.running_var = None
     try:
         yield
     finally:
-        for own_layer in own:
-            own_layer.by_batch = False
+        for bounded_layer in bounded:
+            bounded_layer.by_batch = False
         for layer, (mean, variance) in zip(others, statistics, strict=True):
             layer.running_mean, layer.running_var = mean, variance

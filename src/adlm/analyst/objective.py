@@ -1,6 +1,4 @@
-"""The loss that the analyst minimises: released coefficients, summed as a polynomial of the logits (line
-27).
-"""
+"""The analyst's loss: a polynomial of the logits with released coefficients (line 27)."""
 
 from __future__ import annotations
 
@@ -43,9 +41,7 @@ class Coefficients:
 
 
 def coefficients(polynomial: Polynomial, labels: Tensor, classes: int) -> Coefficients:
-    """Noise-free coefficients of labels (n,) in 0..M-1: for data without privacy, and as the slow twin's
-    input.
-    """
+    """Noise-free coefficients of labels (n,) in 0..M-1: for data without privacy, and for tests."""
     y = torch.nn.functional.one_hot(labels, classes).float()
     zeroth, first, second = (
         c + slope * y for c, slope in zip(polynomial.constant, polynomial.slope, strict=True)
@@ -54,13 +50,13 @@ def coefficients(polynomial: Polynomial, labels: Tensor, classes: int) -> Coeffi
 
 
 def released(polynomial: Polynomial, phi: Tensor, floor: float | None = None) -> Coefficients:
-    """Coefficients as a record release holds them, made safe to minimise.
+    """Coefficients of a record release, with the loss bounded below.
 
     Parameters
     ----------
     phi : (n, M) noisy first order (economical: orders 0 and 2 are public constants), or (n, 3, M) all three
         (literal).
-    floor : least second-order coefficient; the noise-free one when not given. Must be positive.
+    floor : least second-order coefficient, positive; by default the noise-free one.
 
     Notes
     -----
@@ -89,9 +85,7 @@ def loss(logits: Tensor, phi: Coefficients) -> Tensor:
 
 
 def exact_loss(polynomial: Polynomial, logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss that the polynomial stands for: logistic cross-entropy of every output (Eq. 24), or square
-    error.
-    """
+    """The loss that the polynomial approximates: logistic cross-entropy (Eq. 24) or square error."""
     y = torch.nn.functional.one_hot(labels, logits.shape[1]).to(logits)
     if polynomial.name == "square":
         return (y - logits).square().sum(1).mean()

@@ -31,10 +31,10 @@ def train_on_records(
     network : trained in place; one that learns records before labels does so first.
     plan : how to train.
     device : `auto`, `cpu` or `cuda`.
-    checkpoint : file that keeps the run after each epoch, and whether to go on from it.
+    checkpoint : file that saves the run after each epoch, and whether to resume from it.
     after_epoch : called with the number of each epoch and the network.
     """
-    # Line 15: the hidden layers stand on the private layer; line 14's bias is its input 0
+    # Line 15: hidden layers are stacked on the private layer; line 14's bias is its input 0
     perturb_bias(network, release.certificate.domain.shape, float(release.tensors["bias"]))
     # Lines 21-29: random batches of noisy records; the loss is the polynomial of the noisy coefficients
     examples = from_records(release)
@@ -53,13 +53,13 @@ def train_on_examples(
     checkpoint: Checkpoint | None,
     after_epoch: Callable[[int, nn.Module], None] | None = None,
 ) -> History:
-    """Train a network, in place, on examples that were made of a release.
+    """Train a network, in place, on examples of a release.
 
-    A network that learns records before labels does so first, unless it goes on from a checkpoint.
+    A network that learns records before labels does so first, unless it resumes from a checkpoint.
 
     Parameters
     ----------
-    release : its digest names the run in a checkpoint.
+    release : its digest identifies the run in a checkpoint.
     examples : noisy records of the release, or draws from it.
     network, plan, device, checkpoint, after_epoch : as for `train_on_records`.
     """

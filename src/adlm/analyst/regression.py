@@ -1,4 +1,4 @@
-"""The model of a release for a numeric target, and whether noise left anything of it."""
+"""The model of a release for a numeric target, and whether it is better than the mean."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DROWNED = (
 
 @dataclass(frozen=True)
 class Fit:
-    """How well the model fits the private records, by charged and noisy sums of clipped squared errors.
+    """The model's fit to the private records, from charged, noisy sums of clipped squared errors.
 
     Attributes
     ----------
@@ -50,12 +50,12 @@ class Fit:
 
     @property
     def r2(self) -> float:
-        """Share of the variance that the model explains, as far as noise and clipping let one see."""
+        """Share of the variance that the model explains, estimated under noise and clipping."""
         return 1 - self.of_model / self.of_mean if self.of_mean > 0 else 0.0
 
     @property
     def r2_sd(self) -> float:
-        """Standard deviation that the noise gives `r2`, to first order; at most 1 is stated."""
+        """Standard deviation of `r2` by the noise, to first order; at most 1."""
         return min(self.sd * math.hypot(1.0, 1 - self.r2) / max(self.of_mean, self.sd), 1.0)
 
 
@@ -65,19 +65,19 @@ def target_scale(release: Release) -> TargetScale:
 
 
 def regression_head(release: Release) -> Head:
-    """Compute the head of a release anew from its gradients, bit for bit the curator's; or read it."""
+    """Recompute the head of a release from its gradients, bit for bit the curator's; or read it."""
     if release.kind != "regression":
         raise UserError("this release has no numeric target; its model is a classifier")
     plan = RegressionPlan.from_dict(release.certificate.settings["plan"])
     if plan.method == "moments":
         weights = release.tensors["weights"].numpy().astype(np.float64)
-        further = release.features().width - (weights.shape[1] - 1)  # of which no moments were taken
+        further = release.features().width - (weights.shape[1] - 1)  # coordinates without moments
         return Head(np.pad(weights, ((0, 0), (0, further))), plan.rounds.constant)
     return final_head(release.tensors["gradients"].numpy(), plan.rounds, np.zeros(1))
 
 
 def estimated_fit(release: Release) -> Fit:
-    """Read how well the head fits. It was trained on the same records, so it is a little too good."""
+    """Return the released fit of the head. It was trained on these records, so this is optimistic."""
     settings = release.certificate.settings
     n = max(_records(release), 1.0)
     unit = n * float(settings["error_unit"])
@@ -86,7 +86,7 @@ def estimated_fit(release: Release) -> Fit:
 
 
 def _records(release: Release) -> float:
-    """The number of records where it is public, else as the released counts of the target's bins have it."""
+    """The number of records if public, else the sum of the released counts of the target's bins."""
     n = release.certificate.settings.get("n")
     unit = float(release.certificate.settings["target_unit"])
     return float(n) if isinstance(n, int) else float(release.tensors["target"].sum()) / unit
@@ -130,7 +130,7 @@ def draw(release: Release, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
     Returns
     -------
-    z, targets : (n, k) feature vectors and (n,) targets in their own units.
+    z, targets : (n, k) feature vectors and (n,) targets in their units.
 
     Notes
     -----

@@ -1,4 +1,4 @@
-"""The model of a release with gradient rounds, computed anew from its gradients."""
+"""The model of a release with gradient rounds, recomputed from its gradients."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def has_rounds(release: Release) -> bool:
 
 
 def rounds_head(release: Release) -> Head:
-    """Compute the head of a release anew from its gradients: bit for bit the curator's."""
+    """Recompute the head of a release from its gradients: bit for bit the curator's."""
     if not has_rounds(release):
         raise UserError("this release has no gradient rounds; its model comes from its moments")
     plan = GradientRounds.from_dict(release.certificate.settings["rounds"])

@@ -1,4 +1,4 @@
-"""Search for settings on one release: it costs nothing, however many are tried."""
+"""Hyper-parameter search on one release, at no privacy cost."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class Search:
 
 
 def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], score: Any) -> Search:
-    """Train on one release by several settings: free if `score` reads nothing private.
+    """Train on one release with several settings, at no privacy cost if `score` reads nothing private.
 
     Parameters
     ----------
-    release : what is trained on.
+    release : to train on.
     settings : keyword arguments of `adlm.analyst.tables.train` (`stages`, `noise_penalty`) for a table's
         release, of `adlm.fit` (`network`, `plan`, `draws`) otherwise; `class_weight` for any linear model,
         while that of a network is in its plan.
-    score : from a `Model` to a number, larger is better. It should read public or drawn records: choosing by
-        private ones is a statistic of them that nothing accounts for.
+    score : from a `Model` to a number, larger is better. It should read public or drawn records: a choice by
+        private ones is a statistic of them that is not charged.
 
     Returns
     -------
@@ -53,15 +53,15 @@ def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], s
 
     Examples
     --------
-    >>> found = search_on_release(release, [{"stages": 1}, {"noise_penalty": 2.0}], score)  # doctest: +SKIP
-    >>> found.best.save("M")  # doctest: +SKIP
+    >>> search = search_on_release(release, [{"stages": 1}, {"noise_penalty": 2.0}], score)  # doctest: +SKIP
+    >>> search.best.save("M")  # doctest: +SKIP
     """
     tried = [dict(s) for s in settings]
     if not tried:
         raise UserError("there is nothing to search; give at least one set of settings")
-    for given in tried:  # all of them, before the first is trained
-        _check(release, given)
-    models = [train_on_release(release, given) for given in tried]
+    for options in tried:  # check all before training any
+        _check(release, options)
+    models = [train_on_release(release, options) for options in tried]
     scores = [float(score(model)) for model in models]
     order = sorted(range(len(models)), key=lambda i: -scores[i])
     return Search(
@@ -70,10 +70,10 @@ def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], s
 
 
 def train_on_release(release: Release, settings: Mapping[str, Any]) -> Model:
-    """Train on a release by settings as `search_on_release` takes them; it costs nothing."""
+    """Train on a release with settings as for `search_on_release`."""
     _check(release, settings)
-    given = {name: value for name, value in settings.items() if name != WEIGHTS}
-    model: Model = _trainer(release)(release, **given)
+    options = {name: value for name, value in settings.items() if name != WEIGHTS}
+    model: Model = _trainer(release)(release, **options)
     if settings.get("network") is None:  # those of a network are in its plan
         model = with_class_weights(model, release, settings.get(WEIGHTS))
     return replace(model, release_signature=release.signature)

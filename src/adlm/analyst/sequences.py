@@ -1,9 +1,8 @@
-"""Networks that read a record place by place: recurrent, and by attention.
+"""Sequence networks: recurrent, and with attention.
 
-The rows of an image are its places, and so are the numbers of a flat record. The first affine
-transformation, which Delta_h0 counts, is that of every gate at every step for the recurrent network, and the
-embedding of every place for the other. Relevance cannot be followed through them, so they are trained on a
-release but do not explain one.
+The steps of the sequence (`places`) are the rows of an image, or the numbers of a flat record. The first
+affine transformation, which Delta_h0 counts, is that of every gate at every step for the recurrent network,
+and the embedding of every step for the other. Relevance propagation does not support them.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 def places(shape: Shape) -> tuple[int, int]:
-    """How many places a record has, and how many numbers each: rows of an image, single numbers else."""
+    """Number of steps of a record, and of numbers in each: rows of an image, else single numbers."""
     if not 1 <= len(shape) <= 3:
         raise UserError(f"this network takes records of one to three axes, got shape {shape}; choose mlp")
     if len(shape) == 1:
@@ -27,7 +26,7 @@ def places(shape: Shape) -> tuple[int, int]:
 
 
 class _ByPlace(nn.Module):
-    """A network whose body reads (n, places, numbers)."""
+    """A network on sequences (n, places, numbers)."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -39,7 +38,7 @@ class _ByPlace(nn.Module):
 
 
 class Recurrent(_ByPlace):
-    """An LSTM of 32 units over the places; its last state is in [-1, 1] and meets the bounded head."""
+    """An LSTM of 32 units; its last state, in [-1, 1], is the input of the bounded head."""
 
     def __init__(self, shape: Shape, classes: int, units: int = 32) -> None:
         super().__init__(shape)
@@ -53,7 +52,7 @@ class Recurrent(_ByPlace):
 
 
 class Attention(_ByPlace):
-    """Places embedded in 32 numbers with a learnt position each, one layer of attention, their mean."""
+    """Embeddings in 32 dimensions with learnt positions, one layer of attention, and mean pooling."""
 
     def __init__(self, shape: Shape, classes: int, units: int = 32) -> None:
         super().__init__(shape)

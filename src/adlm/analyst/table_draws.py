@@ -1,7 +1,7 @@
 """Draw records of a table from its released counts, to train a network on.
 
-Each column follows its released frequencies; values are correlated as their released second moments say, by a
-normal copula. The head of the release then labels the features of such records. All of it reads the release
+Each column follows its released frequencies; values are correlated by their released second moments, through
+a normal copula. The head of the release then labels the features of such records. All of it reads the release
 alone.
 """
 
@@ -19,11 +19,11 @@ from adlm.public.domain.column import Column
 from adlm.public.features.scaled_table import ScaledTable
 from adlm.public.features.table_indicators import knots
 
-LEAST_SHARE = 0.02  # of a value's variance that is its own, whatever noise says
+LEAST_SHARE = 0.02  # least share of a value's variance that is independent of the others
 
 
 def draw_features(release: Release, features: ScaledTable, n: int, generator: torch.Generator) -> Tensor:
-    """Draw features of n made records, (n, width).
+    """Draw features of n synthetic records, (n, width).
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ def draw_records(release: Release, features: ScaledTable, n: int, generator: tor
 
     Parameters
     ----------
-    release : what the records are drawn from.
+    release : to draw from.
     features : of its table.
     n : how many.
     generator : of the draw.

@@ -31,12 +31,12 @@ FOURIER = "random Fourier features (numeric columns together)"
 
 
 def fit(release: Release, *, stages: int = 3, noise_penalty: float = 1.0) -> LinearHead:
-    """Fit the additive model of a table's release; any choice here is free.
+    """Fit the additive model of a table's release; settings here cost no privacy.
 
     Parameters
     ----------
     stages : use only the first stages of the release (1: scores alone).
-    noise_penalty : how strongly the noise holds the steps back; 1 takes its stated size.
+    noise_penalty : strength of regularisation by the noise; 1 for its stated size.
     """
     if release.kind != "table":
         raise UserError("this release is not that of a table; train it in closed form without stages")
@@ -88,13 +88,13 @@ def has_columns(release: Release) -> bool:
 
 
 def relevance(release: Release) -> dict[str, float]:
-    """How much each original column moves the prediction, as shares that sum to one.
+    """Relevance of each original column to the prediction, as shares that sum to one.
 
     A record release carries private relevances (LRP, charged) of the numbers that encode a column: they are
     added up. In a linear model LRP gives an indicator the relevance weight times value, so a column's
-    relevance to a record is the weight of the indicator that is on. What is shown is its standard deviation
-    over the records, with indicators counted by their *released* tables: it reads the release alone and costs
-    nothing. Random Fourier features read all numeric columns, so they are shown together, as one entry.
+    relevance to a record is the weight of the indicator that is on. The result is its standard deviation
+    over the records, with indicators counted by their *released* tables: it reads the release alone. Random
+    Fourier features read all numeric columns, so they are one entry together.
     """
     if not has_columns(release):
         raise UserError("relevance by column is for a table's release; this one is of something else")

@@ -1,6 +1,6 @@
-"""The training loop: any network, on a release alone, for as many steps as one likes (lines 20-30).
+"""The training loop: any network, on a release alone, for any number of steps (lines 20-30).
 
-Nothing here can see a record, so nothing here costs privacy: the certificate is the same after one epoch and
+Nothing here reads a record, so nothing here costs privacy: the certificate is the same after one epoch and
 after a thousand.
 """
 
@@ -28,9 +28,9 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
     "cosine": lambda share: 0.5 * (1 + math.cos(math.pi * share)),
 }
 
-RATE = 3e-3  # at the start; the polynomial loss is flatter than the cross-entropy it stands for
-ENOUGH_STEPS = 2000  # that the networks here take to settle where there is no noise to speak of
-MOST_SEED = 2**32 - 1  # times 1,000,003 it still fits torch's 64 bits
+RATE = 3e-3  # initial; the polynomial loss is flatter than the cross-entropy it approximates
+ENOUGH_STEPS = 2000  # for the networks here to converge with little noise
+MOST_SEED = 2**32 - 1  # times 1,000,003 it still fits 64 bits
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class TrainingConfig:
     batch_size : |L|.
     optimiser : the name of any optimiser in torch.optim, with `options` for it besides the learning rate.
     learning_rate, schedule : eta_t is the rate times the schedule at the share of steps done.
-    seed : decides the order of batches and drop-out; it has nothing to do with privacy.
-    class_weight : what mistakes weigh by class: public weights by name, or `balanced`, from released counts.
+    seed : of the order of batches and of drop-out; it does not affect privacy.
+    class_weight : weights of errors by class: public weights by name, or `balanced`, from released counts.
 
     Raises
     ------
@@ -81,7 +81,7 @@ class TrainingConfig:
         if not 0 < self.learning_rate < math.inf:
             raise UserError(f"learning_rate must be positive and finite (got {self.learning_rate}).")
         if not 0 <= self.seed <= MOST_SEED:
-            raise UserError(f"seed must be a whole number from 0 to {MOST_SEED} (got {self.seed}).")
+            raise UserError(f"seed must be an integer from 0 to {MOST_SEED} (got {self.seed}).")
         if not isinstance(getattr(torch.optim, self.optimiser, None), type):
             raise UserError(f"torch.optim has no optimiser {self.optimiser!r}; SGD and Adam are two it has.")
 
@@ -93,10 +93,10 @@ class TrainingConfig:
 
 
 def default_plan(n: int, seed: int = 0) -> TrainingConfig:
-    """How n examples are trained on when nothing else is asked: 12 epochs, or more for 2,000 steps.
+    """The default plan for n examples: 12 epochs, or more for 2,000 steps.
 
-    |L| in the noise is what the release was made with; batches of training are smaller, at most 300, as it is
-    the number of steps that a network needs.
+    |L| in the noise is that of the release. Batches of training are smaller, at most 300, because a network
+    needs many steps.
     """
     batch = max(20, min(300, n // 20))
     epochs = max(12, math.ceil(ENOUGH_STEPS / math.ceil(n / batch)))
@@ -130,18 +130,17 @@ def train(
     Parameters
     ----------
     checkpoint : a file that is replaced after every epoch; safetensors with JSON inside, no pickle. On a CPU
-        a run that goes on from it ends as an uninterrupted one, bit for bit.
-    identity : names what is trained on, such as a certificate's digest; resuming on something else is
-        refused.
+        a resumed run ends as an uninterrupted one, bit for bit.
+    identity : of the training data, such as a certificate's digest; resuming with another is refused.
     after_epoch : called with the number of epochs done and the network.
 
     Notes
     -----
-    A loss that is not finite ends training: the network goes back to how the epoch began, and the history
-    says so. It also says when the trained network's own loss is not finite, or far above where it began.
+    A loss that is not finite ends training: the network is restored to the start of the epoch, and the
+    history says so. It also says when the trained network's loss is not finite, or far above the initial one.
 
     Under `torchrun` every process takes a share of each batch, gradients are averaged, and rank 0 writes the
-    checkpoint. Layers with statistics of a batch take those of their own share.
+    checkpoint. Layers with batch statistics use those of their share.
     """
     if len(examples) == 0:
         raise UserError("there are no examples to train on.")
@@ -153,7 +152,7 @@ def train(
     if plan.class_weight is None:
         described.pop("class_weight")
     if plan.schedule != "constant":
-        described["epochs"] = plan.epochs  # the rate depends on the length, so it cannot change half-way
+        described["epochs"] = plan.epochs  # the learning rate depends on it, so it cannot change on resuming
     losses: list[float] = []
     if checkpoint is not None and checkpoint.goes_on:
         losses = checkpoint.load(network, optimiser, described)
@@ -190,7 +189,7 @@ def train(
 
 @torch.no_grad()
 def _loss_now(network: nn.Module, examples: Examples, device: torch.device) -> float:
-    """The loss of a few examples for the network as it is now, which is then set to answer, not to learn."""
+    """The current loss on a few examples; the network is left in evaluation mode."""
     x, target = examples.batch(torch.arange(min(100, len(examples))), device)
     return float(batch_loss(network.eval()(x), target))
 
@@ -204,9 +203,7 @@ def _epoch(
     device: torch.device,
     advance: progress.Advance,
 ) -> float:
-    """One pass; its randomness depends on the seed and its first step alone, which is what makes resuming
-    exact.
-    """
+    """One pass; its randomness depends on the seed and its first step alone, so resuming is exact."""
     first, last, total = steps
     sum_of_losses = 0.0
     network.train()
@@ -228,9 +225,7 @@ def _epoch(
 def _step(
     network: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, target: Any, weight: float = 1.0
 ) -> float:
-    """theta_{t+1} = theta_t - eta_t grad F_L(theta_t) / |L| (line 29), or whatever the optimiser makes of
-    it.
-    """
+    """theta_{t+1} = theta_t - eta_t grad F_L(theta_t) / |L| (line 29), or the optimiser's variant."""
 
     def closure() -> float:
         optimiser.zero_grad()
@@ -247,18 +242,20 @@ def _step(
 def _optimiser(network: nn.Module, plan: TrainingConfig) -> torch.optim.Optimizer:
     kind = getattr(torch.optim, plan.optimiser)
     try:
-        made = cast(torch.optim.Optimizer, kind(network.parameters(), lr=plan.learning_rate, **plan.options))
+        optimiser = cast(
+            torch.optim.Optimizer, kind(network.parameters(), lr=plan.learning_rate, **plan.options)
+        )
         trial = nn.Parameter(torch.zeros(2, 2))
         kind([trial], lr=plan.learning_rate, **plan.options).step(lambda: _slope_one(trial))
     except (TypeError, ValueError, NotImplementedError) as problem:
         raise UserError(f"optimiser {plan.optimiser} does not take these options: {problem}.") from None
     except RuntimeError as problem:  # such as an optimiser of sparse gradients alone
         raise UserError(f"optimiser {plan.optimiser} cannot train a network: {problem}.") from None
-    return made
+    return optimiser
 
 
 def _slope_one(weight: nn.Parameter) -> float:
-    """A step to try an optimiser by."""
+    """A closure to test an optimiser with."""
     weight.grad = torch.ones_like(weight)
     return 0.0
 
@@ -273,10 +270,10 @@ def predict(
     ----------
     network : classifier of inputs.
     x : (n, *shape) inputs.
-    batch_size : inputs answered at once.
+    batch_size : inputs in a batch.
     device : `auto`, `cpu` or `cuda`.
-    together : normalise by the statistics of the inputs, a batch at a time, in place of the averages that
-        training kept: what clean inputs ask for when training saw noisy ones.
+    together : normalise by the statistics of each batch in place of the moving averages of training; for
+        clean inputs after training on noisy ones.
     """
     place = choose_device(device)
     network.to(place).eval()
@@ -290,7 +287,7 @@ def predict(
 def accuracy(
     network: nn.Module, x: Tensor, labels: Tensor, *, device: str = "auto", together: bool = False
 ) -> float:
-    """Share of inputs whose class is found. On private records this is a statistic without privacy.
+    """Share of inputs that are classified correctly. On private records this statistic is not private.
 
     Parameters
     ----------

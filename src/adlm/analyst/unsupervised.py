@@ -1,7 +1,7 @@
 """Networks that learn records before labels: auto-encoder, restricted Boltzmann machine, deep belief network.
 
-Their first stage sees released records alone and asks nothing about labels, so a release without labels,
-which costs no eps3, is all it needs. With labels, `fit` runs the first stage and then trains the whole
+Their first stage reads released records alone, so a release without labels, which costs no eps3, is enough.
+With labels, `fit` runs the first stage and then trains the whole
 network by the released polynomial loss, as any other.
 """
 
@@ -20,22 +20,22 @@ from adlm.errors import UserError
 Shape = tuple[int, ...]
 EPOCHS, BATCH = 20, 100
 RATE, MOMENTUM = 0.05, 0.9  # of contrastive divergence
-NEAR = (-1.0, 2.0)  # what noise put further from [0, 1] than this would blow a Boltzmann machine up
+NEAR = (-1.0, 2.0)  # noisy values are clipped to this; a Boltzmann machine would diverge beyond it
 
 
 class Unsupervised(nn.Module):
-    """A classifier whose lower layers can be trained on records alone, and can draw them again.
+    """A classifier whose lower layers can be trained on records alone, and can reconstruct them.
 
-    Besides scores of classes it gives `reconstruct`, records from what its lower layers keep of them, and
-    `learn_records`, which trains those layers.
+    Besides class scores it has `reconstruct`, which decodes the lower layers' code, and `learn_records`,
+    which trains those layers.
     """
 
     def reconstruct(self, x: Tensor) -> Tensor:
-        """Give (n, *shape) records as the lower layers remember them."""
+        """Reconstruct (n, *shape) records from the lower layers' code."""
         raise NotImplementedError
 
     def learn_records(self, x: Tensor, *, seed: int = 0, epochs: int = EPOCHS) -> None:
-        """Train the lower layers on (n, *shape) records, which may be noisy; labels have no part in it."""
+        """Train the lower layers on (n, *shape) records, which may be noisy, without labels."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -46,7 +46,7 @@ class Unsupervised(nn.Module):
 
 
 class AutoEncoder(Unsupervised):
-    """64 sigmoid units that must carry a record; the target of a record is the released record itself."""
+    """An auto-encoder of 64 sigmoid units; the target is the released record itself."""
 
     def __init__(self, shape: Shape, classes: int, units: int = 64) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class AutoEncoder(Unsupervised):
         return answer
 
     def reconstruct(self, x: Tensor) -> Tensor:
-        """Give (n, *shape) records as the code remembers them."""
+        """Reconstruct (n, *shape) records from their code."""
         flat: Tensor = self.decode(self.encode(x))
         return flat.view(-1, *self.shape)
 
@@ -102,7 +102,7 @@ class Boltzmann(Unsupervised):
         return hidden @ self.layer.weight + self.visible
 
     def reconstruct(self, x: Tensor) -> Tensor:
-        """Give (n, *shape) records after one step down and up."""
+        """Reconstruct (n, *shape) records by one Gibbs step."""
         return self.down(self.hidden(x)).view(-1, *self.shape)
 
     @torch.no_grad()
@@ -130,9 +130,7 @@ class _ConvolutionalMachine(nn.Module):
         super().__init__()
         self.layer = nn.Conv2d(maps, units, patch, padding=patch // 2)
         nn.init.normal_(self.layer.weight, std=0.01)
-        nn.init.constant_(
-            self.layer.get_parameter("bias"), -1.0
-        )  # units that are seldom on, as in Lee et al. 2009
+        nn.init.constant_(self.layer.get_parameter("bias"), -1.0)  # sparse units, as in Lee et al. 2009
         self.visible = nn.Parameter(torch.zeros(maps, 1, 1))
         self.pool = nn.MaxPool2d(2, ceil_mode=True)
 
@@ -171,7 +169,7 @@ class _ConvolutionalMachine(nn.Module):
 
 
 class DeepBelief(Unsupervised):
-    """Two convolutional Boltzmann machines of 8 and 16 maps, each trained on what the one below it gives."""
+    """Two convolutional Boltzmann machines of 8 and 16 maps, each trained on the output of the one below."""
 
     def __init__(self, shape: Shape, classes: int) -> None:
         super().__init__()
@@ -181,7 +179,7 @@ class DeepBelief(Unsupervised):
         self.first, self.second = _ConvolutionalMachine(maps, 8), _ConvolutionalMachine(8, 16)
         with torch.no_grad():
             width = self._top(torch.zeros(1, *shape)).flatten(1).shape[1]
-        # Units are seldom on, so that all records look alike to the head unless each is standardised.
+        # Units are sparse, so the head hardly distinguishes records unless each record is standardised.
         self.standardise = nn.LayerNorm(width, elementwise_affine=False)
         self.head = bounded_head(width, 25, classes)
 
@@ -198,12 +196,12 @@ class DeepBelief(Unsupervised):
         return answer
 
     def reconstruct(self, x: Tensor) -> Tensor:
-        """Give (n, *shape) records as the lower machine remembers them."""
+        """Reconstruct (n, *shape) records from the lower machine's code."""
         v = self._maps(x)
         return self.first.down(self.first.hidden(v)).view(-1, *self.shape)
 
     def learn_records(self, x: Tensor, *, seed: int = 0, epochs: int = EPOCHS) -> None:
-        """Train the lower machine on records, then the upper one on what the lower one makes of them."""
+        """Train the lower machine on records, then the upper one on the lower one's output."""
         v = self._maps(x).clamp(*NEAR)
         self.first.learn(v, seed, epochs)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""One HTML file about a release and the models trained on it, for people who were not there."""
+"""The report: one HTML file about a release and the models trained on it."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def write_report(
     ----------
     folder : a release or model folder, or one that holds artefacts of one release.
     out : the file to write.
-    evaluation : figures of the one model, as `adlm evaluate --save` keeps them; else `evaluation.json` in
+    evaluation : figures of the one model, as saved by `adlm evaluate --save`; else `evaluation.json` in
         the model's folder or beside it.
-    audit : what `adlm audit --json` prints; else `audit.json` beside the artefacts.
+    audit : the output of `adlm audit --json`; else `audit.json` beside the artefacts.
 
     Returns
     -------
@@ -53,7 +53,7 @@ def write_report(
 
 
 def render(subject: Subject) -> str:
-    """Return the whole page. It holds what the artefacts hold, and nothing of the records."""
+    """Return the page. It shows the contents of artefacts, and nothing of the records."""
     certificate = subject.certificate
     parts = [
         sections.plain_words(certificate),
@@ -74,6 +74,6 @@ def render(subject: Subject) -> str:
 
 
 def _relative(subject: Subject) -> str:
-    """Name the artefact from its folder on: where that lies on somebody's disk is nobody's business."""
+    """Path of the artefact relative to its folder: absolute paths may be sensitive."""
     folder = subject.folder.resolve()
     return str(Path(folder.name) / subject.place.resolve().relative_to(folder))

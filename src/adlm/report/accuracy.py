@@ -1,4 +1,4 @@
-"""How well models do: figures and confusion, as somebody measured them."""
+"""Measured accuracy of models: figures and confusion."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUMERIC = ("rmse", "mae", "r2")
 
 
 def accuracy(models: Sequence[Trained], classes: Sequence[str]) -> Section | None:
-    """Show what each model was trained for and how well it does."""
+    """Show how each model was trained and its accuracy."""
     if not models:
         return None
     if not classes:
@@ -42,7 +42,7 @@ def accuracy(models: Sequence[Trained], classes: Sequence[str]) -> Section | Non
 
 
 def _numeric(models: Sequence[Trained]) -> Section:
-    """Show how well models of a numeric target do: as measured, and by the release's own charged check."""
+    """Show the errors of models of a numeric target: as measured, and by the release's charged check."""
     rows = []
     for model in models:
         figures = model.evaluation or {}
@@ -84,7 +84,7 @@ def _measures(model: Trained) -> tuple[str, ...]:
 
 
 def _warnings(model: Trained) -> list[Markup]:
-    """Warn of a model that is mostly noise, and of classes smaller than the noise on their counts."""
+    """Warn of a model dominated by noise, and of classes smaller than the noise on their counts."""
     words = model.training.get("warning")
     warning = [tag("p", f"{model.name}: {words}.", class_="bad")] if isinstance(words, str) and words else []
     found = model.training.get("small_classes", [])
@@ -104,7 +104,7 @@ def _weights(model: Trained) -> list[Markup]:
 
 
 def _recalls(model: Trained, classes: Sequence[str]) -> list[Markup]:
-    """Show for each class how many of its records are found: accuracy alone hides small ones."""
+    """Show the recall of each class: accuracy alone hides small ones."""
     recalls = (model.evaluation or {}).get("recalls")
     if not isinstance(recalls, list) or len(recalls) != len(classes) or len(classes) > MOST_CLASSES:
         return []

@@ -1,4 +1,4 @@
-"""Where the noise of a release is: relevance maps, allocation over features, signal against noise."""
+"""The noise of a release: relevance maps, allocation over features, signal against noise."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _map(name: str, values: Any, shape: tuple[int, ...]) -> Markup:
 
 
 def _coordinates(values: Any) -> Markup:
-    """Relevance of what a moment release sums, which is coordinates of features and not of a picture."""
+    """Relevance of the coordinates that a moment release sums, which are not those of an image."""
     x = drawing.horizontal(1, max(2, len(values)), "coordinate")
     y = drawing.vertical(0, float(values.max()) * 1.05 or 1.0, "relevance")
     drawn = drawing.curve(x, y, list(range(1, len(values) + 1)), values.tolist(), "a")
@@ -71,7 +71,7 @@ def _coordinates(values: Any) -> Markup:
 
 
 def allocation(subject: Subject) -> Section | None:
-    """Show how much noise there is, and where, against what it hides."""
+    """Show the amount of noise, and where it is, against the signal."""
     if subject.release is None:
         return None
     if subject.certificate.kind == "regression":
@@ -83,7 +83,7 @@ def allocation(subject: Subject) -> Section | None:
 
 
 def _regression_noise(release: Release) -> Section:
-    """Show the released distribution of a numeric target, and what is known of its noise."""
+    """Show the released distribution of a numeric target, with the scale of its noise."""
     settings, domain = release.certificate.settings, release.certificate.domain
     assert domain.target is not None
     counts = release.tensors["target"].double().numpy() / float(settings["target_unit"])

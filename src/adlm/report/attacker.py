@@ -1,7 +1,7 @@
 """What an attacker can learn at an epsilon, in odds: the arithmetic, the words and the pictures.
 
-The attacker knows every record but one, and all the code; they see the release. Differential privacy bounds
-any test they can make: true alarms <= e^epsilon * false alarms + delta, and the same for silence.
+The attacker knows every record but one, the code and the release. Differential privacy bounds every test:
+true alarms <= e^epsilon * false alarms + delta, and the same without an alarm.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import math
 from adlm.report import drawing
 from adlm.report.html import Markup, figure, join, paragraph, table
 
-ALARM = 0.01  # rate of false alarms that the words speak of when delta > 0
+ALARM = 0.01  # rate of false alarms in the text when delta > 0
 PRIORS = (0.001, 0.01, 0.1, 0.5, 0.9)
 
 
 def odds_factor(epsilon: float, delta: float = 0.0, alarm: float = ALARM) -> float:
-    """Return the most that an alarm can multiply the attacker's odds by.
+    """Return the largest factor of the attacker's odds after an alarm.
 
-    Pure epsilon: e^epsilon, whatever is seen. With delta: true alarms over false alarms is at most
+    Pure epsilon: e^epsilon, for every output. With delta: true alarms over false alarms is at most
     e^epsilon + delta / alarm, for a test that gives false alarms at the rate `alarm`.
     """
     return min(
@@ -27,13 +27,13 @@ def odds_factor(epsilon: float, delta: float = 0.0, alarm: float = ALARM) -> flo
 
 
 def posterior(prior: float, factor: float) -> float:
-    """Return the largest probability that an attacker can come to hold, from a prior one."""
+    """Return the largest posterior probability of an attacker, from a prior one."""
     odds = prior / (1 - prior) * factor
     return odds / (1 + odds)
 
 
 def best_guess(epsilon: float, delta: float = 0.0) -> float:
-    """Return the largest share of right guesses between two neighbours that were equally likely before.
+    """Return the largest share of correct guesses between two neighbours of equal prior probability.
 
     The total variation distance is at most (e^eps - 1 + 2 delta) / (e^eps + 1).
     """
@@ -43,14 +43,14 @@ def best_guess(epsilon: float, delta: float = 0.0) -> float:
 
 
 def detection(false_alarms: float, epsilon: float, delta: float = 0.0) -> float:
-    """Return the largest rate of true alarms for a rate of false ones: both of the two bounds."""
+    """Return the largest rate of true alarms for a rate of false ones: the smaller of two bounds."""
     up = math.exp(min(epsilon, 700.0)) * false_alarms + delta
     down = 1 - (1 - false_alarms - delta) * math.exp(-epsilon)
     return max(0.0, min(1.0, up, down))
 
 
 def explanation(epsilon: float, delta: float, neighbours: str) -> Markup:
-    """Say what the numbers mean, and show it."""
+    """Explain the numbers, with plots."""
     factor = odds_factor(epsilon, delta)
     what = "that it is one thing and not another"
     if neighbours == "add-remove":

@@ -1,4 +1,4 @@
-"""What attacks found: lower bounds beside proofs, and ROC curves inside what the proofs allow."""
+"""Results of attacks: lower bounds next to proved bounds, and ROC curves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from adlm.report import attacker, drawing
 from adlm.report.html import Markup, figure, join, paragraph, table, tag
 from adlm.report.page import Section
 
-MOST_ROWS = 12  # a longer table is folded away under its summary
+MOST_ROWS = 12  # a longer table is collapsed
 MOST_BARS = 12
 MOST_CURVES = 4
 STYLES = {"VIOLATED": "bad", "NOT CAUGHT": "bad", "above claim": "warn"}
@@ -20,7 +20,7 @@ Finding = Mapping[str, Any]
 
 
 def audit(found: Mapping[str, Any] | None) -> Section | None:
-    """Show what attacks prove from below, beside what is proved from above."""
+    """Show lower bounds by attack next to proved upper bounds."""
     findings = [f for f in (found or {}).get("findings", []) if isinstance(f, Mapping)]
     if not findings:
         return None
@@ -78,7 +78,7 @@ def _tightness(finding: Finding) -> float:
 
 
 def _bounds(findings: Sequence[Finding]) -> list[Markup]:
-    """Show one pair of bars a mechanism: the attack by experiment that came nearest to what is proved."""
+    """Show one pair of bars a mechanism: the proved epsilon and its tightest empirical lower bound."""
     tried = [f for f in findings if f.get("rung") == "two worlds" and not f.get("control")] or list(findings)
     best: dict[str, Finding] = {}
     for f in sorted(tried, key=_tightness):

@@ -1,7 +1,7 @@
-"""A model card in the form of the Hugging Face hub: a YAML head, then what a reader must know, in Markdown.
+"""A model card for the Hugging Face hub: a YAML header, then Markdown.
 
-It holds what the model's folder holds and nothing of the records, but for an evaluation that somebody put
-beside the model: figures measured on private records are not private, and the card says so.
+It shows the contents of the model's folder and nothing of the records, except for a saved evaluation:
+figures measured on private records are not private, and the card says so.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def model_card(subject: Subject, *, licence: str | None = None) -> str:
 
     Parameters
     ----------
-    subject : what `adlm.report.subject.find` found in the folder.
-    licence : of the model, as the hub names it, such as `mit`; nothing is said of it when not given.
+    subject : from `adlm.report.subject.find`.
+    licence : of the model, as the hub names it, such as `mit`; left out by default.
     """
     if len(subject.models) != 1:
         raise UserError(f"a card is of one model, and {subject.folder} holds {len(subject.models)}; give one")
@@ -64,7 +64,7 @@ def model_card(subject: Subject, *, licence: str | None = None) -> str:
 
 
 def plain(value: object) -> str:
-    """Write a value as plain text of Markdown: nothing in an artefact can add markup."""
+    """Escape a value for Markdown: nothing in an artefact can add markup."""
     return str(value).translate(MARKUP)
 
 
@@ -82,7 +82,7 @@ def _task(certificate: Certificate) -> str:
 
 
 def _head(name: str, model: Trained, certificate: Certificate, licence: str | None) -> str:
-    """Write the YAML head; JSON texts are YAML too, so nothing has to be escaped by hand."""
+    """Write the YAML header; JSON strings are valid YAML, so they need no escaping."""
     totals = certificate.totals.to_dict()
     lines = [HEAD.rstrip("\n"), f"pipeline_tag: {_task(certificate)}"]
     lines += [f"license: {json.dumps(licence)}"] if licence else []
@@ -110,7 +110,7 @@ def _head(name: str, model: Trained, certificate: Certificate, licence: str | No
 
 
 def _yaml(value: object) -> str:
-    """Write a value as JSON that YAML reads as the same: 1e-05 would be a text there, 1.0e-05 is a number."""
+    """Write a value as JSON that YAML reads alike: 1e-05 would be a string, 1.0e-05 is a number."""
     text = json.dumps(value)
     return text.replace("e", ".0e", 1) if isinstance(value, float) and "." not in text else text
 
@@ -246,7 +246,7 @@ def _accuracy(model: Trained, classes: Sequence[str]) -> str:
 
 
 def _measured_on(found: Mapping[str, Any]) -> str:
-    """Name what a model was measured on; of a file its name alone, not where it lies."""
+    """Name of the evaluation data; of a file its name alone, without the folder."""
     of = str(found.get("of") or "records")
     return f"{of}, {found['split']}" if found.get("split") else Path(of).name
 

@@ -1,4 +1,4 @@
-"""Plots as SVG: lines, bars and heat maps, in colours that follow the page's light or dark."""
+"""Plots as SVG: lines, bars and heat maps, in colours that follow the page's light or dark theme."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Axis:
     log: bool = False
 
     def at(self, value: float) -> float:
-        """Return where a value is drawn; values outside the range are drawn at its end."""
+        """Return the pixel of a value; values outside the range are drawn at its end."""
         low, high, value = (
             (math.log(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
         )
@@ -44,12 +44,12 @@ def horizontal(low: float, high: float, name: str) -> Axis:
 
 
 def logarithmic(low: float, high: float, name: str, ticks: Sequence[float]) -> Axis:
-    """Make an x axis on which equal factors are equally far apart.
+    """Make a logarithmic x axis.
 
     Parameters
     ----------
     low, high : ends of the axis.
-    name : what stands below it.
+    name : its label.
     ticks : values to mark.
     """
     return Axis(low, high, LEFT, WIDTH - RIGHT, name, tuple(ticks), log=True)
@@ -72,12 +72,12 @@ def nice(low: float, high: float) -> tuple[float, ...]:
 
 
 def number(value: float) -> str:
-    """Print a tick without noise in its last digits."""
+    """Format a tick without rounding errors."""
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def plot(x: Axis, y: Axis, *marks: Markup, label: str) -> Markup:
-    """Put marks on axes; `label` says in words what a person who cannot see it would miss."""
+    """Put marks on axes; `label` describes the plot for screen readers."""
     grid = [tag("line", class_="grid", x1=x.start, x2=x.stop, y1=y.at(t), y2=y.at(t)) for t in y.ticks]
     numbers = [_text(number(t), x.start - 8, y.at(t) + 4, "end", class_="tick") for t in y.ticks]
     numbers += [_text(number(t), x.at(t), y.start + 18, class_="tick") for t in x.ticks]
@@ -151,7 +151,7 @@ def dot(x: Axis, y: Axis, a: float, b: float, style: str) -> Markup:
 
 
 def legend(*entries: tuple[str, str]) -> Markup:
-    """Name the styles of a plot, under it."""
+    """Make the legend of a plot."""
     return tag(
         "p", *(tag("span", tag("i", "", class_=style), name) for style, name in entries), class_="legend"
     )

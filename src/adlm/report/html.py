@@ -1,4 +1,4 @@
-"""HTML and SVG as values: what is not markup already is escaped, so nothing in an artefact can add any."""
+"""HTML and SVG as values: other text is escaped, so nothing in an artefact can add markup."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
 
 
 def join(children: Iterable[object]) -> Markup:
-    """Put children after one another."""
+    """Concatenate children."""
     return Markup("".join(text(child) for child in children))
 
 
@@ -49,7 +49,7 @@ def table(headings: Sequence[object], rows: Iterable[Sequence[object]]) -> Marku
 
 
 def figure(picture: Markup, caption: object) -> Markup:
-    """Put a picture above what it shows."""
+    """Put a picture above its caption."""
     return tag("figure", tag("div", picture, class_="scroll"), tag("figcaption", caption))
 
 

@@ -1,4 +1,4 @@
-"""One HTML file: style inside, no script, nothing fetched from anywhere."""
+"""One HTML file: inline style, no script, no external resources."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ body{padding:.8rem .7rem 3rem}}
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report: its anchor, its heading and what stands in it."""
+    """A part of the report: its anchor, heading and content."""
 
     anchor: str
     heading: str
@@ -75,13 +75,13 @@ class Section:
 
 
 def page(title: str, lead: object, top: Markup, sections: Sequence[Section]) -> str:
-    """Put a whole page together, with a table of contents.
+    """Assemble a page with a table of contents.
 
     Parameters
     ----------
     title : of the page.
     lead : the first paragraph.
-    top : what stands above the sections.
+    top : content above the sections.
     sections : in order.
     """
     entries = [tag("li", tag("a", s.heading, href=f"#{s.anchor}")) for s in sections]
@@ -108,10 +108,10 @@ def page(title: str, lead: object, top: Markup, sections: Sequence[Section]) -> 
 
 
 def tile(value: object, name: object) -> Markup:
-    """Show one figure large."""
+    """Show one figure in large type."""
     return tag("div", tag("b", value), tag("span", name), class_="tile")
 
 
 def stamp(words: str, meaning: str) -> Markup:
-    """Show a warning that travels with a release, where nobody can miss it."""
+    """Show a stamp of a release prominently."""
     return tag("div", words, tag("small", meaning), class_="stamp", role="alert")

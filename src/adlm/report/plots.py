@@ -1,4 +1,4 @@
-"""Plots as files of their own: SVG that brings its colours along."""
+"""Plots as stand-alone SVG files, with their style inside."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write_svg(path: Path, drawn: Markup) -> None:
 
 
 def accuracy_over_epsilon(path: Path, points: Sequence[tuple[float, float, float]], what: str) -> None:
-    """Draw accuracy (fractions) over epsilon, with one spread either way.
+    """Draw accuracy (fractions) over epsilon, with whiskers of one spread.
 
     Parameters
     ----------

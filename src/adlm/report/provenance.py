@@ -1,4 +1,4 @@
-"""How to cite a release, how to check it, how to make one like it."""
+"""How to cite, verify and repeat a release."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BIBTEX = """@inproceedings{phan2017adaptive,
 
 
 def rerun(certificate: Certificate, folder: str, signature: Signature | None = None) -> Section:
-    """Give the commands, the versions, the digest and who signed it."""
+    """Show the commands, the versions, the digest and the signer."""
     commands = f"adlm verify {_quoted(folder)}\n{rerun_command(certificate)}"
     facts = [
         ("certificate digest", tag("code", certificate.digest)),
@@ -70,7 +70,7 @@ def _signed(signature: Signature | None) -> list[tuple[str, object]]:
 
 
 def _records(certificate: Certificate) -> str:
-    """Where the records come from, in the words of the command line: a table's file, or a name."""
+    """The command-line options of the records: a table's file, or a name."""
     spec = certificate.features.get("spec")
     of_table = isinstance(spec, Mapping) and spec.get("name") in TABLES
     if not of_table and certificate.settings.get("input") is not None:
@@ -79,7 +79,7 @@ def _records(certificate: Certificate) -> str:
 
 
 def _requested_options(certificate: Certificate) -> str:
-    """The options that the release was made with, or its budget where they were not kept."""
+    """The options of the release, or its budget where they were not recorded."""
     totals, settings = certificate.totals, certificate.settings
     spent = totals.epsilon_proved if certificate.kind != "records" else totals.epsilon_claimed
     options = {"epsilon": show(spent)}
@@ -106,7 +106,7 @@ def _features(certificate: Certificate) -> object:
 
 
 def _encoder(certificate: Certificate) -> list[tuple[str, object]]:
-    """Say what features of somebody's own were declared to be, and that it rests on their word."""
+    """Show the declared origin of user-supplied features, which cannot be verified."""
     entry = certificate.features
     if "provenance" not in entry:
         return []
@@ -116,11 +116,11 @@ def _encoder(certificate: Certificate) -> list[tuple[str, object]]:
     name = str(spec.get("file") or spec.get("encoder") or spec.get("module") or spec.get("name"))
     hashed = f", SHA-256 {spec['sha256']}" if "sha256" in spec else ""
     trained = entry.get("trained_on") or "not said"
-    said = (
+    declared = (
         f"{name}{hashed}; declared {entry['provenance']}; declared to have been trained on: {trained}. "
         "Nothing in a file shows what it was trained on: this rests on the word of whoever made the release."
     )
-    return [("encoder", said)]
+    return [("encoder", declared)]
 
 
 def _value(value: object) -> str:

@@ -1,6 +1,4 @@
-"""Pictures of relevance: of single records as in the paper's Fig. 1, and of the private average as in Fig.
-3.
-"""
+"""Heat maps of relevance: of single records (the paper's Fig. 1), and of the private average (Fig. 3)."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ COLOURS = LinearSegmentedColormap.from_list("relevance", ["#2e7d32", "#fdd835", 
 
 
 def as_picture(values: npt.ArrayLike, shape: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """Relevances of one record as rows and columns: channels are averaged, a row of numbers stays a row."""
+    """Relevances of one record as rows and columns: channels are averaged, a vector is one row."""
     array = np.asarray(values, dtype=np.float64).reshape(shape)
     if array.ndim == 1:
         return array[None]

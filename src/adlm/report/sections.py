@@ -1,4 +1,4 @@
-"""The guarantee in a report: stamps, figures, plain words, claimed against proved."""
+"""The guarantee in a report: stamps, figures, an explanation, claimed against proved."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RELATIONS = {
 
 
 def stamps(subject: Subject) -> Markup:
-    """Show every warning that travels with the release and its models."""
+    """Show all stamps of the release and its models."""
     other = "This warning was put on the release, or on a model of it, when it was made."
     shown = [stamp(words, MEANINGS.get(words, other)) for words in subject.stamps]
     totals = subject.certificate.totals
@@ -49,7 +49,7 @@ def stamps(subject: Subject) -> Markup:
 
 
 def summary(subject: Subject) -> Markup:
-    """Show the figures that a person looks for first."""
+    """Show the main figures."""
     totals = subject.certificate.totals
     tiles = [
         tile(show(totals.epsilon_proved), "epsilon proved"),
@@ -71,7 +71,7 @@ def summary(subject: Subject) -> Markup:
 
 
 def plain_words(certificate: Certificate) -> Section:
-    """Say what the certificate promises."""
+    """Explain what the certificate guarantees."""
     totals = certificate.totals
     domain, n = certificate.domain, certificate.settings.get("n")
     many = f"{n:,} records" if isinstance(n, int) else "records whose number is protected"
@@ -115,7 +115,7 @@ def _people(certificate: Certificate) -> str:
 
 
 def claimed_and_proved(certificate: Certificate) -> Section:
-    """Set what is claimed of each step beside what is proved."""
+    """Show the claimed and the proved epsilon of each step."""
     rows = charge_rows(certificate.charges)
     totals = certificate.totals
     rows.append(

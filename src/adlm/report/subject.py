@@ -1,4 +1,4 @@
-"""What a report is about: a release, the models trained on it, their evaluations, an audit."""
+"""The contents of a report: a release, the models trained on it, their evaluations, an audit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EVALUATION, AUDIT = "evaluation.json", "audit.json"
 
 @dataclass(frozen=True)
 class Trained:
-    """A model by name: how it was trained, and how it did where somebody measured it."""
+    """A model by name, with its training and its evaluation, if any."""
 
     name: str
     training: Mapping[str, Any]
@@ -30,17 +30,17 @@ class Trained:
 
 @dataclass(frozen=True)
 class Subject:
-    """One certificate and all that was found with it.
+    """One certificate and the artefacts that carry it.
 
     Attributes
     ----------
-    folder : what the report was asked for.
+    folder : the folder of the report.
     place : the artefact to verify, within the folder.
     certificate : of the release; every model here carries the same one.
-    release : the release itself, when it is at hand.
+    release : the release itself, if available.
     models : in order of their names.
-    audit : what `adlm audit` found, when it was kept.
-    signature : of the release, when it was signed.
+    audit : the findings of `adlm audit`, if saved.
+    signature : of the release, if signed.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class Subject:
 def find(
     folder: Path, *, evaluation: Mapping[str, Any] | None = None, audit: Mapping[str, Any] | None = None
 ) -> Subject:
-    """Read a release, a model, or a folder that holds some with one certificate; check all of it."""
+    """Read and check a release, a model, or a folder of artefacts with one certificate."""
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give a release, a model, or a folder that holds them")
@@ -91,7 +91,7 @@ def find(
 
 
 def _signature(made: list[Path], released: list[Path], certificate: Certificate) -> Signature | None:
-    """Read the release's signature, from its own folder or from that of a model."""
+    """Read the release's signature, from its folder or from that of a model."""
     files = [place / FILE for place in released] + [place / OF_RELEASE for place in made]
     statement = certificate.statement()
     signatures = (Signature.read(file, statement, f"the release of {file.parent}") for file in files)
@@ -99,7 +99,7 @@ def _signature(made: list[Path], released: list[Path], certificate: Certificate)
 
 
 def _release(released: list[Path], folder: Path, digest: str) -> Release | None:
-    """Read the release that is there, or the one beside a model that has the model's certificate."""
+    """Read the release, or the one next to a model with the model's certificate."""
     for place in released or _inside(folder.resolve().parent):
         if (place / TENSORS).exists() and str(_certificate(place).to_dict()["digest"]) == digest:
             return Release.load(place)

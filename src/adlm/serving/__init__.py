@@ -1,1 +1,1 @@
-"""What a trained model is for: predictions, measures, ONNX, and proofs of an artefact."""
+"""Serving of models: predictions, metrics, ONNX files and verification of artefacts."""

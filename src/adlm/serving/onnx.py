@@ -1,11 +1,10 @@
 """A model as one ONNX file: scaling by the domain, public features and head together.
 
-A model of a table takes its raw columns, as `adlm.serving.onnx_table` describes, or on request the encoded
-record.
+A model of a table takes its raw columns (see `adlm.serving.onnx_table`), or on request the encoded record.
 Any other model takes `records`, (n, *shape) float32 in the units of the domain. Outputs are `probabilities`,
 (n, M), and `code`, (n,); for a record with a value that the domain refuses they are NaN and -1. A model of a
-numeric target has one output, `prediction`, (n,), within the target's bounds. The file
-carries the classes, the certificate, its signature and the table's declaration as metadata.
+numeric target has one output, `prediction`, (n,), within the target's bounds. The file carries the classes,
+the certificate, its signature and the table's declaration as metadata.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ from adlm.serving.onnx_table import (
 from adlm.serving.verification import library, sign_onnx
 
 TOLERANCE = 1e-5
-FEATURE_TOLERANCE = 1e-6  # of features in single precision: a long head turns it into more
+FEATURE_TOLERANCE = 1e-6  # of features in single precision; a head with large weights amplifies it
 
 
 class Served(nn.Module):
@@ -76,7 +75,7 @@ class Served(nn.Module):
 
 
 def _steepness(head: nn.Module) -> float:
-    """How many times TOLERANCE a rounded feature may move a probability; 1 but for a long linear head."""
+    """Bound on the change of a probability by rounded features, in TOLERANCE; 1 unless weights are large."""
     if not isinstance(head, nn.Linear):
         return 1.0
     longest = float(head.weight.detach().double().norm(dim=1).max())
@@ -86,14 +85,14 @@ def _steepness(head: nn.Module) -> float:
 def export_onnx(
     model: Model, out: Path | str, *, encoded: bool = False, key: Ed25519PrivateKey | None = None
 ) -> None:
-    """Write a model as ONNX, after checking that onnxruntime gives the same predictions, to 1e-5 or nearly.
+    """Write a model as ONNX, after checking that onnxruntime gives the same predictions, to about 1e-5.
 
     Parameters
     ----------
     model : to be served; its certificate goes into the file's metadata.
     out : the file to write; an earlier one is replaced.
     encoded : for a table, take the encoded record as `records` instead of the raw columns.
-    key : signs the file, and with it that it was made from the model's release.
+    key : signs the file and its certificate's digest.
 
     Raises
     ------
@@ -140,7 +139,7 @@ def _bounds(domain: Domain) -> tuple[Tensor, Tensor]:
 
 
 def _trial(domain: Domain) -> Tensor:
-    """A few records within the bounds, drawn without any data."""
+    """A few synthetic records within the bounds."""
     generator = torch.Generator().manual_seed(0)
     share = torch.rand(5, *domain.shape, generator=generator)
     lower = torch.tensor(np.broadcast_to(domain.lower, domain.size).copy()).reshape(domain.shape)
@@ -149,7 +148,7 @@ def _trial(domain: Domain) -> Tensor:
 
 
 def _with_encoder(model: Model, encoder: OnnxBackbone, trial: Tensor) -> bytes:
-    """Trace what comes before and after an encoder, and put its own graph between them."""
+    """Trace the parts before and after an encoder, and join them with its graph."""
     lower, span = _bounds(model.certificate.domain)
     before = BeforeEncoder(lower, span, encoder).eval()
     scaled = before(trial)
@@ -160,7 +159,7 @@ def _with_encoder(model: Model, encoder: OnnxBackbone, trial: Tensor) -> bytes:
     last = _traced(after, encoded, model, JOINTS[1], OUTPUTS)
     try:
         return joined(first, encoder.data, last, library("onnx"))
-    except Exception as error:  # graphs of anybody's making fail in as many ways
+    except Exception as error:  # arbitrary graphs fail with arbitrary errors
         raise _unable(model, str(error).strip().splitlines()[0]) from None
 
 
@@ -171,7 +170,7 @@ def _traced(served: nn.Module, trial: Tensor, model: Model, taken: str, names: S
     try:
         chatter.setLevel(logging.ERROR)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")  # tracing warns of every constant that it folds
+            warnings.simplefilter("ignore")  # tracing warns of every folded constant
             torch.onnx.export(
                 served,
                 (trial,),
@@ -182,7 +181,7 @@ def _traced(served: nn.Module, trial: Tensor, model: Model, taken: str, names: S
                 output_names=list(names),
                 dynamic_axes={name: {0: "n"} for name in (taken, *names)},
             )
-    except Exception as error:  # torch raises many kinds, all of them for an operation without a twin
+    except Exception as error:  # torch has many kinds of errors for unsupported operations
         raise _unable(model, str(error).strip().splitlines()[0]) from None
     finally:
         chatter.setLevel(level)
@@ -213,7 +212,7 @@ def _run(data: bytes, inputs: dict[str, Any], model: Model) -> Any:
     runtime = library("onnxruntime")
     try:
         quiet = runtime.SessionOptions()
-        quiet.log_severity_level = 3  # what it makes simpler is no news to whoever exports
+        quiet.log_severity_level = 3  # no messages about optimisations
         session = runtime.InferenceSession(data, quiet, providers=["CPUExecutionProvider"])
         return session.run([OUTPUTS[0] if model.target is None else PREDICTION], inputs)[0]
     except Exception as error:  # onnxruntime has no common base class for its errors

@@ -1,6 +1,6 @@
-"""A model on a public encoder as one ONNX file: scaling, the encoder's own graph, and the head.
+"""A model on a public encoder as one ONNX file: scaling, the encoder's graph, and the head.
 
-The encoder is an ONNX file already, so its graph is put between the two parts that are traced, as it is.
+The encoder is an ONNX file already, so its graph is inserted unchanged between the two traced parts.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ JOINTS = ("adlm_scaled", "adlm_encoded")
 
 
 def encoder_of(features: Features | None) -> OnnxBackbone | None:
-    """Return the encoder that a feature map is, perhaps narrowed; None for any other map."""
+    """Return the encoder of a feature map, which may be narrowed; None for any other map."""
     while isinstance(features, Narrowed):
         features = features.inner
     return features if isinstance(features, OnnxBackbone) else None
 
 
 class BeforeEncoder(nn.Module):
-    """From raw records to what the encoder takes."""
+    """From raw records to the encoder's input."""
 
     lower: Tensor
     span: Tensor
@@ -71,22 +71,22 @@ def joined(before: bytes, encoder: bytes, after: bytes, onnx: Any) -> bytes:
     Parameters
     ----------
     before, after : traced parts, of one operator set.
-    encoder : the encoder's file, brought to that operator set.
+    encoder : the encoder's file; converted to that operator set.
     onnx : the library.
     """
     first, last = (onnx.load_model_from_string(data) for data in (before, after))
-    own = onnx.load_model_from_string(encoder)
+    middle = onnx.load_model_from_string(encoder)
     version = next(entry.version for entry in first.opset_import if not entry.domain)
-    if next(entry.version for entry in own.opset_import if not entry.domain) != version:
-        own = onnx.version_converter.convert_version(own, version)
-    ir = max(first.ir_version, own.ir_version, last.ir_version)
-    first.ir_version = own.ir_version = last.ir_version = ir
-    weights = {tensor.name for tensor in own.graph.initializer}
-    source = next(entry.name for entry in own.graph.input if entry.name not in weights)
-    target = own.graph.output[0].name
-    own = onnx.compose.add_prefix(own, "encoder/")
+    if next(entry.version for entry in middle.opset_import if not entry.domain) != version:
+        middle = onnx.version_converter.convert_version(middle, version)
+    ir = max(first.ir_version, middle.ir_version, last.ir_version)
+    first.ir_version = middle.ir_version = last.ir_version = ir
+    weights = {tensor.name for tensor in middle.graph.initializer}
+    source = next(entry.name for entry in middle.graph.input if entry.name not in weights)
+    target = middle.graph.output[0].name
+    middle = onnx.compose.add_prefix(middle, "encoder/")
     with_encoder = onnx.compose.merge_models(
-        first, own, io_map=[(JOINTS[0], f"encoder/{source}")], outputs=[f"encoder/{target}"]
+        first, middle, io_map=[(JOINTS[0], f"encoder/{source}")], outputs=[f"encoder/{target}"]
     )
     last = onnx.compose.add_prefix(last, "head/", rename_inputs=False, rename_outputs=False)
     merged = onnx.compose.merge_models(with_encoder, last, io_map=[(f"encoder/{target}", JOINTS[1])])

@@ -1,4 +1,4 @@
-"""Image features in a form that ONNX can hold: the same maps, without FFTs and without loops over the batch.
+"""Image features for ONNX export: the same maps, without FFTs and without loops over the batch.
 
 A discrete Fourier transform of an image is two products with a fixed matrix; resizing and pooling are
 products with fixed matrices too. Nothing is approximated; only the order in which numbers are added changes.
@@ -28,7 +28,7 @@ Complex = tuple[Tensor, Tensor]  # real and imaginary part
 
 
 def traceable(features: Features) -> Features:
-    """Return the same map with every part replaced that a trace cannot follow."""
+    """Return the same map with every part replaced that cannot be traced."""
     copied = copy.deepcopy(features)
     _replace(copied)
     return _batched(copied) or copied
@@ -218,13 +218,13 @@ class TraceableColourScattering(nn.Module):
 
 
 class TraceablePatches(Patches):
-    """`Patches` of a whole batch, by a convolution and pooling that a trace can follow."""
+    """`Patches` of a whole batch, by a convolution and pooling that can be traced."""
 
     def __init__(self, of: Patches) -> None:
         super().__init__(of.filters, of.threshold, of.grid)
 
     def contrast(self, x: Tensor) -> Tensor:
-        """Standard deviation of each patch, plus a floor, by pooling: a trace cannot follow the windows."""
+        """Standard deviation of each patch, plus a floor, by pooling: the windows cannot be traced."""
         side = self.filters.shape[-1]
         mean = functional.avg_pool2d(x.mean(1, keepdim=True), side, 1)
         power = functional.avg_pool2d(x.square().mean(1, keepdim=True), side, 1)

@@ -1,8 +1,8 @@
 """The encoding of a table as part of an ONNX graph: raw columns in, predictions out.
 
 A numeric column is a double (NaN where missing), a date a double that counts days from 1970-01-01, any other
-column a string (empty where missing); each is (n, 1). What the domain refuses cannot be an error in a graph:
-the probabilities of such a record are NaN and its code is -1; a predicted number is NaN.
+column a string (empty where missing); each is (n, 1). A graph cannot raise an error for a value that
+the domain refuses: the record's probabilities are NaN and its code is -1; a predicted number is NaN.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from adlm.public.domain.column import Column
 from adlm.public.domain.encoding import constant, marks_of
 from adlm.public.domain.table import TableDomain
 
-OPSET = 20  # the first that can look at texts
+OPSET = 20  # the first with string operators
 OUTPUTS = ("probabilities", "code")
 PREDICTION = "prediction"  # the output of a numeric target
 EPOCH = datetime.date(1970, 1, 1).toordinal()
@@ -27,7 +27,7 @@ MISSING, UNKNOWN = -1, -2
 
 
 def input_names(table: TableDomain) -> dict[str, str]:
-    """Name the graph's input of each column: as the column, unless an output has that name."""
+    """Name of the graph's input for each column: the column's, unless an output has that name."""
     return {c.name: f"{c.name}_" if c.name in (*OUTPUTS, PREDICTION) else c.name for c in table.features}
 
 
@@ -47,7 +47,7 @@ def with_columns(raw: bytes, table: TableDomain, onnx: Any) -> bytes:
     graph.nodes.extend(served.graph.node)
     graph.constants.extend(served.graph.initializer)
     flat = graph.op("Squeeze", refused, graph.constant(np.array([1])))
-    missing, number, whole_number = (
+    missing, number, integer = (
         graph.constant(np.float32("nan")),
         onnx.TensorProto.FLOAT,
         onnx.TensorProto.INT64,
@@ -58,18 +58,18 @@ def with_columns(raw: bytes, table: TableDomain, onnx: Any) -> bytes:
     else:
         graph.op("Where", refused, missing, "served/probabilities", out=OUTPUTS[0])
         graph.op("Where", flat, graph.constant(np.int64(-1)), "served/code", out=OUTPUTS[1])
-        shapes: Any = (number, ["n", len(table.label.classes)]), (whole_number, ["n"])
+        shapes: Any = (number, ["n", len(table.label.classes)]), (integer, ["n"])
         kinds = dict(zip(OUTPUTS, shapes, strict=True))
     outputs = [onnx.helper.make_tensor_value_info(name, *kind) for name, kind in kinds.items()]
     assembled = onnx.helper.make_graph(graph.nodes, "table", inputs, outputs, graph.constants)
     opsets = [onnx.helper.make_opsetid("", OPSET), onnx.helper.make_opsetid("ai.onnx.ml", 3)]
-    made = onnx.helper.make_model(assembled, opset_imports=opsets, ir_version=served.ir_version)
-    onnx.checker.check_model(made)
-    return bytes(made.SerializeToString())
+    model = onnx.helper.make_model(assembled, opset_imports=opsets, ir_version=served.ir_version)
+    onnx.checker.check_model(model)
+    return bytes(model.SerializeToString())
 
 
 def as_inputs(table: TableDomain, frame: Any) -> dict[str, npt.NDArray[Any]]:
-    """Turn the columns of a DataFrame (texts, numbers, ISO dates) into what the graph takes, (n, 1) each."""
+    """Convert the columns of a DataFrame (texts, numbers, ISO dates) to the graph's inputs, (n, 1) each."""
     out = {}
     for column in table.features:
         values = [None if _absent(v, table) else v for v in frame[column.name]]
@@ -88,7 +88,7 @@ def _absent(value: Any, table: TableDomain) -> bool:
 
 
 def trial_columns(table: TableDomain, rows: int = 16) -> dict[str, list[Any]]:
-    """Records that use every value of every column, missing ones too, drawn without any data."""
+    """Synthetic records that use every value of every column, missing ones too."""
     generator = np.random.default_rng(0)
     out: dict[str, list[Any]] = {}
     for column in table.features:
@@ -108,7 +108,7 @@ def trial_columns(table: TableDomain, rows: int = 16) -> dict[str, list[Any]]:
 
 
 class _Graph:
-    """Nodes and constants of a graph, each under a name of its own."""
+    """Nodes and constants of a graph, each with a unique name."""
 
     def __init__(self, helper: Any, arrays: Any) -> None:
         self._helper, self._arrays = helper, arrays
@@ -133,7 +133,7 @@ class _Graph:
         return self.op("Cast", value, to=1)
 
     def with_indicator(self, column: Column, value: str, is_missing: str) -> str:
-        """Put the public constant where a position is missing, and the indicator beside it."""
+        """Replace missing positions by the public constant, and append the indicator."""
         filled = self.to_float(self.op("Where", is_missing, self.constant(constant(column)), value))
         return (
             filled if column.missing is None else self.op("Concat", filled, self.to_float(is_missing), axis=1)
@@ -190,7 +190,7 @@ def _is(graph: _Graph, code: str, value: int) -> str:
 
 
 def _in_ranges(graph: _Graph, x: str, ranges: list[tuple[float, float, int]]) -> str:
-    """The code of the first range that holds the whole part of a text that is a number."""
+    """The code of the first range that contains the floor of a text that is a number."""
     is_number = graph.op("RegexFullMatch", x, pattern=NUMBER)
     number = graph.op("Cast", graph.op("Where", is_number, x, graph.constant(np.array("0", object))), to=11)
     floor = graph.op("Floor", number)
@@ -203,12 +203,12 @@ def _in_ranges(graph: _Graph, x: str, ranges: list[tuple[float, float, int]]) ->
 
 
 def _lookup(column: Column) -> tuple[tuple[dict[str, int], list[tuple[float, float, int]]], int | None]:
-    """How a text finds its code: as when a file is read."""
+    """Codes of texts, as in the reading of files."""
     if column.kind == "categorical":
         return column.category_ranges()
     if column.kind == "ordinal":
         return ({text: code for code, text in enumerate(column.levels)}, []), None
-    known = column.truth()
+    codes = column.truth()
     if not column.values:
-        known = {form: code for text, code in known.items() for form in (text, text.upper(), text.title())}
-    return (known, []), None
+        codes = {form: code for text, code in codes.items() for form in (text, text.upper(), text.title())}
+    return (codes, []), None

@@ -1,4 +1,4 @@
-"""Predictions for a file of records, batch by batch: written as CSV, whole or not at all, or measured."""
+"""Predictions for a file of records, batch by batch: written as CSV, atomically, or measured."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from adlm.runtime.artefact import new_file
 
 
 def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
-    """Write a prediction for each record; return how many.
+    """Write a prediction for each record; return the number of records.
 
-    That is the predicted class and the probability of each class, or the predicted number. Records of images
-    are named by a first column.
+    A prediction is the class with the probability of each class, or a number. For images, the first column
+    names the record.
     """
     batches = _records(model, file)
     named = declared_of(model.certificate) is not None
@@ -63,7 +63,7 @@ def _records(model: Model, file: Path | str) -> Iterator[tuple[Any, tuple[str, .
 def declared_of(certificate: Certificate) -> InputDomain | None:
     """How files of images or vectors are read for a release's models; None for a table's.
 
-    It stands in the certificate where columns have names of their own, and else follows from the domain.
+    It is in the certificate if columns do not have the default names, and else follows from the domain.
     """
     spec = certificate.features.get("spec")
     if isinstance(spec, Mapping) and spec.get("name") in TABLES:
@@ -73,13 +73,13 @@ def declared_of(certificate: Certificate) -> InputDomain | None:
 
 
 def _spec(model: Model) -> Mapping[str, Any]:
-    """The description of the features; a model of a release record by record of images has none."""
+    """The description of the features; a model of a record release of images has none."""
     spec = model.certificate.features.get("spec")
     return spec if isinstance(spec, Mapping) else {}
 
 
 def measure_file(model: Model, file: Path | str, *, device: str = "cpu") -> Measures:
-    """Measure a model on a file of labelled records; only probabilities and labels are kept of them."""
+    """Measure a model on a file of labelled records; only probabilities and labels are kept in memory."""
     return measure(*_answers(model.probabilities, model, file, device))
 
 
@@ -94,7 +94,7 @@ def measure_values_file(model: Model, file: Path | str, *, device: str = "cpu") 
 
 
 def _answers(predict: Any, model: Model, file: Path | str, device: str) -> tuple[Any, Any]:
-    """Predictions for a file's records, and their labels or targets as they are encoded."""
+    """Predictions for a file's records, and their encoded labels or targets."""
     predicted, truth = [], []
     declared = declared_of(model.certificate)
     batches: Any = (

@@ -1,8 +1,8 @@
-"""Check a release, a model folder or an ONNX file: what can be proved of it, and what cannot.
+"""Verification of a release, a model folder or an ONNX file: what can be proved of it, and what cannot.
 
-Arithmetic and integrity are proved from the artefact alone: charges add up to the stated totals, and no byte
-differs from what the digests say. Whoever can write a file can also write its digests again, so none of that
-says where it comes from. A signature by a key that the reader trusts does.
+Arithmetic and integrity are proved from the artefact alone: charges add up to the stated totals, and all
+bytes match their digests. Anyone who can write a file can also rewrite its digests, so this does not prove
+its origin. A signature by a key that the reader trusts does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from adlm.privacy.release import Release
 from adlm.privacy.signature import Signature, Statement, require, sign
 from adlm.runtime.artefact import sha256
 
-CARRIED = ("certificate", "privacy", "stamps", "release")  # what an ONNX file says of its release
+CARRIED = ("certificate", "privacy", "stamps", "release")  # entries of an ONNX file about its release
 SIGNATURE = "adlm.signature"  # key of the last entry of a signed ONNX file
 ARITHMETIC = "proved: the stated totals are what the charges add up to"
 INTEGRITY = "proved: nothing differs from what its digests say"
@@ -37,13 +37,13 @@ HONESTY = "not proved: that noise was drawn, and that the records were what was 
 
 @dataclass(frozen=True)
 class Verified:
-    """What was found of an artefact.
+    """The result of verifying an artefact.
 
     Attributes
     ----------
     kind : `release`, `model` or `onnx`.
-    certificate : of the release that it is, or rests on.
-    stamps : warnings, the artefact's own and those of its release.
+    certificate : of the release, or of the release it was made from.
+    stamps : warnings of the artefact and of its release.
     release_signature, signature : of the release and of the artefact; the same for a release.
     trusted : whether both are by trusted keys.
     """
@@ -56,7 +56,7 @@ class Verified:
     trusted: bool = False
 
     def sentences(self) -> list[str]:
-        """Say what is proved and what is not."""
+        """Return sentences on what is proved and what is not."""
         integrity = INTEGRITY if self.kind != "onnx" or self.signature else NO_DIGEST
         if not self.trusted:
             return [ARITHMETIC, integrity, *map(self._summary, self._signatures()), UNSIGNED, HONESTY]
@@ -75,8 +75,8 @@ class Verified:
         return f"{what} is signed by {signature.signer}, a key that was not given as trusted (--trust)"
 
     def _signatures(self) -> list[tuple[str, Signature | None]]:
-        found: list[tuple[str, Signature | None]] = [("the release", self.release_signature)]
-        return found if self.kind == "release" else [*found, (f"the {self.kind}", self.signature)]
+        signatures: list[tuple[str, Signature | None]] = [("the release", self.release_signature)]
+        return signatures if self.kind == "release" else [*signatures, (f"the {self.kind}", self.signature)]
 
 
 def verify(path: Path | str, trusted: Sequence[Ed25519PublicKey] = ()) -> Verified:
@@ -86,12 +86,11 @@ def verify(path: Path | str, trusted: Sequence[Ed25519PublicKey] = ()) -> Verifi
     ----------
     path : a release folder, a model folder or an ONNX file.
     trusted : public keys. A release must be signed by one of them. A model and an ONNX file must be signed
-        too: a certificate beside a model says nothing of the model until somebody who is trusted says that
-        they belong together.
+        too: only a trusted signature proves that a model and its certificate belong together.
 
     Returns
     -------
-    What was checked; `sentences()` says what is proved by it and what is not.
+    The result; its `sentences()` state what is proved and what is not.
 
     Raises
     ------
@@ -128,7 +127,7 @@ def verify(path: Path | str, trusted: Sequence[Ed25519PublicKey] = ()) -> Verifi
 
 
 def _model(folder: Path) -> Verified:
-    """Check a model folder; its network is not built, so that a head of anybody's own can be checked too."""
+    """Check a model folder. Its network is not built, so that user-supplied heads can be checked too."""
     read = read_folder(folder)
     return Verified("model", read.certificate, read.stamps, read.release_signature, read.signature)
 
@@ -139,15 +138,15 @@ def _onnx(path: Path) -> Verified:
     data = path.read_bytes()
     try:
         summary = {entry.key: entry.value for entry in onnx.load_model_from_string(data).metadata_props}
-        known = {key: json.loads(summary[f"adlm.{key}"]) for key in CARRIED}
-    except Exception:  # protobuf has errors of its own, and anything may be in a file
+        entries = {key: json.loads(summary[f"adlm.{key}"]) for key in CARRIED}
+    except Exception:  # protobuf has its own errors, and a file may hold anything
         raise UserError(f"{path} is not an ONNX file that adlm export wrote, or was altered") from None
-    certificate = Certificate.from_dict(known["release"])
-    if known["certificate"] != certificate.digest or known["privacy"] != certificate.totals.to_dict():
+    certificate = Certificate.from_dict(entries["release"])
+    if entries["certificate"] != certificate.digest or entries["privacy"] != certificate.totals.to_dict():
         raise UserError(f"{path} states other totals than its certificate: it was altered")
-    if not set(certificate.stamps) <= set(known["stamps"]):
+    if not set(certificate.stamps) <= set(entries["stamps"]):
         raise UserError(f"{path} leaves out stamps of its certificate: it was altered")
-    stated = privacy_header(certificate, known["stamps"])
+    stated = privacy_header(certificate, entries["stamps"])
     for key, value in stated.items():
         if f"adlm.{key}" in summary and summary[f"adlm.{key}"] != json.dumps(value):
             raise UserError(f"{path} states another {key} than its certificate: it was altered")
@@ -155,24 +154,24 @@ def _onnx(path: Path) -> Verified:
     released = None
     if of_release is not None:
         released = _parsed(of_release, what).check(certificate.statement(), f"the release of {path}")
-    own = None
+    signature = None
     if SIGNATURE in summary:
         tail = _tail(onnx, summary[SIGNATURE])
         statement = Statement("onnx", sha256(data.removesuffix(tail)), certificate.digest)
         if not data.endswith(tail):
             raise UserError(f"{path} was altered after it was signed")
-        own = _parsed(summary[SIGNATURE], what).check(statement, what)
-    return Verified("onnx", certificate, tuple(known["stamps"]), released, own)
+        signature = _parsed(summary[SIGNATURE], what).check(statement, what)
+    return Verified("onnx", certificate, tuple(entries["stamps"]), released, signature)
 
 
 def sign_onnx(data: bytes, certificate: Certificate, key: Ed25519PrivateKey) -> bytes:
-    """Sign an ONNX file that is complete but for this: the signature is one more entry at its end."""
+    """Sign a complete ONNX file: the signature is appended as a last entry."""
     signed = sign(Statement("onnx", sha256(data), certificate.digest), key)
     return data + _tail(library("onnx"), json.dumps(signed.to_dict(), sort_keys=True))
 
 
 def _tail(onnx: Any, value: str) -> bytes:
-    """Return a metadata entry as it stands at the end of a file: appending joins messages of protobuf."""
+    """Return a metadata entry for the end of a file: appended protobuf messages are merged."""
     part = onnx.ModelProto()
     part.metadata_props.add(key=SIGNATURE, value=value)
     return bytes(part.SerializeToString())
@@ -186,7 +185,7 @@ def _parsed(text: str, what: str) -> Signature:
 
 
 def library(name: str) -> Any:
-    """Import what only exporting needs."""
+    """Import a library that only export needs."""
     try:
         return importlib.import_module(name)
     except ImportError:

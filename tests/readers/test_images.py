@@ -126,7 +126,7 @@ def test_arrays_come_with_channels_first_or_last() -> None:
     first = pixels_of_array(colour.transpose(2, 0, 1), (3, 16, 16), None)
     assert (first == pixels_of_array(colour, (3, 16, 16), None)).all()
     assert (first == pixels_of(saved(Image.fromarray(colour)), (3, 16, 16))).all()
-    for wrong, words in ((noise(4, 5, 6, 3), "shape"), (np.zeros((9, 9)), "whole numbers")):
+    for wrong, words in ((noise(4, 5, 6, 3), "shape"), (np.zeros((9, 9)), "integers")):
         with pytest.raises(UserError, match=words):
             pixels_of_array(wrong, (3, 16, 16), None)
 

@@ -1,1 +1,1 @@
-"""Private files, read row by row: CSV, Parquet, and who contributed which record."""
+"""Readers of private files: CSV, Parquet, images, vectors, and bounded contributions of persons."""

@@ -1,9 +1,9 @@
-"""At most a few records of each person, by a rule that looks at that person's records alone.
+"""Bounded contributions: at most a few records of each person, chosen by that person's records alone.
 
 The rule: of a person's records, those with the smallest digests are kept, as many as the domain declares. A
-digest is the BLAKE2b hash of the person's name and of the record as it is encoded. So which records are kept
-depends neither on other persons, nor on the files that the records lie in, nor on the order in which they
-are read; records with the same digest are encoded alike, and it does not matter which of them is kept.
+digest is the BLAKE2b hash of the person's name and of the encoded record. So the choice depends neither on
+other persons, nor on the files, nor on the order of reading. Records with the same digest are encoded alike,
+so it does not matter which of them is kept.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ AT_ONCE = 1 << 22  # records whose digests are sorted at once; about 100 MB
 
 
 def person_digests(column: Column, names: Any, missing: tuple[str, ...] = ()) -> Digests:
-    """Return (n, 2) whole numbers, a 128-bit digest of the person of each record."""
+    """Return (n, 2) integers: a 128-bit digest of the person of each record."""
     texts = person_texts(column, names, missing)
     if "" in texts:
         raise CellError(column.name, texts.index(""), "the person is not named; every record needs one")
-    whole = b"".join(hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts)
-    return np.frombuffer(whole, dtype="<u8").astype(np.uint64).reshape(-1, 2)
+    digests = b"".join(hashlib.blake2b(text.encode(), digest_size=16).digest() for text in texts)
+    return np.frombuffer(digests, dtype="<u8").astype(np.uint64).reshape(-1, 2)
 
 
 def record_digests(persons: Digests, columns: Sequence[NDArray[Any]]) -> Digests:
-    """Return (n,) digests of records, given as (n,) or (n, m) arrays of what each column holds."""
+    """Return (n,) digests of records, from the (n,) or (n, m) array of each column."""
     parts = [persons, *columns]
     flat = [np.ascontiguousarray(part.reshape(len(part), -1)).view(np.uint8) for part in parts]
     rows = np.hstack([part.reshape(len(persons), -1) for part in flat])
     width = rows.shape[1]
     data = rows.tobytes()
-    whole = b"".join(
+    digests = b"".join(
         hashlib.blake2b(data[at : at + width], digest_size=8).digest() for at in range(0, len(data), width)
     )
-    return np.frombuffer(whole, dtype="<u8").astype(np.uint64)
+    return np.frombuffer(digests, dtype="<u8").astype(np.uint64)
 
 
 def chosen(persons: Digests, records: Digests, most: int) -> NDArray[np.bool_]:
-    """Say which records to keep, (n,): of each person the `most` with the smallest digests."""
+    """Mask of the records to keep, (n,): of each person the `most` with the smallest digests."""
     order = np.lexsort((records, persons[:, 1], persons[:, 0]))
     sorted_persons = persons[order]
     new = np.ones(len(order), dtype=np.bool_)
@@ -60,11 +60,11 @@ def chosen(persons: Digests, records: Digests, most: int) -> NDArray[np.bool_]:
 def chosen_in_parts(
     parts: Sequence[tuple[Digests, Digests]] | Any, total: int, most: int, at_once: int = AT_ONCE
 ) -> NDArray[np.bool_]:
-    """Do the same for parts of a large data set, a share of the persons at a time.
+    """The same for parts of a large data set, a share of the persons at a time.
 
     Parameters
     ----------
-    parts : gives the digests of persons and of records, part by part, each time it is gone through.
+    parts : digests of persons and of records, part by part; iterated several times.
     total : number of records.
     most : records of a person to keep.
     at_once : about how many records are sorted at a time; the result does not depend on it.
@@ -81,11 +81,11 @@ def chosen_in_parts(
             records.append(digests[of_share])
             first += len(some)
         if rows:
-            mine = np.concatenate(rows)
-            keep[mine[chosen(np.concatenate(persons), np.concatenate(records), most)]] = True
+            indices = np.concatenate(rows)
+            keep[indices[chosen(np.concatenate(persons), np.concatenate(records), most)]] = True
     return keep
 
 
 def _pairs(parts: Any) -> Iterable[tuple[Digests, Digests]]:
-    found: Iterable[tuple[Digests, Digests]] = parts() if callable(parts) else parts
-    return found
+    pairs: Iterable[tuple[Digests, Digests]] = parts() if callable(parts) else parts
+    return pairs

@@ -1,7 +1,7 @@
-"""Rows of a CSV file: where each one ends, and whether it is whole, without a guess from any record.
+"""Rows of a CSV file: where each one ends, and whether it is valid, without inference from records.
 
-A row is a line, whatever its cells hold: a quote that is left open ends with its line and cannot take in the
-rows after it. Only a file that is declared to have `newlines_in_values` has rows of several lines. A row must
+A row is a line, whatever its cells hold: an unclosed quote ends with its line and cannot swallow the rows
+after it. Only a file that is declared to have `newlines_in_values` has rows of several lines. A row must
 have as many cells as the header (or the domain) has columns, and quotes only around whole cells, doubled
 inside them; any other row is bad. No bad row is ever dropped: it is an error, or a record of missing values.
 """
@@ -27,7 +27,7 @@ _BOM = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written; `header` has the names as they stand in its header row, if it has one."""
+    """The dialect of a CSV file; `header` has the names of its header row, if it has one."""
 
     delimiter: str
     quote: str
@@ -42,8 +42,8 @@ class Rows:
 
     Attributes
     ----------
-    data : the bytes of the rows that are whole, each with its line end.
-    whole : (n,) which rows are.
+    data : the bytes of the valid rows, each with its line end.
+    whole : (n,) whether each row is valid.
     cells : (n,) how many cells each row has; -1 where a quote is out of place.
     blank : (n,) which rows are lines without any character.
     """
@@ -54,12 +54,12 @@ class Rows:
     blank: NDArray[np.bool_]
 
     def upto(self, n: int) -> Rows:
-        """The first n rows, if all that are whole are among them."""
+        """The first n rows, if they include all valid ones."""
         return Rows(self.data, self.whole[:n], self.cells[:n], self.blank[:n])
 
 
 class Lines:
-    """A stream of bytes, read in blocks of rows; its first lines can be taken one by one."""
+    """A stream of bytes, read in blocks of rows; its first lines can be read one by one."""
 
     def __init__(self, path: object, stream: Any, block: int) -> None:
         self.path, self._stream, self._block = path, stream, block
@@ -74,7 +74,7 @@ class Lines:
         return bytes(self._stream.read(self._block))
 
     def header(self, comment: str | None) -> str:
-        """Take the first line that is neither empty nor a comment."""
+        """Read the first line that is neither empty nor a comment."""
         while True:
             line = self._line()
             if not line:
@@ -89,19 +89,19 @@ class Lines:
                 return text
 
     def skip_comments(self, comment: str) -> None:
-        """Pass over the lines at the top that start with a mark. A record could look like one."""
+        """Skip the lines at the top that start with a mark. A record could start with it too."""
         while (line := self._line()) and line.startswith(comment.encode()):
             pass
         self._rest = line + self._rest
 
     def _line(self) -> bytes:
-        """Take one line with its end; nothing at the end of the file."""
+        """Read one line with its end; empty at the end of the file."""
         while True:
             found = [at for at in (self._rest.find(b"\n"), self._rest.find(b"\r")) if at >= 0]
             end = min(found, default=-1)
             if 0 <= end < len(self._rest) - 1 or len(self._rest) > LONGEST:
                 break
-            more = self._read()  # what follows a carriage return must be seen
+            more = self._read()  # a line feed may follow a carriage return
             if not more:
                 end = end if end >= 0 else len(self._rest) - 1
                 break
@@ -111,7 +111,7 @@ class Lines:
         return line
 
     def rows(self, dialect: Dialect) -> Iterator[Rows]:
-        """Give all rows that are left, block by block."""
+        """Yield the remaining rows, block by block."""
         more = True
         while more:
             new = self._read()
@@ -150,7 +150,7 @@ def _row_ends(data: NDArray[np.uint8], dialect: Dialect, *, last: bool) -> NDArr
 
 
 def _checked(raw: bytes, ends: NDArray[np.intp], dialect: Dialect) -> Rows:
-    """Count the cells of rows that end at the given bytes, and keep those that are whole."""
+    """Count the cells of rows that end at the given bytes, and keep the valid ones."""
     data = np.frombuffer(raw, np.uint8)
     starts = np.concatenate([np.zeros(1, np.intp), ends[:-1] + 1])
     stops = ends - ((data[ends] == _LF) & (ends > starts) & (data[ends - 1] == _CR))
@@ -161,15 +161,15 @@ def _checked(raw: bytes, ends: NDArray[np.intp], dialect: Dialect) -> Rows:
         each = np.diff(np.searchsorted(quotes, ends), prepend=0)  # quotes of each row
         row = np.repeat(np.arange(len(ends)), each)
         opens = (np.arange(len(quotes)) - np.repeat(np.cumsum(each) - each, each)) % 2 == 0
-        # delimiters between a quote that opens and the one that closes are text
+        # delimiters between an opening and a closing quote are text
         before = np.searchsorted(between, quotes)
         inside = np.bincount(row, np.where(opens, -before, before), minlength=len(ends))
         placed = _placed(data, quotes, opens, starts[row], stops[row], dialect)
         cells = np.where(each % 2 == 1, -1, cells - inside.astype(np.int64))
         cells[row[~placed]] = -1
-    whole = cells == dialect.columns
-    good = raw if whole.all() else data[np.repeat(whole, ends - starts + 1)].tobytes()
-    return Rows(good, whole, cells, stops == starts)
+    valid = cells == dialect.columns
+    good = raw if valid.all() else data[np.repeat(valid, ends - starts + 1)].tobytes()
+    return Rows(good, valid, cells, stops == starts)
 
 
 def _placed(
@@ -185,7 +185,7 @@ def _placed(
     Parameters
     ----------
     data : bytes of the rows.
-    quotes, opens : where quotes stand, and whether each of them opens.
+    quotes, opens : positions of quotes, and whether each of them opens.
     starts, stops : of each quote's row: its first byte, and where its line end begins.
     dialect : how the file is written.
     """
@@ -197,9 +197,9 @@ def _placed(
 
 
 def dialect_of(lines: Lines, table: TableDomain) -> Dialect:
-    """Say how a file is written: as declared, or as its header row shows, or the default.
+    """Return the dialect of a file: as declared, or inferred from its header row, or the default.
 
-    Without a header row nothing is found out from the file, because its first line is somebody's record.
+    Without a header row nothing is inferred from the file, because its first line is a private record.
     """
     if not table.header:
         return Dialect(

@@ -1,4 +1,4 @@
-"""Where private files lie: one file, a folder, a glob, on this machine or on another file system."""
+"""Location of private files: one file, a folder or a glob, on this machine or another file system."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class DataFile:
 
     Attributes
     ----------
-    name : how the file is called in messages.
-    path : its path on its own file system.
+    name : for messages.
+    path : on its file system.
     size : bytes.
     system : the file system; None is this machine's.
     """
@@ -47,7 +47,7 @@ class DataFile:
 
     @property
     def is_parquet(self) -> bool:
-        """Whether its name says that it is Parquet."""
+        """Whether its suffix is that of Parquet."""
         return self.suffix in PARQUET
 
     def open(self) -> Any:
@@ -56,7 +56,7 @@ class DataFile:
 
 
 def data_file(source: DataFile | Path | str) -> DataFile:
-    """Return the one file that is meant."""
+    """Return the file of a path."""
     if isinstance(source, DataFile):
         return source
     if "://" in str(source):
@@ -75,30 +75,30 @@ def only(files: tuple[DataFile, ...], source: object) -> DataFile:
 
 
 def find_files(source: Path | str) -> tuple[DataFile, ...]:
-    """Return the files that a path, a folder, a glob or an address (s3://, gs://, file://) means, by name.
+    """Return the files of a path, a folder, a glob or an address (s3://, gs://, file://), sorted by name.
 
-    A folder means the CSV and Parquet files in it and below it; names that start with a point or an
-    underscore are passed over, as in other tools.
+    Of a folder, the CSV and Parquet files at any depth; names that start with a point or an underscore are
+    skipped, as in other tools.
     """
     text = str(source)
     try:
         system, path = _place(text) if "://" in text else (None, text)
-        found = _found(system or fs.LocalFileSystem(), path)
+        infos = _listed(system or fs.LocalFileSystem(), path)
     except (pa.ArrowException, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UserError(f"{text} cannot be listed ({reason})") from None
-    if not found:
+    if not infos:
         raise UserError(f"there is no file {text}; {NONE}")
     prefix = text[: text.index("://") + 3] if system is not None else ""
     files = [
         DataFile(f"{prefix}{info.path}" if prefix else info.path, info.path, info.size or 0, system)
-        for info in found
+        for info in infos
     ]
     return tuple(sorted(files, key=lambda file: file.path))
 
 
 def _place(address: str) -> tuple[Any, str]:
-    """Return the file system of an address, and the path on it; a glob is no part of an address."""
+    """Return the file system of an address, and the path on it, without a glob."""
     match = _GLOB.search(address, address.index("://") + 3)
     if match is None:
         system, path = fs.FileSystem.from_uri(address)
@@ -108,7 +108,7 @@ def _place(address: str) -> tuple[Any, str]:
     return system, f"{path}/{rest}{address[match.start() :]}"
 
 
-def _found(system: Any, path: str) -> list[Any]:
+def _listed(system: Any, path: str) -> list[Any]:
     info = system.get_file_info(path)
     if info.type == fs.FileType.File:
         return [info]

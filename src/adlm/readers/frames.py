@@ -1,4 +1,4 @@
-"""Data frames with private records: encoded by what is declared of them."""
+"""Data frames with private records, encoded by their declared domain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Encoded = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]
 def kept_records(
     table: TableDomain, frame: Any, codes: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.bool_]:
-    """Say which records to keep: a few of each person, as declared; all without a person.
+    """Mask of the records to keep: a few of each person, as declared; all without a person column.
 
     The rule is that of files (`contributions`); `codes` are the (n,) classes of the records.
     """
@@ -36,7 +36,7 @@ def kept_records(
 
 
 def frame_reader(frame: Any, labels: Any, table: TableDomain) -> Callable[[], Iterable[Encoded]]:
-    """Encode a frame's records; its own label column serves where no labels are given.
+    """Encode a frame's records; labels default to its label column.
 
     Formal guarantees
     -----------------

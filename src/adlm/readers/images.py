@@ -1,17 +1,17 @@
-"""One image file to one record: decoded, stood up, and brought to the declared size and colour.
+"""One image file to one record: decoded, rotated, and resized to the declared size and colour.
 
 The transform is a function of the file's bytes and of the declaration alone, step by step:
 
 1. The file is decoded as JPEG, PNG, WebP, TIFF or BMP; of several frames, the first. Colour profiles are not
    applied.
 2. EXIF rotation is applied.
-3. 16-bit values are cut to their high byte. Transparent pixels are laid on white. Colour is turned into grey
+3. 16-bit values are cut to their high byte. Transparent pixels are blended with white. Colour becomes grey
    by the luma of ITU-R 601-2 (L = 0.299 R + 0.587 G + 0.114 B), grey into colour by repeating it.
 4. An image of another size is resized with an antialiased filter (Pillow's Lanczos, whose support grows with
    the reduction). `crop`: so that it covers the size, of which the centre is kept; `pad`: so that it fits
    into the size, centred on black; `stretch`: each side by itself.
 
-An 8-bit image that has the declared size and colour already comes out as it was, bit for bit.
+An 8-bit image of the declared size and colour is unchanged, bit for bit.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from adlm.errors import UserError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp")
 FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP")
-LEAST_SIDE = 2  # pixels: less is no picture
+LEAST_SIDE = 2  # pixels
 MOST_PIXELS = 1 << 27
 _DEEP = ("I;16", "I;16L", "I;16B", "I;16N")
-_UNDECLARED = ("I", "F")  # 32-bit whole numbers and floats: nothing says how bright they can be
+_UNDECLARED = ("I", "F")  # 32-bit integers and floats: their range is unknown
 
 
 class ImageError(UserError):
-    """A file that cannot be made a record; the sentence does not yet say which."""
+    """An unreadable image; the caller adds the file's name to the sentence."""
 
 
 def pixels_of(data: bytes | Path, shape: tuple[int, ...], fit: str | None = None) -> NDArray[np.uint8]:
-    """Return the record that an image file is: `shape` bytes.
+    """Return the record of an image file: `shape` bytes.
 
     Parameters
     ----------
-    data : the bytes of an image file, or where they are.
+    data : the bytes of an image file, or its path.
     shape : (H, W) for grey, (1, H, W) for grey, (3, H, W) for colour.
     fit : `crop` (or None), `pad` or `stretch`.
 
@@ -66,21 +66,21 @@ def pixels_of(data: bytes | Path, shape: tuple[int, ...], fit: str | None = None
         raise ImageError("it is no image of a known format (JPEG, PNG, WebP, TIFF, BMP)") from None
     except FileNotFoundError:
         raise ImageError("there is no such file") from None
-    except Exception as error:  # a broken file is told by any of half a dozen kinds of error
+    except Exception as error:  # Pillow has many kinds of errors for broken files
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ImageError(f"the image is broken ({reason[:100]})") from None
     return _as_array(image, shape, fit)
 
 
 def pixels_of_array(array: NDArray[Any], shape: tuple[int, ...], fit: str | None) -> NDArray[np.uint8]:
-    """Return the record that one image of an array is: (H, W), channels first or channels last.
+    """Return the record of one image of an array: (H, W), channels first or channels last.
 
-    Whole numbers of 8 or 16 bits are images; others are refused, as nothing says how bright they can be.
+    Unsigned 8-bit or 16-bit integers are images; other types are refused, as their range is unknown.
     """
     if array.dtype == np.uint16:
         array = (array >> 8).astype(np.uint8)
     if array.dtype != np.uint8:
-        raise ImageError(f"an image holds 8-bit or 16-bit whole numbers without a sign (got {array.dtype})")
+        raise ImageError(f"an image holds unsigned 8-bit or 16-bit integers (got {array.dtype})")
     if array.shape == shape:
         return np.ascontiguousarray(array)
     if array.ndim == 3 and array.shape[2] not in (1, 3, 4) and array.shape[0] in (1, 3, 4):
@@ -112,7 +112,7 @@ def _in_colour(image: Image.Image, colour: bool, kind: str | None = None) -> Ima
     """An 8-bit image, grey or red, green and blue."""
     if image.mode in _DEEP:
         image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
-    elif image.mode == "I" and kind == "PNG":  # how older libraries keep 16 bits of grey
+    elif image.mode == "I" and kind == "PNG":  # 16-bit grey in older versions of Pillow
         image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
     elif image.mode in _UNDECLARED:
         raise ImageError(
@@ -127,7 +127,7 @@ def _in_colour(image: Image.Image, colour: bool, kind: str | None = None) -> Ima
 
 
 def _fitted(image: Image.Image, size: tuple[int, int], fit: str) -> Image.Image:
-    """Bring an image to (width, height)."""
+    """Resize an image to (width, height)."""
     if image.size == size:
         return image
     if fit == "stretch":

@@ -1,6 +1,6 @@
-"""A first domain file for images or vectors, from names alone, and how files fit one.
+"""Drafts of a domain file for images or vectors, and checks of files against one.
 
-A draft reads names of subfolders, of columns and of a schema. What looks at records here is not private.
+A draft reads names of subfolders, of columns and of a schema. Checks read records and are not private.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 
 @dataclass(frozen=True)
 class Choices:
-    """What a person says of the images when a draft is made; what is not said is left to fill in."""
+    """The user's options for a draft; unset ones are left to fill in."""
 
     label: str | None = None
     person: str | None = None
@@ -40,7 +40,7 @@ class Choices:
 
     @property
     def of_images(self) -> bool:
-        """Whether anything was said that only images have."""
+        """Whether an option was set that only images have."""
         return (self.family, self.size, self.colour) != (None, None, None)
 
 
@@ -50,7 +50,7 @@ def draft_inputs(path: Path, choices: Choices) -> str | None:
     Parameters
     ----------
     path : a folder, or a file of any form that holds images or vectors.
-    choices : what is said already.
+    choices : the user's options.
     """
     if path.is_dir():
         return _of_folder(path, choices)
@@ -150,7 +150,7 @@ def _image_lines(choices: Choices) -> list[str]:
     colour = choices.colour or ("grey" if choices.family in ("drawn", "garments") else "rgb")
     return [
         'kind = "image"',
-        "# Every image is brought to this many pixels a side, or to [height, width]; features are made for",
+        "# Every image is resized to this many pixels a side, or to [height, width]; features are made for",
         "# 28, 32, 64 and 96.",
         f"size = {choices.size or 32}",
         f'colour = "{colour}"',
@@ -192,14 +192,14 @@ def _quoted(text: str) -> str:
 
 @dataclass
 class InputCheck:
-    """How files fit a domain: for the data owner's eyes alone.
+    """Result of checking files against a domain. Not private: for the data owner only.
 
     Attributes
     ----------
-    records : how many there are.
+    records : number of records.
     classes : records of each class.
-    refused : what is wrong with records that cannot be read, the first few.
-    broken : how many cannot be read.
+    refused : the first few errors.
+    broken : number of records that cannot be read.
     persons, most_records, dropped : of persons, where they are declared.
     """
 
@@ -218,21 +218,21 @@ class InputCheck:
 
 
 def check_inputs(path: Path, declared: InputDomain) -> InputCheck:
-    """Read every record, and say what is wrong with those that cannot be read."""
-    found, seen = InputCheck(), Counter[str]()
+    """Read every record, and collect the errors of those that cannot be read."""
+    result, per_person = InputCheck(), Counter[str]()
     person: Column | None = declared.person
     for item in items_of(path, declared, labels=True, persons=person is not None):
-        found.records += 1
+        result.records += 1
         assert item.label is not None
-        found.classes[declared.label.classes[item.label]] += 1
+        result.classes[declared.label.classes[item.label]] += 1
         if person is not None:
-            seen[person_texts(person, [item.person])[0]] += 1
+            per_person[person_texts(person, [item.person])[0]] += 1
         try:
             decoded(item, declared)
         except UserError as error:
-            found.broken += 1
-            found.refused += [str(error)] if len(found.refused) < 5 else []
+            result.broken += 1
+            result.refused += [str(error)] if len(result.refused) < 5 else []
     if person is not None:
-        found.persons, found.most_records = len(seen), max(seen.values(), default=0)
-        found.dropped = sum(max(0, count - person.records) for count in seen.values())
-    return found
+        result.persons, result.most_records = len(per_person), max(per_person.values(), default=0)
+        result.dropped = sum(max(0, count - person.records) for count in per_person.values())
+    return result

@@ -1,14 +1,14 @@
-"""Files of images and of vectors, as records with a label and perhaps a person, in a public order.
+"""Files of images and of vectors, as records with a label and an optional person, in a public order.
 
 | what is given | what a record is |
 | --- | --- |
 | a folder with a subfolder for each class | an image file; order of the file names, whatever the class |
-| a folder with one CSV file, or that file | a row: a file name, a label, perhaps a person |
+| a folder with one CSV file, or that file | a row: a file name, a label, an optional person |
 | Parquet or Arrow files, a folder that `datasets` saved | a row: image bytes or numbers, a label, a person |
-| .npz, or a folder of .npy files | an entry of the arrays, which are named as the columns |
+| .npz, or a folder of .npy files | an entry of the arrays, which have the columns' names |
 | a single image, a folder of images | an image without a label, for predictions |
 
-Every row and every image file is one record or an error; hidden files are passed over.
+Every row and every image file is one record or an error; hidden files are skipped.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _LITTER = ("thumbs.db", "desktop.ini")
 
 
 def items_of(path: Path, declared: InputDomain, *, labels: bool, persons: bool) -> Iterator[Item]:
-    """Give the records of a file or a folder, in their public order.
+    """Yield the records of a file or a folder, in their public order.
 
     Parameters
     ----------
-    path : a file or a folder, as the table above has them.
+    path : a file or a folder, see the table above.
     declared : the input's column, the label and the person.
     labels, persons : whether to read labels and persons, which then every record must have.
     """
@@ -98,7 +98,7 @@ def _of_folder(folder: Path, declared: InputDomain, columns: Columns) -> Iterato
 
 
 def _litter(name: str) -> bool:
-    """Whether a name is that of a file that a desktop leaves behind, or of a hidden one."""
+    """Whether a name is that of a hidden file or of desktop metadata."""
     return name.startswith(".") or name.casefold() in _LITTER
 
 
@@ -113,7 +113,7 @@ def _class_folders(
         )
     lost = next((entry for entry in inside if not entry.exists()), None)
     if lost is not None:
-        raise UserError(f"{lost} is a link that leads nowhere; mend it, or take it away")
+        raise UserError(f"{lost} is a broken link; repair or remove it")
     subfolders = [entry for entry in inside if entry.is_dir()]
     folded: dict[str, str] = {}
     for entry in subfolders:
@@ -126,16 +126,16 @@ def _class_folders(
     loose = next((entry for entry in inside if entry.suffix.lower() in SUFFIXES), None)
     if loose is not None:
         raise UserError(
-            f"{folder}: the image {loose.name} lies beside the subfolders; put it into that of its class"
+            f"{folder}: the image {loose.name} is not in a subfolder; move it to that of its class"
         )
-    found: list[tuple[str, str, Path, int]] = []
+    images: list[tuple[str, str, Path, int]] = []
     for entry in subfolders:
         code = class_code(entry.name, label, f"{folder}: the subfolder {entry.name!r}")
-        found += [(file.name, str(file.relative_to(folder)), file, code) for file in _images_in(entry)]
-    if not found:
+        images += [(file.name, str(file.relative_to(folder)), file, code) for file in _images_in(entry)]
+    if not images:
         raise UserError(f"{folder} holds no images; put them into one subfolder for each class")
-    # By name before class: where a record stands then says nothing of its class.
-    return (Item(str(file), file, code) for _, _, file, code in sorted(found, key=lambda one: one[:2]))
+    # Sorted by name, not by class, so that the position does not reveal the class.
+    return (Item(str(file), file, code) for _, _, file, code in sorted(images, key=lambda one: one[:2]))
 
 
 def _images_in(folder: Path) -> Iterator[Path]:
@@ -151,7 +151,7 @@ def _images_in(folder: Path) -> Iterator[Path]:
             continue
         if file.suffix.lower() not in SUFFIXES:
             raise UserError(
-                f"{file} is not an image by its name ({', '.join(SUFFIXES)}); convert it, or take it away"
+                f"{file} is not an image by its name ({', '.join(SUFFIXES)}); convert or remove it"
             )
         yield file
 

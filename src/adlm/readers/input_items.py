@@ -1,4 +1,4 @@
-"""One image or vector as it lies in a file: its value, its class and its person."""
+"""One raw image or vector of a file: its value, its class and its person."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from adlm.public.domain.labels import encode_labels
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One record as it lies in a file.
+    """One raw record of a file.
 
     Attributes
     ----------
-    name : what to call it in a message.
-    value : where an image is, its bytes, or an array.
-    label : class code, or None where labels were not asked for.
-    person : who it belongs to, where persons are declared and asked for.
+    name : for messages.
+    value : path of an image, its bytes, or an array.
+    label : class code, or None if labels were not requested.
+    person : its owner, if persons are declared and requested.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that are wanted of a file."""
+    """The requested columns of a file."""
 
     input: str
     label: Column | None
@@ -40,7 +40,7 @@ class Columns:
 
     @classmethod
     def of(cls, declared: InputDomain, *, labels: bool, persons: bool) -> Columns:
-        """Take the input's column, and those of the label and the person if they are asked for."""
+        """Take the input's column, and those of the label and the person if requested."""
         person = declared.person if persons else None
         return cls(declared.input.name, declared.label if labels else None, person)
 
@@ -53,13 +53,13 @@ class Columns:
 def item_at(
     where: str, value: Any, columns: Columns, cells: dict[str, list[Any]], at: int, names: Any = None
 ) -> Item:
-    """Put a record together from the cells of its row.
+    """Assemble a record from the cells of its row.
 
     Parameters
     ----------
     where : file and row, for messages.
     value : the image or the vector.
-    columns : what is wanted of the file.
+    columns : the requested columns.
     cells, at : values of the other columns, by name, and the row's place in them.
     names : classes that the file itself names, in the order of its numbers.
     """
@@ -70,11 +70,11 @@ def item_at(
 
 
 def class_code(value: Any, label: Column, where: str, names: Sequence[str] | None = None) -> int:
-    """Code of a label: a class, an alias, or a whole number, which `names` or the classes' order explain.
+    """Code of a label: a class, an alias, or an integer that indexes `names` or the classes.
 
     Parameters
     ----------
-    value : what stands in the file.
+    value : the cell.
     label : the declared label.
     where : file and row, for the sentence.
     names : classes that the file itself names, in the order of its numbers.

@@ -1,9 +1,9 @@
 """Files of images or vectors in pieces, each for one worker to read and decode.
 
-Image files are named by the driver, which reads none of them; of Parquet files it reads the number of rows.
-Where persons are declared, the driver reads all: which records are kept of a person is decided by digests of
-decoded records. A piece is read in its file's order, and every record of it is
-a function of that record and of the declaration, so that it does not matter who reads which piece.
+The driver lists image files without reading them; of Parquet files it reads the number of rows. Where persons
+are declared, the driver reads all, because the choice of a person's records needs digests of decoded ones.
+A piece is read in its file's order, and each record depends on itself and on the declaration alone, so it
+does not matter which worker reads which piece.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class InputPiece:
     Attributes
     ----------
     items : image files, unless the piece is of a Parquet file.
-    path, groups, first : that file, its row groups, and how many rows stand before them.
+    path, groups, first : that file, its row groups, and the number of rows before them.
     rows : number of records.
     """
 
@@ -51,7 +51,7 @@ class InputPiece:
 
 @dataclass(frozen=True, eq=False)
 class InputPieces:
-    """All records of a file or a folder, none of them read."""
+    """All records of a file or a folder, unread."""
 
     pieces: tuple[InputPiece, ...]
     declared: InputDomain
@@ -61,21 +61,21 @@ class InputPieces:
 
 
 def input_pieces(path: Path | str, declared: InputDomain) -> InputPieces | None:
-    """Cut image files or Parquet files into pieces; None for arrays, Arrow files and records of persons."""
+    """Split image files or Parquet files into pieces; None for arrays, Arrow files and records of persons."""
     place = Path(path)
     if declared.person is not None:
         return None
     files = _parquet_files(place)
     if files:
-        found = list(_row_groups(files, Columns.of(declared, labels=True, persons=False)))
+        listed = list(_row_groups(files, Columns.of(declared, labels=True, persons=False)))
     elif declared.is_image and _names_images(place):
-        found = list(_cut(items_of(place, declared, labels=True, persons=False)))
+        listed = list(_cut(items_of(place, declared, labels=True, persons=False)))
     else:
         return None
-    made = InputPieces(tuple(found), declared)
-    if not len(made):
+    pieces = InputPieces(tuple(listed), declared)
+    if not len(pieces):
         raise UserError(f"{path} holds no records; give at least one")
-    return made
+    return pieces
 
 
 def batches_of(piece: InputPiece, declared: InputDomain, rows: int) -> Iterator[InputBatch]:
@@ -92,7 +92,7 @@ def batches_of(piece: InputPiece, declared: InputDomain, rows: int) -> Iterator[
 
 
 def _parquet_files(place: Path) -> list[Path]:
-    """Return the Parquet files that a path means, if it means nothing else."""
+    """Return the Parquet files of a path, if it has no other data."""
     if place.is_file():
         return [place] if place.suffix.lower() in PARQUET else []
     if not place.is_dir() or (place / "state.json").is_file() or (place / "dataset_dict.json").is_file():

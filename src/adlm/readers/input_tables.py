@@ -45,12 +45,12 @@ def items_of_tables(paths: Sequence[Path], columns: Columns) -> Iterator[Item]:
 
 
 def rows_of(path: Path, columns: Columns, groups: range | None = None, row: int = 0) -> Iterator[Item]:
-    """Give the rows of a Parquet or Arrow file; `groups` and `row`: of some row groups, after so many rows.
+    """Yield the rows of a Parquet or Arrow file.
 
     Parameters
     ----------
-    path, columns : the file, and what is wanted of it.
-    groups : row groups of a Parquet file; all when not given.
+    path, columns : the file, and the requested columns.
+    groups : row groups of a Parquet file; by default all.
     row : number of the last row before them.
     """
     try:
@@ -89,7 +89,7 @@ def _arrow_batches(
 
 
 def _label_names(schema: pa.Schema, label: Column | None) -> list[str] | None:
-    """Names of whole-number labels that the schema of a file of `datasets` declares."""
+    """Names of integer labels in the schema of a file of `datasets`."""
     if label is None:
         return None
     try:
@@ -118,7 +118,7 @@ def _input_values(path: Path, column: Any, name: str, first: int) -> Iterator[An
         value = None
         if cell.is_valid:
             value = cell.values.to_numpy(zero_copy_only=False) if is_list else cell.as_py()
-        if isinstance(value, dict):  # as `datasets` keeps an image
+        if isinstance(value, dict):  # as `datasets` stores an image
             value = value["bytes"]
         if value is None:
             where = f"{path}, row {first + at + 1}"

@@ -1,4 +1,4 @@
-"""Records of files of images or vectors as arrays: batch by batch, or whole."""
+"""Records of files of images or vectors as arrays: batch by batch, or all at once."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ SECONDS = 5.0  # between two lines of progress
 
 @dataclass(frozen=True, eq=False)
 class InputBatch:
-    """Some records.
+    """A batch of records.
 
     Attributes
     ----------
     x : (n, *shape) bytes of images, or (n, size) float32 vectors.
-    y : (n,) class codes; empty when labels were not asked for.
-    names : what to call each record.
+    y : (n,) class codes; empty if labels were not requested.
+    names : of the records, for messages.
     """
 
     x: NDArray[Any]
@@ -54,7 +54,7 @@ def input_batches(
     Parameters
     ----------
     path : see `adlm.readers.input_files`.
-    declared : what every record is brought to.
+    declared : the domain of the records.
     labels : whether to read labels, which every record must then have.
     bounded : if persons are declared, keep only the declared number of records of each person: those with
         the smallest digests, as tables do (`adlm.readers.contributions`). The files are then read twice.
@@ -64,20 +64,20 @@ def input_batches(
     -----------------
     A record's numbers and its label depend on that record (an image file, a row, an entry) and on the
     declaration. Which of a person's records are kept depends on that person's records alone, not on the
-    order or the files in which they lie.
+    order or the files.
     """
     persons = bounded and declared.person is not None
     keep = _kept(path, declared, labels=labels, rows=rows) if persons else None
     start = 0
     for part in _parts(path, declared, labels=labels, persons=persons, rows=rows):
-        mine = part if keep is None else list(itertools.compress(part, keep[start : start + len(part)]))
+        selected = part if keep is None else list(itertools.compress(part, keep[start : start + len(part)]))
         start += len(part)
-        if mine:
-            yield _batch(mine, declared)
+        if selected:
+            yield _batch(selected, declared)
 
 
 def _kept(path: Path | str, declared: InputDomain, *, labels: bool, rows: int) -> NDArray[np.bool_]:
-    """Say which records to keep of each person, in the public order: (n,)."""
+    """Mask of the records to keep of each person, in the public order: (n,)."""
     assert declared.person is not None
     persons, records = [], []
     for part in _parts(path, declared, labels=labels, persons=True, rows=rows):
@@ -103,7 +103,7 @@ def _parts(
 def _batch(part: list[Item], declared: InputDomain) -> InputBatch:
     """Decode some records, each by itself."""
     with warnings.catch_warnings(), ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        warnings.simplefilter("ignore")  # a library's own, of odd metadata: no concern of the record
+        warnings.simplefilter("ignore")  # a library's warnings about metadata, which do not affect the record
         x = np.stack(list(pool.map(lambda item: decoded(item, declared), part)))
     codes = [item.label for item in part if item.label is not None]
     return InputBatch(x, np.array(codes, dtype=np.int64), tuple(item.name for item in part))
@@ -138,8 +138,8 @@ def read_inputs(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Read all labelled records: (n, *shape) and (n,) class codes.
 
-    Large data sets are kept in a file without a name, which its owner alone can read and which is gone with
-    the process.
+    Large data sets are stored in an unnamed temporary file, which only its owner can read and which is
+    removed with the process.
     """
     kept = _Store()
     codes = []
@@ -156,7 +156,7 @@ def read_inputs(
 
 
 class _Store:
-    """Append-only rows of one shape, in memory while they are few and in a nameless file when many."""
+    """Append-only rows of one shape, in memory if few, else in an unnamed temporary file."""
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._blocks: list[NDArray[Any]] = []

@@ -1,4 +1,4 @@
-"""Rows of private CSV files: the declared dialect, whole lines, every mistake with its row."""
+"""Rows of private CSV files: the declared dialect, whole lines, errors with row numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK = 1 << 20  # bytes parsed at once
 def check_header(
     path: DataFile | Path, names: Sequence[str], wanted: Sequence[str], *, shown: bool = True
 ) -> None:
-    """Refuse a file with a missing or doubled column; its first line is not `shown` if it may be a record.
+    """Refuse a file with a missing or duplicate column; its first line is not `shown` if it may be a record.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def check_header(
 def read_csv(
     file: DataFile, table: TableDomain, wanted: Sequence[str], rows: int, comments: bool, size: int
 ) -> Iterator[tuple[dict[str, Any], int]]:
-    """Give columns of a CSV file as Arrow arrays, with about how many bytes of the file they took.
+    """Yield columns of a CSV file as Arrow arrays, with the approximate number of bytes read.
 
     Parameters
     ----------
@@ -66,7 +66,7 @@ def read_csv(
             if comments and table.comment and not table.header:
                 lines.skip_comments(table.comment)
             first, before = 1, 0
-            for block in _whole(file, table, dialect, lines):
+            for block in _valid_rows(file, table, dialect, lines):
                 cells = _parsed(file, block, dialect, [names.index(name) for name in wanted])
                 for start in range(0, len(block.whole), rows):
                     part = {
@@ -83,11 +83,11 @@ def read_csv(
         raise UserError(f"{file}: {explain(error)}") from None
 
 
-def _whole(path: DataFile, table: TableDomain, dialect: Dialect, lines: Lines) -> Iterator[Rows]:
-    """Give a file's rows; a bad one is an error, unless it is declared to be a record of missing values.
+def _valid_rows(path: DataFile, table: TableDomain, dialect: Dialect, lines: Lines) -> Iterator[Rows]:
+    """Yield a file's rows; a bad one is an error, unless declared to be a record of missing values.
 
-    A line without any cell is no record of a table, which has two columns or more: such lines may stand
-    after the last record, where they end the file, and nowhere else.
+    A table has two columns or more, so an empty line is not a record: it is allowed at the end of the file
+    only.
     """
     first, empty = 1, 0
     for block in lines.rows(dialect):
@@ -115,14 +115,14 @@ def _reason(cells: int, table: TableDomain, dialect: Dialect) -> str:
         )
     hint = ""
     if not table.header and table.comment:
-        hint = "; comment lines of a file without a header row are not passed over, remove them"
+        hint = "; comment lines of a file without a header row are not skipped, remove them"
     elif not table.header and table.delimiter is None and cells == 1:
         hint = "; declare delimiter in the domain if it is not a comma"
     return f"has {cells} cells, {dialect.columns} are expected{hint}"
 
 
 def _parsed(path: DataFile, block: Rows, dialect: Dialect, wanted: Sequence[int]) -> list[Any]:
-    """Parse whole rows, and put a row of nothing in the place of each bad one."""
+    """Parse valid rows, and insert an empty row for each bad one."""
     names = [str(at) for at in range(dialect.columns)]
     if not block.data:
         return [pa.nulls(len(block.whole), pa.binary()) for _ in wanted]

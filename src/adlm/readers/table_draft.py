@@ -1,4 +1,4 @@
-"""A first domain file for a table, and how a file fits one. What looks at cells here is not private."""
+"""Drafts of a domain file for a table, and checks of a file against one. Checks are not private."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from adlm.readers.tables import PARQUET, naming_records, raw_batches
 from adlm.readers.text_files import UNREADABLE, explain, opened
 
 MOST_VALUES = (50, 256)  # distinct texts of a peeked categorical column: in any file, in a long one
-RECORDS_EACH = 10  # records for each text, from which a file is long
+RECORDS_EACH = 10  # records per text from which a file is long
 _HINTS = {
     "numeric": '# lower = \n# upper = \n# scale = "log", cuts = [...] and missing = "category" if they fit\n',
     "categorical": '# values = [...]\n# missing = "category" and other = "other" if they fit\n',
@@ -38,13 +38,13 @@ _HINTS = {
 
 
 def header_of(path: Path, *, header: bool | None = None, delimiter: str | None = None) -> dict[str, str]:
-    """Column names and the kinds that the file's own schema suggests; no record is shown.
+    """Column names and the kinds that the file's schema suggests; no record is shown.
 
     Parameters
     ----------
     header : whether a CSV file has a header row; None refuses a first line that looks like a record. Without
-        a header row the columns are numbered, and of the first line only the number of cells is taken.
-    delimiter : of a CSV file; found from the header row, or a comma.
+        a header row the columns are numbered, and only the number of cells of the first line is used.
+    delimiter : of a CSV file; by default inferred from the header row, or a comma.
     """
     if not path.is_file():
         raise UserError(f"there is no file {path}; give a CSV or Parquet file")
@@ -76,7 +76,7 @@ def header_of(path: Path, *, header: bool | None = None, delimiter: str | None =
 
 
 def _unlike_a_header(names: list[str]) -> str | None:
-    """Say what makes a line look like a record, without its cells."""
+    """Return the reason why a line is not a header row, without its cells."""
     for at, name in enumerate(names):
         if not name or name in ("?", "NA"):
             return f"cell {at + 1} is empty"
@@ -113,13 +113,13 @@ def draft(
     ----------
     path : the file.
     label, person : columns of that kind.
-    header, delimiter : of a CSV file; found out when not given.
+    header, delimiter : of a CSV file; inferred by default.
     """
     kinds = _named(path, label, person, header_of(path, header=header, delimiter=delimiter))
     label = label or list(kinds)[-1]
     lines = [
         f"# Domain of {path.name}: what is known of it without reading it. Fill in what is public.",
-        "# Bounds and values come from what the columns mean, never from a look at the records.",
+        "# Bounds and values come from what the columns mean, never from the records.",
         'neighbours = "replace-one"',
         'missing = ["", "?", "NA"]',
     ]
@@ -135,7 +135,7 @@ def draft(
 
 
 def _named(path: Path, label: str | None, person: str | None, kinds: dict[str, str]) -> dict[str, str]:
-    """The header, which must have the columns that were named."""
+    """The header, which must contain the given columns."""
     for name in (label, person):
         if name is not None and name not in kinds:
             raise UserError(
@@ -162,7 +162,7 @@ def peek(
     header: bool | None = None,
     delimiter: str | None = None,
 ) -> TableDomain:
-    """Fill in a domain from the data. Whatever is made with it says that its bounds were learnt from data.
+    """Fill in a domain from the data. Every artefact made with it states that.
 
     Parameters
     ----------
@@ -172,12 +172,12 @@ def peek(
     label = label or names[-1]
     if len(names) < 2:
         raise UserError(f"{path} has one column; a table has a label and at least one column beside it")
-    kinds = dict.fromkeys(names, "boolean") | {label: "label"}  # of no account: cells are looked at as texts
+    kinds = dict.fromkeys(names, "boolean") | {label: "label"}  # unused: cells are read as texts
     written: dict[str, Any] = {"header": header is not False, "delimiter": delimiter}
     plain = TableDomain(
         tuple(Column(n, k, classes=("a", "b") if k == "label" else ()) for n, k in kinds.items()), **written
     )
-    seen: dict[str, _Seen] = {name: _Seen() for name in names}
+    seen: dict[str, _Summary] = {name: _Summary() for name in names}
     for batch in raw_batches(path, plain, names):
         for name in names:
             seen[name].add(batch[name], plain.missing)
@@ -193,8 +193,8 @@ def peek(
 
 
 @dataclass
-class _Seen:
-    """What was seen of a column so far, in bounded memory."""
+class _Summary:
+    """Summary of a column's cells so far, in bounded memory."""
 
     texts: set[str] = field(default_factory=set)
     many: bool = False
@@ -252,18 +252,18 @@ class _Seen:
 
 @dataclass(frozen=True)
 class Check:
-    """How a file fits a domain. Not private."""
+    """Result of checking a file against a domain. Not private."""
 
     records: int
     columns: dict[str, Survey]
     persons: int | None
     most_records: int | None  # of one person
-    dropped: int | None  # records beyond what a person may contribute
+    dropped: int | None  # records beyond the declared number per person
     unnamed: int | None = None  # records that name no person, which are refused
 
 
 def check(path: Path, table: TableDomain) -> Check:
-    """Count what does not fit, column by column, in one pass."""
+    """Count the cells that do not fit, column by column, in one pass."""
     watched = [c for c in table.columns if c.kind not in ("ignored", "person")]
     names = [c.name for c in watched] + ([table.person.name] if table.person else [])
     surveys: dict[str, Survey] = {}

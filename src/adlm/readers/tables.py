@@ -1,4 +1,4 @@
-"""Private tables read in batches: CSV and Parquet, whatever their size, with every mistake named.
+"""Private tables read in batches: CSV and Parquet of any size, with precise errors.
 
 Rows are counted from 1 in each file, without the header; every row is a record, and none is dropped. Memory
 holds one batch; if records belong to persons, it also holds 24 bytes for each record.
@@ -28,8 +28,8 @@ from adlm.readers.table_csv import BLOCK, check_header, read_csv
 from adlm.readers.text_files import short
 
 ROWS = 8192
-ROWS_KEPT = 1 << 16  # of a batch that is kept, a few numbers a record
-GROUP_BYTES = 1 << 27  # of a Parquet file, that a piece has at most unless one row group is larger
+ROWS_KEPT = 1 << 16  # of a stored batch, a few numbers a record
+GROUP_BYTES = 1 << 27  # largest piece of a Parquet file, unless one row group is larger
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +39,7 @@ class Encoded:
     Attributes
     ----------
     x : (n, width) float32 in [0, 1].
-    y : (n,) class codes, or positions of a numeric target; empty when labels were not asked for.
+    y : (n,) class codes, or positions of a numeric target; empty if labels were not requested.
     first : the number of the first row of the batch in the file.
     """
 
@@ -54,9 +54,9 @@ class Piece:
 
     Attributes
     ----------
-    groups : first and last but one of the row groups; None is the whole file.
+    groups : first and last (exclusive) of the row groups; None for the whole file.
     first : number of the first row in the file.
-    size : bytes, about.
+    size : approximate bytes.
     """
 
     file: DataFile
@@ -67,15 +67,15 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class CompactBatch:
-    """A batch of records as they are kept: a number for each column.
+    """A batch of stored records: a number for each column.
 
     Attributes
     ----------
-    columns : what `compact` gives of each feature column, (n,) each.
-    y : (n,) class codes; empty when labels were not asked for.
+    columns : the output of `compact` for each feature column, (n,) each.
+    y : (n,) class codes; empty if labels were not requested.
     persons, records : digests, (n, 2) and (n,), where records are bounded by person.
     first : the number of the first row of the batch in the file.
-    size : bytes of the file that were read for it, about.
+    size : approximate bytes of the file that were read for it.
     """
 
     columns: tuple[Compact, ...]
@@ -90,13 +90,13 @@ class CompactBatch:
 
 
 def pieces_of(source: DataFile | Path | str, table: TableDomain) -> tuple[Piece, ...]:
-    """Cut files into pieces: a text file is one, a Parquet file one for some of its row groups."""
+    """Split files into pieces: one for a text file, one for some row groups of a Parquet file."""
     files = (source,) if isinstance(source, DataFile) else find_files(source)
     wanted = _wanted(table, labels=True, persons=True)
-    found: list[Piece] = []
+    pieces: list[Piece] = []
     for file in files:
-        found += _groups(file, wanted) if file.is_parquet else [Piece(file, size=file.size)]
-    return tuple(found)
+        pieces += _groups(file, wanted) if file.is_parquet else [Piece(file, size=file.size)]
+    return tuple(pieces)
 
 
 def _groups(file: DataFile, wanted: Sequence[str]) -> list[Piece]:
@@ -104,13 +104,13 @@ def _groups(file: DataFile, wanted: Sequence[str]) -> list[Piece]:
         check_header(file, opened_file.schema_arrow.names, wanted)
         about = opened_file.metadata
         sizes = [about.row_group(i) for i in range(about.num_row_groups)]
-    found, start, first, rows, size = [], 0, 1, 0, 0
+    pieces, start, first, rows, size = [], 0, 1, 0, 0
     for at, group in enumerate(sizes):
         if size and size + group.total_byte_size > GROUP_BYTES:
-            found.append(Piece(file, (start, at), first, size))
+            pieces.append(Piece(file, (start, at), first, size))
             start, first, rows, size = at, first + rows, 0, 0
         rows, size = rows + group.num_rows, size + group.total_byte_size
-    return [*found, Piece(file, (start, len(sizes)), first, size)]
+    return [*pieces, Piece(file, (start, len(sizes)), first, size)]
 
 
 def read_batches(
@@ -129,11 +129,11 @@ def read_batches(
     ----------
     path : a file, a folder or a glob, here or on another file system (see `find_files`).
     table : the declared table.
-    labels : whether the label is needed; a file to predict has none.
+    labels : whether the label is needed; not for prediction.
     bounded : whether to keep at most the declared number of records of each person: those with the smallest
-        digests (see `contributions`), from whatever files. Files are then read twice.
+        digests (see `contributions`), over all files. Files are then read twice.
     comments : whether lines at the top of a file without a header row that start with the declared mark are
-        passed over. A first record could look like one, so this is for reading without privacy alone.
+        skipped. A first record could start with it too, so this is for reading without privacy alone.
     rows, block : most records of a batch, and bytes of a CSV file parsed at once; no record depends on them.
 
     Formal guarantees
@@ -141,7 +141,7 @@ def read_batches(
     An encoded record depends on its own row (a line, see `csv_rows`) and on the declaration; the header row
     of a CSV file and the schema of a Parquet file are public. Each row is one record or an error. Which of a
     person's records are kept depends on that person's records alone, so replacing one person changes at most
-    `table.contributions` records of what is read.
+    `table.contributions` of the records read.
     """
     files = (path,) if isinstance(path, DataFile) else find_files(path)
 
@@ -161,8 +161,8 @@ def read_batches(
     for batch in batches(persons=False):
         x, y = expanded(table.features, batch.columns), batch.y
         if keep is not None:
-            mine = keep[done : done + len(batch)]
-            x, y = x[mine], y[mine] if labels else y
+            selected = keep[done : done + len(batch)]
+            x, y = x[selected], y[selected] if labels else y
         done += len(batch)
         if len(x):
             yield Encoded(x, y, batch.first)
@@ -178,7 +178,7 @@ def read_compact(
     rows: int = ROWS_KEPT,
     block: int | None = None,
 ) -> Iterator[CompactBatch]:
-    """Read a piece, batch by batch, as the numbers that are kept of its records.
+    """Read a piece, batch by batch, as stored records.
 
     Parameters
     ----------
@@ -210,13 +210,13 @@ def _wanted(table: TableDomain, *, labels: bool, persons: bool) -> list[str]:
 def file_reader(
     path: Path | str, table: TableDomain
 ) -> Callable[[], Iterator[tuple[NDArray[np.float32], NDArray[np.int64]]]]:
-    """Return what reads a file's encoded records and class codes in batches, from the start at each call."""
+    """Return a function that reads a file's encoded records in batches, from the start at each call."""
     return lambda: ((batch.x, batch.y) for batch in read_batches(path, table))
 
 
 @contextlib.contextmanager
 def naming_records(path: DataFile | Path, first: int) -> Iterator[None]:
-    """Tell a mistake in a cell with the file and its row."""
+    """Add the file and the row to an error in a cell."""
     try:
         yield
     except CellError as error:
@@ -229,7 +229,7 @@ def raw_batches(
     wanted: Sequence[str],
     rows: int = ROWS,
 ) -> Iterator[dict[str, Any]]:
-    """Give the wanted columns of a file as Arrow arrays, a few rows at a time.
+    """Yield columns of a file as Arrow arrays, a few rows at a time.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ def _raw(
     comments: bool = False,
     block: int | None = None,
 ) -> Iterator[tuple[dict[str, Any], int]]:
-    """Give columns as Arrow arrays, with about how many bytes of the file they took."""
+    """Yield columns as Arrow arrays, with the approximate number of bytes read."""
     if piece.file.is_parquet:
         return _parquet(piece, wanted, rows)
     return read_csv(piece.file, table, wanted, rows, comments, block or BLOCK)
@@ -279,7 +279,7 @@ def _parquet(piece: Piece, wanted: Sequence[str], rows: int) -> Iterator[tuple[d
 def read_labelled(path: Path | str, spec: Mapping[str, Any]) -> Iterator[Encoded]:
     """Read a file of labelled records, batch by batch, for the features that a certificate describes.
 
-    Every record is read, whoever's it is: this is for evaluation, which is not private.
+    Contributions are not bounded: this is for evaluation, which is not private.
     """
     return read_batches(path, table_of(spec), bounded=False, comments=True)
 

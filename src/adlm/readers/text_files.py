@@ -1,4 +1,4 @@
-"""Text files as streams of bytes: unpacked, whatever the length of the file."""
+"""Text files as streams of bytes, decompressed, of any length."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ UNREADABLE = (pa.ArrowException, OSError, EOFError, zipfile.BadZipFile, lzma.LZM
 
 @contextlib.contextmanager
 def opened(source: DataFile | Path) -> Iterator[tuple[Any, Callable[[], int]]]:
-    """Open a file for reading bytes, unpacking it if its name says that it is compressed.
+    """Open a file for reading bytes, decompressed by its suffix.
 
-    Gives the stream, and a function that says how many bytes of the file were taken.
+    Yields the stream, and a function that returns the number of bytes of the file read so far.
     """
     file = data_file(source)
     with contextlib.ExitStack() as stack:
@@ -43,7 +43,7 @@ def opened(source: DataFile | Path) -> Iterator[tuple[Any, Callable[[], int]]]:
 
 
 def explain(error: BaseException) -> str:
-    """Say in a sentence why a file cannot be read."""
+    """Return a sentence on why a file cannot be read."""
     text = short(error)
     if "Empty CSV" in text:
         return "the file is empty; give at least one record"

@@ -1,4 +1,4 @@
-"""Where passes over private records run: on this machine, or on a Ray cluster. The sums are the same."""
+"""Engines that run passes over private records: this machine, or a Ray cluster. The sums are the same."""
 
 from adlm.engines.engine import ENGINES, Engine, open_engine
 

@@ -1,4 +1,4 @@
-"""What an engine does: it reads private records, keeps them, and goes over them in passes."""
+"""The interface of an engine, which reads private records, stores them, and runs passes over them."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ ENGINES = ("local", "ray")
 
 
 class Engine(ABC):
-    """Reads records once and keeps what passes need of them.
+    """Reads records once and stores what passes need of them.
 
     Formal guarantees
     -----------------
-    What is kept of a record depends on that record and on declarations alone, and which of a person's records
-    are kept depends on that person's records alone. So all engines keep the same records, and every sum over
-    them is the same integers. An engine never sees a source of noise, a ledger or a budget.
+    What is stored of a record depends on that record and on declarations alone, and the choice of a person's
+    records depends on that person's records alone. So all engines keep the same records, and every sum over
+    them is the same integers. An engine has no access to noise, ledger or budget.
     """
 
     name: str
-    reads_files = False  # whether `features` takes files of images or vectors that are not yet read
+    reads_files = False  # whether `features` takes unread files of images or vectors
 
     @abstractmethod
     def table(self, source: Path | str, table: TableDomain) -> Records:
-        """Read the files of a table: parts of an array a column, as `compact` gives it, and class codes."""
+        """Read the files of a table: parts with the `compact` array of each column, and class codes."""
 
     @abstractmethod
     def features(
@@ -46,11 +46,11 @@ class Engine(ABC):
         domain: Domain,
         features: Features,
     ) -> Records:
-        """Take public features: parts of (n, width) features and class codes.
+        """Compute public features: parts of (n, width) features and class codes.
 
         Parameters
         ----------
-        x : (n, *shape) records in memory, or files that `reads_files` allows to be given unread.
+        x : (n, *shape) records in memory, or unread files if `reads_files`.
         codes : (n,) classes; None for files, which have their own.
         domain : of the records.
         features : the public map.
@@ -58,10 +58,10 @@ class Engine(ABC):
 
     @abstractmethod
     def described(self) -> Mapping[str, Any]:
-        """Say what the engine is, for a line of the certificate that its digest does not cover."""
+        """Describe the engine, for a line of the certificate that its digest does not cover."""
 
     def close(self) -> None:
-        """Let go of everything that was kept."""
+        """Free everything that was stored."""
         return None
 
 
@@ -69,14 +69,14 @@ class Engine(ABC):
 def open_engine(
     engine: Engine | str = "local", address: str | None = None, *, device: str = "cpu", cache: bool = False
 ) -> Iterator[Engine]:
-    """Open an engine by name for a while; one that is open already is left open.
+    """Open an engine by name in this context; one that is already open is left open.
 
     Parameters
     ----------
     engine : `local`, `ray`, or an engine.
-    address : of a Ray cluster: `auto` is the one that this machine belongs to. Without it a cluster of this
-        machine alone is started, and stopped at the end.
-    device, cache : of the local engine: where features of images are taken, and whether to keep them on disk.
+    address : of a Ray cluster: `auto` is the one that this machine belongs to. Without it a cluster is
+        started on this machine, and stopped at the end.
+    device, cache : of the local engine: where image features are computed, and whether to cache them on disk.
     """
     if isinstance(engine, Engine):
         yield engine
@@ -92,8 +92,8 @@ def open_engine(
         return
     from adlm.engines.ray_engine import RayEngine
 
-    made = RayEngine(address)
+    cluster = RayEngine(address)
     try:
-        yield made
+        yield cluster
     finally:
-        made.close()
+        cluster.close()

@@ -1,4 +1,4 @@
-"""The engine of one machine: threads, and a file without a name for what does not fit into memory."""
+"""The engine of one machine: threads, and an unnamed temporary file for what does not fit into memory."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from adlm.readers.tables import pieces_of, read_compact
 from adlm.runtime import progress
 from adlm.runtime.part_store import PartStore
 
-BATCH = 4096  # records whose features are added up at once
+BATCH = 4096  # records whose features are summed at once
 
 
 class LocalEngine(Engine):
-    """Threads on this machine; nothing is needed besides.
+    """Threads on this machine.
 
     Parameters
     ----------
-    device : where features of images are taken.
-    cache : keep features of images on disk, readable by their owner alone.
+    device : where image features are computed.
+    cache : cache image features on disk, readable by their owner alone.
     """
 
     name = "local"
@@ -39,7 +39,7 @@ class LocalEngine(Engine):
         self.device, self.cache = device, cache
 
     def table(self, source: Path | str, table: TableDomain) -> Records:
-        """Read files once, and keep their records in memory or in a file without a name."""
+        """Read files once, and store their records in memory or in an unnamed temporary file."""
         pieces = pieces_of(source, table)
         store, digests = PartStore(), PartStore()
         with progress.amounts(sum(piece.size for piece in pieces), "reading") as advance:
@@ -60,12 +60,12 @@ class LocalEngine(Engine):
         domain: Domain,
         features: Features,
     ) -> Records:
-        """Take features of all records, which are in memory.
+        """Compute features of all records, which are in memory.
 
         Parameters
         ----------
         x, codes : records and their class codes.
-        domain : that the records are scaled by.
+        domain : to scale the records by.
         features : the public map.
         """
         assert codes is not None
@@ -92,10 +92,10 @@ def _bounded(store: PartStore, digests: PartStore, most: int) -> Records:
     kept, done = PartStore(), 0
     for index in range(len(store)):
         part = store.read(index)
-        mine = keep[done : done + len(part[0])]
-        done += len(mine)
-        if mine.any():
-            kept.append(tuple(array[mine] for array in part))
+        selected = keep[done : done + len(part[0])]
+        done += len(selected)
+        if selected.any():
+            kept.append(tuple(array[selected] for array in part))
     store.close()
     digests.close()
     return LocalRecords.of_store(kept)

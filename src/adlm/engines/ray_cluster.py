@@ -1,4 +1,4 @@
-"""A Ray cluster on this machine: its folder, its size, and what was left behind by one whose driver died."""
+"""A Ray cluster on this machine: its folder, its size, and clean-up after killed drivers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import socket
 import tempfile
 from pathlib import Path
 
-STORE_SHARE = 0.3  # of the free memory, for the object store of a cluster that is started here
-FOLDER = "adlm-ray-"  # and the number of the process that started the cluster
-LONGEST = 15  # characters of the folder for temporary files: a socket's path has at most 107
+STORE_SHARE = 0.3  # of the free memory, for the object store of a local cluster
+FOLDER = "adlm-ray-"  # followed by the id of the process that started the cluster
+LONGEST = 15  # characters of the temporary folder: a socket's path has at most 107
 ANSWER_SECONDS = 10.0
 _HOST_PORT = re.compile(r"(?:ray://)?([^:/]+):([0-9]+)")
 
 
 def knock(address: str) -> None:
-    """Raise OSError if nobody listens at HOST:PORT; Ray itself would try for minutes."""
+    """Raise OSError if no server listens at HOST:PORT; Ray would retry for minutes."""
     match = _HOST_PORT.fullmatch(address)
     if match is not None:
         with socket.create_connection((match[1], int(match[2])), timeout=ANSWER_SECONDS):
@@ -26,13 +26,13 @@ def knock(address: str) -> None:
 
 
 def short_folder() -> Path:
-    """Return the folder for temporary files, if paths of sockets in it are not too long for the system."""
+    """Return the temporary folder, or a shorter one if paths of sockets in it would be too long."""
     usual = Path(tempfile.gettempdir())
     return usual if len(str(usual)) <= LONGEST else Path("/tmp")
 
 
 def remove_left_behind() -> int:
-    """Remove the folders of clusters whose driver was killed; return how many there were."""
+    """Remove the folders of clusters whose driver was killed; return their number."""
     count = 0
     for folder in short_folder().glob(f"{FOLDER}*"):
         number = folder.name.removeprefix(FOLDER).partition("-")[0]
@@ -57,7 +57,7 @@ def processors() -> int:
 
 
 def memory_for_store() -> int:
-    """Return a share of the memory that is free now, at least the least that Ray takes."""
+    """Return a share of the free memory, at least Ray's minimum."""
     try:
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):
@@ -66,6 +66,6 @@ def memory_for_store() -> int:
 
 
 def quiet() -> None:
-    """Keep Ray's own words off the terminal."""
+    """Silence Ray's messages."""
     for name in ("ray", "ray.data"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

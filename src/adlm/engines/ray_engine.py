@@ -1,8 +1,8 @@
-"""The engine of a cluster: tasks read blocks and go over them; Ray Data groups persons and takes features.
+"""The engine of a cluster: tasks read blocks and sum over them; Ray Data groups persons and maps features.
 
-What lives where: records and what is kept of them lie in Ray's object store and, when that is full, in its
-spill folder. The driver has references to them and sums. A cluster that is started here keeps all its files
-in a folder of its own, for its owner's eyes alone, which is removed at the end.
+Records and what is stored of them lie in Ray's object store and, when that is full, in its spill folder. The
+driver holds references to them and sums. A cluster that is started here keeps all its files in a folder that
+only its owner can read, and which is removed at the end.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from adlm.readers.input_pieces import InputPieces
 from adlm.readers.tables import Piece, pieces_of
 from adlm.runtime import progress
 
-BLOCK_BYTES = 1 << 23  # of a block of kept records
+BLOCK_BYTES = 1 << 23  # of a block of stored records
 GROUP_ROWS = 1 << 20  # records of the persons that one group-by task sorts
 RETRIES = 10  # of a task whose worker or node was lost
 WAITING = 4  # tasks in the queue for each processor
@@ -72,7 +72,7 @@ class RayEngine(Engine):
     ----------
     address : of the cluster; `auto` is the one that this machine belongs to. None starts one on this machine,
         unless this process is connected to one already.
-    workers : processors of a cluster that is started here; all when not given.
+    workers : processors of a local cluster; by default all.
     store_bytes : size of its object store.
     """
 
@@ -94,14 +94,14 @@ class RayEngine(Engine):
 
     def _connect(self, address: str | None, workers: int | None, store_bytes: int | None) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_worker_niceness", "0")  # workers run as readily as this process
+        os.environ.setdefault("RAY_worker_niceness", "0")  # workers have the priority of this process
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address is None:
             remove_left_behind()
             prefix = f"{FOLDER}{os.getpid()}-"
-            self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=short_folder()))  # made with mode 0700
-            inner = str(self._folder / "r")  # Ray opens its own folder to everybody
+            self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=short_folder()))  # has mode 0700
+            inner = str(self._folder / "r")  # Ray makes its folder readable by everyone
             options |= {
                 "num_cpus": workers or processors(),
                 "include_dashboard": False,
@@ -115,7 +115,7 @@ class RayEngine(Engine):
             if address is not None:
                 knock(address)
             self._ray.init(**options)
-        except Exception as error:  # a start that takes too long is told by a bare one
+        except Exception as error:  # a timeout at the start is a bare Exception
             self.close()
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             place = "could be started here" if address is None else f"answers at {address}"
@@ -125,7 +125,7 @@ class RayEngine(Engine):
         self._started = True
 
     def _check_versions(self) -> None:
-        """Refuse workers that would compute something else."""
+        """Refuse workers with other versions, whose results could differ."""
         here = tasks.versions()
         function = self._ray.remote(num_cpus=0)(tasks.versions)
         there = self._get(function.options(scheduling_strategy="SPREAD").remote())
@@ -135,7 +135,7 @@ class RayEngine(Engine):
             )
 
     def table(self, source: Path | str, table: TableDomain) -> Records:
-        """Read files on the workers, and keep their records in the object store."""
+        """Read files on the workers, and store their records in the object store."""
         pieces = pieces_of(source, table)
         kept: list[Kept] = []
         with progress.amounts(sum(piece.size for piece in pieces), "reading") as advance:
@@ -147,9 +147,9 @@ class RayEngine(Engine):
         return RayRecords(self, kept)
 
     def _read(self, pieces: Sequence[Piece], table: TableDomain) -> Iterator[tuple[Kept, int]]:
-        """Run a task for each piece, and give its blocks as they come, with about how many bytes they took.
+        """Run a task for each piece, and yield its blocks as they finish, with the approximate bytes read.
 
-        A mistake is raised at the end: the first one, in the order of the files.
+        An error is raised at the end: the first one, in the order of the files.
         """
         remote = self._ray.remote(num_cpus=1, max_retries=RETRIES, num_returns="streaming")(tasks.read_piece)
         declared, left = self._ray.put(table), deque(enumerate(pieces))
@@ -174,7 +174,7 @@ class RayEngine(Engine):
             raise UserError(refused[min(refused)])
 
     def _bounded(self, kept: Sequence[Kept], most: int) -> list[Kept]:
-        """Group records by person, a share of the persons in each group, and keep at most so many of each."""
+        """Group records by person, a share of the persons in each group, and keep at most `most` of each."""
         shares = max(1, -(-sum(part.rows for part in kept) // GROUP_ROWS))
         data = self._quiet_data().from_arrow_refs([part.ref for part in kept])
         grouped = data.map_batches(
@@ -190,14 +190,14 @@ class RayEngine(Engine):
         domain: Domain,
         features: Features,
     ) -> Records:
-        """Take features by actors, each of which loads the map once; on graphics cards if there are some.
+        """Compute features by actors, each of which loads the map once; on GPUs if there are any.
 
         Pieces of files are read and decoded by the actors.
 
         Parameters
         ----------
         x, codes : records and their class codes, or pieces of files and None.
-        domain : that the records are scaled by.
+        domain : to scale the records by.
         features : the public map.
         """
         chunks = x if isinstance(x, InputPieces) else self._chunks(np.asarray(x), codes, features)
@@ -226,14 +226,14 @@ class RayEngine(Engine):
     def _chunks(
         self, records: NDArray[Any], codes: NDArray[np.int64] | None, features: Features
     ) -> list[Any]:
-        """Put an array into the object store, in chunks of whole batches: those of one machine."""
+        """Put an array into the object store, in chunks of whole batches, as on one machine."""
         assert codes is not None
         size = max(1, 4096 // features.batch) * features.batch
         starts = range(0, len(records), size)
         return [self._ray.put((records[i : i + size], codes[i : i + size])) for i in starts]
 
     def _quiet_data(self) -> Any:
-        """Return Ray Data, which says nothing and keeps to the size of blocks; it takes long to load."""
+        """Return Ray Data, silenced and with our block size; importing it is slow."""
         try:
             import ray.data
         except ImportError:
@@ -250,11 +250,11 @@ class RayEngine(Engine):
         return ray.data
 
     def _data(self, parts: int) -> Any:
-        """Return a Ray data set of the numbers of parts, one a block."""
+        """Return a Ray data set of the indices of parts, one a block."""
         return self._quiet_data().range(parts, override_num_blocks=parts)
 
     def _blocks(self, data: Any) -> Iterator[tuple[Any, int, int]]:
-        """Run a Ray data set, and give references to its blocks with their rows and bytes as they come."""
+        """Run a Ray data set, and yield references to its blocks with their rows and bytes as they finish."""
         try:
             for bundle in data.iter_internal_ref_bundles():
                 for ref, about in zip(bundle.block_refs, bundle.metadata, strict=True):
@@ -267,17 +267,17 @@ class RayEngine(Engine):
         return self._ray.remote(num_cpus=0)(tasks.refusals_class()).remote()
 
     def _raise_refusals(self, refusals: Any) -> None:
-        """Raise the first mistake in a file, in the order of the files."""
+        """Raise the first error in a file, in the order of the files."""
         found = self._get(refusals.first.remote())
         if found is not None:
             raise UserError(found)
 
     def processors(self) -> int:
-        """Return how many processors the cluster has."""
+        """Return the number of processors of the cluster."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def run(self, function: Any, parts: Sequence[Kept], returns: int, *given: Any) -> Iterator[Any]:
-        """Run a task for each part, a few at a time; give results as they come, with the part's number."""
+        """Run a task for each part, a few at a time; yield results as they finish, with the part's index."""
         remote = self._ray.remote(
             num_cpus=1, max_retries=RETRIES, retry_exceptions=False, num_returns=returns
         )(function)
@@ -288,23 +288,23 @@ class RayEngine(Engine):
             for number, part in enumerate(parts):
                 if len(waiting) >= most:
                     yield from self._ready(waiting)
-                made = remote.remote(part.ref, *sent)
-                made = made if returns > 1 else [made]
-                waiting[made[-1]] = (number, made)
+                refs = remote.remote(part.ref, *sent)
+                refs = refs if returns > 1 else [refs]
+                waiting[refs[-1]] = (number, refs)
             while waiting:
                 yield from self._ready(waiting)
         finally:
-            for _, made in waiting.values():
-                self._ray.cancel(made[-1], force=False)
+            for _, refs in waiting.values():
+                self._ray.cancel(refs[-1], force=False)
 
     def _ready(self, waiting: dict[Any, tuple[int, Any]]) -> Iterator[Any]:
         done, _ = self._ray.wait(list(waiting), num_returns=1)
         for ref in done:
-            number, made = waiting.pop(ref)
-            found = self._get(ref)
-            if isinstance(found, tasks.Refusal):
-                raise UserError(found.sentence)
-            yield number, made, found
+            number, refs = waiting.pop(ref)
+            value = self._get(ref)
+            if isinstance(value, tasks.Refusal):
+                raise UserError(value.sentence)
+            yield number, refs, value
 
     def _get(self, ref: Any) -> Any:
         try:
@@ -313,13 +313,13 @@ class RayEngine(Engine):
             raise self._sentence(error) from None
 
     def _sentence(self, error: BaseException) -> BaseException:
-        """Turn what Ray raises into one sentence, without what a worker held."""
+        """Turn an error of Ray into one sentence, without data of a worker."""
         if isinstance(error, UserError) or not isinstance(error, Exception):
             return error
         name = type(getattr(error, "cause", None) or error).__name__
         return UserError(
             f"the Ray cluster could not finish its work ({name}); see that its nodes are up and have memory "
-            "and disk to spare, then release anew, or use --engine local"
+            "and disk to spare, then release again, or use --engine local"
         )
 
     def described(self) -> Mapping[str, Any]:
@@ -344,29 +344,29 @@ class RayRecords(Records):
         self.rows = sum(part.rows for part in parts)
 
     def total(self, partial: Partial, advance: progress.Advance | None = None) -> Totals | None:
-        """Add up on the workers; the driver merges what parts gave."""
-        found: Totals | None = None
+        """Sum on the workers; the driver merges the sums of parts."""
+        totals: Totals | None = None
         for number, _, sums in self._engine.run(tasks.sum_block, self._parts, 1, self._chain, partial):
-            found = merge(found, sums)
+            totals = merge(totals, sums)
             if advance is not None:
                 advance(self._parts[number].rows)
-        return found
+        return totals
 
     def keep(self, function: Keep, advance: progress.Advance | None = None) -> tuple[Records, Totals | None]:
-        """Add up, and keep in the object store what the function gives."""
-        found: Totals | None = None
+        """Sum, and store the function's output in the object store."""
+        totals: Totals | None = None
         kept: dict[int, Kept] = {}
-        for number, made, sums in self._engine.run(tasks.keep_block, self._parts, 2, self._chain, function):
-            found = merge(found, sums)
-            kept[number] = Kept(made[0], self._parts[number].rows)
+        for number, refs, sums in self._engine.run(tasks.keep_block, self._parts, 2, self._chain, function):
+            totals = merge(totals, sums)
+            kept[number] = Kept(refs[0], self._parts[number].rows)
             if advance is not None:
                 advance(kept[number].rows)
-        return RayRecords(self._engine, [kept[number] for number in sorted(kept)]), found
+        return RayRecords(self._engine, [kept[number] for number in sorted(kept)]), totals
 
     def mapped(self, transform: Transform) -> Records:
         """Add a step before every pass."""
         return RayRecords(self._engine, self._parts, (*self._chain, transform))
 
     def close(self) -> None:
-        """Let go of the references, so that the object store and its spill folder are emptied."""
+        """Drop the references, so that the object store and its spill folder are emptied."""
         self._parts = []

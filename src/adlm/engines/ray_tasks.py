@@ -1,7 +1,7 @@
-"""What runs on the workers of a Ray cluster. Nothing here logs, and no mistake is raised: it is returned.
+"""Tasks on the workers of a Ray cluster. Nothing here logs, and errors are returned, not raised.
 
-A traceback of a worker ends in the cluster's logs, and the sentence of a mistake may quote a cell. So
-sentences go to the driver as values.
+A traceback of a worker ends in the cluster's logs, and an error sentence may quote a private cell. So
+sentences are returned to the driver as values.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ PERSON, RECORD, SHARE = ("person high", "person low"), "record", "share"
 
 @dataclass(frozen=True)
 class Refusal:
-    """A mistake in the input, as a sentence."""
+    """An error in the input, as a sentence."""
 
     sentence: str
 
 
 def refusals_class() -> Any:
-    """Return an actor's class that collects the mistakes of a read; each has the number of its piece.
+    """Return an actor's class that collects the errors of a read; each has the index of its piece.
 
-    A class of a function travels by value, so that its worker need not load this package.
+    A class inside a function is pickled by value, so that its worker need not import this package.
     """
 
     class Refusals:
@@ -59,7 +59,7 @@ def refusals_class() -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Say what the numbers are computed with."""
+    """Versions of the libraries that affect results."""
     return {
         "adlm": __version__,
         "numpy": np.__version__,
@@ -70,16 +70,16 @@ def versions() -> dict[str, str]:
 
 
 def read_piece(piece: Piece, table: TableDomain, block_bytes: int) -> Iterator[Any]:
-    """Read a piece of a table, as blocks of an array a column, class codes and digests of persons.
+    """Read a piece of a table, as blocks of an array per column, class codes and digests of persons.
 
-    Before each block come its number of records and about how many bytes of the file it took; a row that
-    cannot be read ends the piece with a refusal.
+    Each block is preceded by its number of records and the approximate bytes read; a row that cannot be read
+    ends the piece with a refusal.
 
     Parameters
     ----------
     piece : what to read.
     table : the declared columns.
-    block_bytes : about the size of a block.
+    block_bytes : approximate size of a block.
     """
     waiting: list[pa.Table] = []
     taken = 0
@@ -102,39 +102,39 @@ def read_piece(piece: Piece, table: TableDomain, block_bytes: int) -> Iterator[A
 
 def _block(parts: Sequence[pa.Table], taken: int) -> Iterator[Any]:
     if parts:
-        whole = pa.concat_tables(parts).combine_chunks()
-        yield whole.num_rows, taken
-        yield whole
+        block = pa.concat_tables(parts).combine_chunks()
+        yield block.num_rows, taken
+        yield block
 
 
 def with_share(block: pa.Table, shares: int) -> pa.Table:
-    """Say which share of the persons each record belongs to."""
+    """Add a column with each record's share of the persons."""
     share = block[PERSON[0]].to_numpy() % np.uint64(shares)
     return block.append_column(SHARE, pa.array(share.astype(np.int64)))
 
 
 def choose(group: pa.Table, most: int) -> pa.Table:
-    """Keep at most so many records of each person of a share."""
+    """Keep at most `most` records of each person of a share."""
     persons = np.stack([group[name].to_numpy() for name in PERSON], 1)
     keep = chosen(persons, group[RECORD].to_numpy(), most)
     return group.drop_columns([*PERSON, RECORD, SHARE]).filter(pa.array(keep))
 
 
 def arrays_of(block: pa.Table | Part) -> Part:
-    """Return the arrays of a block: what is kept of records, without the digests of persons."""
+    """Return the arrays of a block, without the digests of persons."""
     if isinstance(block, tuple):
         return block
     names = [name for name in block.column_names if name not in (*PERSON, RECORD, SHARE)]
     if not any(isinstance(kind, pa.BaseExtensionType) for kind in block.schema.types):
         return tuple(np.concatenate([np.from_dlpack(c) for c in block[name].chunks]) for name in names)
-    from ray.data.block import BlockAccessor  # of features, a row of numbers in each cell
+    from ray.data.block import BlockAccessor  # features: a vector in each cell
 
     columns = BlockAccessor.for_block(block.select(names)).to_numpy(names)
     return tuple(columns[name] for name in names)
 
 
 def sum_block(block: pa.Table | Part, chain: Chain, partial: Partial) -> Totals | Refusal:
-    """Add up what a partial gives of a block."""
+    """Sum a block by a partial function."""
     torch.set_num_threads(1)
     try:
         return sum_part(arrays_of(block), chain, partial)
@@ -143,7 +143,7 @@ def sum_block(block: pa.Table | Part, chain: Chain, partial: Partial) -> Totals 
 
 
 def keep_block(block: pa.Table | Part, chain: Chain, function: Keep) -> tuple[Part, Totals | Refusal]:
-    """Return what is kept of a block, and what it adds to the sums."""
+    """Return the stored part of a block, and its sums."""
     torch.set_num_threads(1)
     try:
         return keep_part(arrays_of(block), chain, function)
@@ -152,7 +152,7 @@ def keep_block(block: pa.Table | Part, chain: Chain, function: Keep) -> tuple[Pa
 
 
 class FeatureActor:
-    """A worker that holds a map of public features, and takes features of chunks of records.
+    """A worker that holds a map of public features, and applies it to chunks of records.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ class FeatureActor:
     def __call__(
         self, numbers: dict[str, NDArray[np.int64]], chunks: Sequence[Any] | InputPieces, refusals: Any
     ) -> Iterator[dict[str, Any]]:
-        """Take features of chunks of arrays, or of pieces of files, given by their numbers."""
+        """Compute features of chunks of arrays, or of pieces of files, given by their indices."""
         import ray
 
         for number in numbers["id"].tolist():

@@ -1,1 +1,1 @@
-"""What every package uses and no package owns: artefacts on disk, progress, memory."""
+"""Shared infrastructure: artefacts on disk, progress, memory, devices."""

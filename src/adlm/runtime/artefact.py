@@ -1,4 +1,4 @@
-"""The one place that writes artefacts: whole or not at all."""
+"""The one place that writes artefacts, atomically."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from adlm.errors import UserError
 
 
 def canonical(value: Any) -> bytes:
-    """Return the one JSON text of a value: sorted keys, two spaces, a final newline, no NaN."""
+    """Return the canonical JSON of a value: sorted keys, two spaces, a final newline, no NaN."""
     return (json.dumps(value, sort_keys=True, indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode()
 
 
@@ -36,10 +36,10 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def new_folder(target: Path, *, what: str) -> Iterator[Path]:
-    """Give a temporary folder that becomes `target` by one rename when the block ends well.
+    """Yield a temporary folder that becomes `target` by one rename when the block succeeds.
 
-    When it ends badly (an error, a full disk) the temporary folder is removed; when the process is
-    killed, what is left is a hidden folder that nothing reads, swept at the next write beside it.
+    After an error or a full disk the temporary folder is removed. A killed process leaves a hidden folder
+    that nothing reads, which the next write of the same target removes.
     """
     target = Path(target)
     with _temporary_folder(target, what) as temporary:
@@ -53,7 +53,7 @@ def new_folder(target: Path, *, what: str) -> Iterator[Path]:
 
 
 def require_space(target: Path, *, what: str) -> None:
-    """Refuse a place that cannot take 4 MB, before anything is spent on what is to go there."""
+    """Refuse a place without 4 MB of space, before any budget is spent."""
     with _temporary_folder(Path(target), what) as temporary, (temporary / "space").open("wb") as file:
         file.write(bytes(1 << 22))
         file.flush()
@@ -62,7 +62,7 @@ def require_space(target: Path, *, what: str) -> None:
 
 @contextlib.contextmanager
 def _temporary_folder(target: Path, what: str) -> Iterator[Path]:
-    """Give a temporary folder beside a target that does not exist yet, and remove what is left of it."""
+    """Yield a temporary folder next to a target that does not exist yet, and remove it at the end."""
     if target.exists():
         raise UserError(f"{target} exists already; choose another place for the {what} or remove it first")
     try:
@@ -103,9 +103,9 @@ def _alive(pid: int) -> bool:
 
 @contextlib.contextmanager
 def new_file(target: Path, *, what: str, private: bool = False) -> Iterator[IO[bytes]]:
-    """Give a stream whose bytes become `target` by one rename when the block ends well.
+    """Yield a stream whose bytes become `target` by one rename when the block succeeds.
 
-    An earlier file is replaced then; when the block ends badly, it stays as it was.
+    An earlier file is replaced then; after an error it is unchanged.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ def new_file(target: Path, *, what: str, private: bool = False) -> Iterator[IO[b
 
 
 def write_file(target: Path, data: bytes, *, what: str, private: bool = False) -> None:
-    """Write one file whole, replacing an earlier one, or leave the earlier one as it was.
+    """Write one file atomically, replacing an earlier one.
 
     Parameters
     ----------

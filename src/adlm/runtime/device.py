@@ -1,4 +1,4 @@
-"""Where tensors are computed."""
+"""Choice of the device that tensors are computed on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KINDS = ("cuda", "mps")
 
 
 def choose_device(name: str = "auto", kinds: tuple[str, ...] = KINDS) -> torch.device:
-    """Return the device of that name; `auto` is the graphics card where there is one of these kinds."""
+    """Return the device of that name; `auto` is an accelerator of these kinds if there is one."""
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return torch.device(next((kind for kind in kinds if there[kind]), "cpu"))

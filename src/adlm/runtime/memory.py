@@ -1,4 +1,4 @@
-"""Keep freed memory for the next block of the same work, and blocks in a processor's cache."""
+"""Reuse of freed memory, and sizes of blocks that fit a processor's cache."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ CACHE_BYTES = 1 << 19  # of one array of doubles; a few of them are in use at on
 
 @cache
 def keep_freed() -> None:
-    """Let the C library keep what is freed between blocks, instead of returning it to the system.
+    """Let the C library keep memory freed between blocks, instead of returning it to the system.
 
-    GNU's keeps up to twice the largest block that it ever mapped and freed, at most 32 MiB. Without it half
-    the time of a loop over blocks of a few MB goes into clearing the same pages again for every block. Other
-    libraries do not mind.
+    glibc keeps up to twice the largest block that it ever mapped and freed, at most 32 MiB. Without this,
+    half the time of a loop over blocks of a few MB is spent on clearing pages. Other libraries are
+    unaffected.
     """
     np.empty(31 << 20, dtype=np.uint8)
 
 
 def blocks_in_cache(rows: int, width: int) -> Iterator[slice]:
-    """Cut so many rows of so many doubles into blocks of about one size that stay in a core's own cache."""
+    """Split `rows` rows of `width` doubles into blocks of similar size that fit a core's cache."""
     count = max(1, -(-rows // rows_in_cache(width)))
     size = max(1, -(-rows // count))
     for start in range(0, rows, size):
@@ -30,5 +30,5 @@ def blocks_in_cache(rows: int, width: int) -> Iterator[slice]:
 
 
 def rows_in_cache(width: int) -> int:
-    """Return how many rows of so many doubles to work on at once, so that they stay in a core's own cache."""
+    """Return how many rows of `width` doubles fit a core's cache."""
     return max(16, CACHE_BYTES // (8 * max(1, width)))

@@ -1,8 +1,8 @@
-"""Parts of private records, kept from one pass to the next: in memory while they are few, then in a file.
+"""Parts of private records, stored between passes: in memory if few, else in a file.
 
 The file is private data: only its owner can read it, and it has no name in the file system, so that it is
-gone with the process, however that ends. Parts are read back one at a time, so that memory stays flat in the
-number of records.
+removed with the process, however that ends. Parts are read back one at a time, so that memory does not grow
+with the number of records.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from adlm.errors import UserError
 
 Part = tuple[NDArray[Any], ...]
 MOST_BYTES = 1 << 28  # kept in memory
-PIECE_BYTES, PIECE_ROWS = 1 << 22, 1 << 10  # read at once: so much, but not fewer rows
+PIECE_BYTES, PIECE_ROWS = 1 << 22, 1 << 10  # read at once: this many bytes, but at least this many rows
 
 
 def private_folder() -> Path:
-    """Return where files made of private records are kept; ADLM_CACHE moves it."""
+    """Return the folder for files made of private records; ADLM_CACHE moves it."""
     return Path(os.environ.get("ADLM_CACHE") or user_cache_dir("adlm")) / "private-features"
 
 
 @dataclass(frozen=True)
 class _Written:
-    """Where an array is in the file."""
+    """Location of an array in the file."""
 
     at: int
     dtype: np.dtype[Any]
@@ -56,7 +56,7 @@ class PartStore:
         return len(self._parts)
 
     def append(self, part: Part) -> None:
-        """Keep a part, in pieces that a processor's shared cache holds."""
+        """Store a part, in pieces that fit a processor's shared cache."""
         each = sum(array.nbytes for array in part) // max(1, len(part[0]))
         count = max(PIECE_ROWS, PIECE_BYTES // max(1, each))
         for start in range(0, max(1, len(part[0])), count):
@@ -99,16 +99,16 @@ class PartStore:
     def _array(self, written: _Written) -> NDArray[Any]:
         assert self._file is not None
         size = int(np.prod(written.shape)) * written.dtype.itemsize
-        data, at = np.empty(size, dtype=np.uint8), 0  # not cleared first, as a bytearray would be
+        data, at = np.empty(size, dtype=np.uint8), 0  # uninitialised, unlike a bytearray
         while at < size:
             got = os.preadv(self._file.fileno(), [data.data[at:]], written.at + at)
             if not got:
-                raise UserError("what was kept of the records is gone from the disk; release anew")
+                raise UserError("what was kept of the records is gone from the disk; release again")
             at += got
         return data.view(written.dtype).reshape(written.shape)
 
     def close(self) -> None:
-        """Let go of everything; what is in a file is gone."""
+        """Free everything, and remove the file."""
         self._parts = []
         if self._file is not None:
             self._file.close()

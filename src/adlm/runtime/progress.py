@@ -1,8 +1,8 @@
-"""How long work shows itself: a bar on a terminal or in a notebook, a few plain lines in a log file.
+"""Progress of long work: a bar on a terminal or in a notebook, a few plain lines in a log file.
 
-The library is silent in a script until a command turns progress on; in a notebook it is on from the start,
-for there is a person before it. A terminal and a log are written to by standard error. A notebook gets an
-element of its own, which is updated in place. `enable(False)` silences all of them.
+The library is silent in a script until a command turns progress on; in a notebook it is on by default.
+Terminals and logs get it on standard error, a notebook in an element that is updated in place.
+`enable(False)` silences all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rich.text import Text
 
 Advance = Callable[[int], None]
 FIRST_LINE, RAREST_LINE = 5.0, 60.0  # seconds until the first plain line, and at most between two
-REDRAW = 0.2  # seconds between two pictures of a bar in a notebook
+REDRAW = 0.2  # seconds between updates of a bar in a notebook
 
 
 @dataclass
@@ -48,7 +48,7 @@ def enable(on: bool = True) -> None:
 
 
 def enabled() -> bool:
-    """Whether anybody is to see progress."""
+    """Whether progress is shown."""
     return notebook() is not None if _state.on is None else _state.on
 
 
@@ -74,13 +74,13 @@ def say(line: str) -> None:
 
 @contextlib.contextmanager
 def bar(total: int, what: str, unit: str = "", detail: Callable[[], str] = lambda: "") -> Iterator[Advance]:
-    """Show how far some work of `total` steps has come; gives a function that takes steps done.
+    """Show progress over `total` steps; yields a function that takes the number of steps done.
 
     Parameters
     ----------
-    total : steps in all; nothing is shown for none.
+    total : number of steps; nothing is shown for 0.
     what, unit : the work, and what a step is.
-    detail : gives more words for a plain line.
+    detail : returns further text for a plain line.
     """
     if total <= 0 or not enabled():
         yield lambda steps: None
@@ -103,21 +103,21 @@ def _terminal() -> bool:
 
 
 class _Speed(ProgressColumn):
-    """Steps a second; nothing until it is known, which it is not before the first step."""
+    """Steps a second; empty before the first step."""
 
     def __init__(self, unit: str) -> None:
         super().__init__()
         self.unit = unit
 
     def render(self, task: Task) -> Text:
-        """Return what stands in the column."""
+        """Return the column's text."""
         known = self.unit and task.speed is not None
         return Text(f"{task.speed:.0f} {self.unit}/s" if known else "")
 
 
 @contextlib.contextmanager
 def amounts(total: int, what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show how much of `total` bytes was read; gives a function that takes bytes and rows done.
+    """Show progress over `total` bytes; yields a function that takes bytes and rows done.
 
     On a terminal a bar is there from the start, with bytes and rows a second.
     """
@@ -156,7 +156,7 @@ def _rich(unit: str) -> Progress:
 
 
 def _lines(total: int, what: str, unit: str, detail: Callable[[], str]) -> Advance:
-    """Write plain lines, ever rarer: work of an hour leaves about sixty of them, of a second none."""
+    """Write plain lines at growing intervals: about sixty for an hour of work, none for a second."""
     done, start = 0, time.monotonic()
     due, pause = start + FIRST_LINE, FIRST_LINE
 
@@ -174,7 +174,7 @@ def _lines(total: int, what: str, unit: str, detail: Callable[[], str]) -> Advan
 
 @contextlib.contextmanager
 def _notebook_bar(display: Any, total: int, what: str, unit: str) -> Iterator[Advance]:
-    """Update one element in place; when the work is over, it keeps what was done and how fast."""
+    """Update one element in place; at the end it shows the steps done and their rate."""
     done, start, shown = 0, time.monotonic(), time.monotonic()
     handle = display.display(display.HTML(_element(0, total, what, "")), display_id=True)
 

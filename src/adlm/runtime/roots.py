@@ -1,4 +1,4 @@
-"""Square roots of rationals, rounded to a side: what a sensitivity or a loss needs to stay a bound."""
+"""Square roots of rationals, rounded up or down, so that bounds stay bounds."""
 
 from __future__ import annotations
 

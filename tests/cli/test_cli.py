@@ -421,7 +421,7 @@ def test_random_fourier_features_are_asked_for_by_number_or_by_rule(place: Path)
     assert plan["fourier"] == 3
     run(*words, "--fourier", "auto", "--out", "FA")
     for given in ("many", "-1"):
-        with pytest.raises(UserError, match="must be auto or a whole number"):
+        with pytest.raises(UserError, match="must be auto or an integer"):
             run(*words, "--fourier", given, "--out", "FX")
     with pytest.raises(UserError, match="for tables from a file"):
         run("release", "--data", "digits", "--fourier", "2", "--out", "FX")

@@ -13,13 +13,12 @@ STOPPED = 130  # exit code after Ctrl-C
 
 
 def program() -> None:
-    """Run `adlm` as a program of its own: what `adlm` and `python -m adlm` call.
+    """Entry point of `adlm` and `python -m adlm`.
 
-    Arrow reads ahead in a thread of its own, and goes on with that when a command has failed. An interpreter
-    that is taken down under such a thread aborts the process. So this is the last that runs: after it
-    everything is written, and the process ends without a further step.
+    Arrow reads ahead in a thread, which continues when a command has failed. Shutting the interpreter down
+    under such a thread aborts the process. So this exits the process directly, after all output is flushed.
     """
-    code = 1  # of an exception that nobody expected
+    code = 1  # of an unexpected exception
 
     def leave() -> None:
         for stream in (sys.stdout, sys.stderr):
@@ -36,17 +35,17 @@ def program() -> None:
 
 
 def main() -> None:
-    """Run `adlm`; a person's mistake ends in one sentence on standard error and exit code 2."""
+    """Run `adlm`; a user error ends in one sentence on standard error and exit code 2."""
     import typer
 
     from adlm.errors import NoisyModelWarning, StoppedError, UserError
 
-    warnings.simplefilter("ignore", NoisyModelWarning)  # commands print it beside their figures
+    warnings.simplefilter("ignore", NoisyModelWarning)  # commands print it with their figures
     try:
         from adlm.cli.app import app
 
         code = app(prog_name="adlm", standalone_mode=False)
-        if code == STOPPED:  # what typer makes of Ctrl-C
+        if code == STOPPED:  # typer's exit code for Ctrl-C
             raise KeyboardInterrupt
         sys.exit(code)
     except StoppedError as stopped:
@@ -68,9 +67,9 @@ def main() -> None:
 
 
 def _refuse(error: Any) -> NoReturn:
-    """End with one sentence about an option or a command that the command line does not take."""
+    """Exit with one sentence about an unknown option or command."""
     context = error.ctx
-    if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command: its help is the answer
+    if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command: show its help
         error.show()
     else:
         where = context.command_path if context is not None else "adlm"

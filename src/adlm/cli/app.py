@@ -1,4 +1,4 @@
-"""The commands of `adlm`, in the order a person uses them."""
+"""The commands of `adlm`, in the order of use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class _InOrder(TyperGroup):
     """List commands and groups of commands in the order of COMMANDS."""
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
-        """Return the names in the order a person uses them."""
+        """Return the names in the order of use."""
         return [name for name, *_ in COMMANDS]
 
 

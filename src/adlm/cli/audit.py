@@ -1,4 +1,4 @@
-"""`adlm audit`: attack the mechanisms, and print what the attacks prove from below."""
+"""`adlm audit`: attack the mechanisms, and print lower bounds on epsilon."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def audit(
         list[str] | None,
         typer.Option(
             help="Audit a third-party mechanism instead: numpy-laplace, opendp-laplace, opacus-step, "
-            "or FILE.py:NAME for a plug-in of your own; may be repeated.",
+            "or FILE.py:NAME for a user-supplied plug-in; may be repeated.",
             metavar="NAME",
         ),
     ] = None,
@@ -42,7 +42,7 @@ def audit(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Attack every mechanism and compare what is proved from below with what is claimed and proved.
+    """Attack every mechanism and compare the lower bounds with the claimed and proved epsilon.
 
     Each mechanism is run on neighbouring data sets; a lower bound above the proved epsilon is a violation.
     A sound product is called violated at most once in a thousand commands. Exit code 1 on a violation of the
@@ -84,9 +84,9 @@ def audit(
 
 
 def _sentence(result: Audit, against: str) -> str:
-    own = [f for f in result.findings if not f.control]
+    attacks = [f for f in result.findings if not f.control]
     wrong = [f for f in result.findings if f.control]
-    text = f"{sum(f.passed for f in own)} of {len(own)} attacks stay below what is {against}"
+    text = f"{sum(f.passed for f in attacks)} of {len(attacks)} attacks stay below what is {against}"
     if wrong:
         text += f"; {sum(f.passed for f in wrong)} of {len(wrong)} controls caught"
     return f"{text}; {'sound' if result.sound else 'NOT SOUND'} ({result.seconds:.0f} s)"

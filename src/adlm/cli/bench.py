@@ -32,10 +32,10 @@ def bench(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure noise, features, training, the whole way and growth, each against others in the same run.
+    """Measure noise, features, training, the whole pipeline and growth, each against others in the same run.
 
-    Only ratios are given, as the median of interleaved repeats with their spread; times say more about a
-    machine than about a program. With --json: {"command", "cores", "repeats", "ratios": [{"name", "value",
+    Only ratios are given, as the median of interleaved repeats with their spread, because times depend on
+    the machine. With --json: {"command", "cores", "repeats", "ratios": [{"name", "value",
     "low", "high", "sense", "asked", "met", "note", "detail"}]}.
     """
     find_benchmarks("adlm bench")

@@ -1,4 +1,4 @@
-"""`adlm cache`: the features of private records that were kept to save time."""
+"""`adlm cache`: cached features of private records."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = typer.Typer(
 
 @app.command("clear", epilog="Example: adlm cache clear")
 def clear(as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """Remove every kept file of features, and what killed runs of --engine ray left. With --json: {"removed",
+    """Remove all cached features, and the files of killed runs of --engine ray. With --json: {"removed",
     "clusters"}.
     """
     from adlm.curator.featurise import clear_cache
@@ -28,7 +28,7 @@ def clear(as_json: AsJson = False, quiet: Quiet = False) -> None:
 
 @app.command("where", epilog="Example: adlm cache where")
 def where(as_json: AsJson = False, quiet: Quiet = False) -> None:
-    """Say where features of private records are kept. With --json: {"folder", "files", "bytes"}."""
+    """Print the folder of cached features of private records. With --json: {"folder", "files", "bytes"}."""
     from adlm.curator.featurise import cache_folder
 
     files = list(cache_folder().glob("*.npy"))

@@ -14,10 +14,11 @@ from adlm.errors import UserError
 def card(
     model: Annotated[Path, typer.Argument(help="A model folder.")],
     out: Annotated[
-        Path | None, typer.Option(help="The file to write; README.md in the model's folder when not given.")
+        Path | None, typer.Option(help="The file to write; by default README.md in the model's folder.")
     ] = None,
     evaluation: Annotated[
-        Path | None, typer.Option(help="Figures that adlm evaluate --save kept; found beside a model.")
+        Path | None,
+        typer.Option(help="Figures saved by adlm evaluate --save; by default those next to the model."),
     ] = None,
     licence: Annotated[
         str | None, typer.Option("--license", help="The model's, as the hub names it.", metavar="NAME")
@@ -28,8 +29,8 @@ def card(
     """Write a model card: intended use, data domain, guarantee, accuracy, limits, signature.
 
     The folder can then be pushed to a hub with the hub's own tools. Accuracy is in the card if it was
-    measured; on private records that figure is not private. An earlier card is written anew, any other
-    file is left alone. With --json: {"out", "measured", "stamps"} and the totals.
+    measured; on private records that figure is not private. An earlier card is replaced, any other file
+    is not. With --json: {"out", "measured", "stamps"} and the totals.
     """
     from adlm.cli.report import _evaluation
     from adlm.report.card import HEAD, model_card

@@ -1,4 +1,4 @@
-"""Experiments and the bench are in the source checkout, not in the wheel: find them there."""
+"""Access to experiments and benchmarks, which are in the source checkout, not in the wheel."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from adlm.errors import UserError
 
 
 def find_benchmarks(command: str) -> None:
-    """Make the package `benchmarks` of this checkout importable, or say where it is to be had.
+    """Make the package `benchmarks` of this checkout importable, or explain where to get it.
 
     Parameters
     ----------
-    command : what was called, for the sentence that a wheel answers with.
+    command : its name, for the error sentence.
     """
     root = Path(adlm.__file__).resolve().parents[2]
     if not (root / "benchmarks" / "experiments").is_dir():

@@ -1,4 +1,4 @@
-"""What commands share: their common options, and one way to report figures."""
+"""Common options of commands, and one way to report figures."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", metavar="DEVICE"
 
 @dataclass(frozen=True)
 class Output:
-    """Where a command's words and figures go."""
+    """The output of a command: text or JSON."""
 
     as_json: bool = False
     quiet: bool = False
@@ -54,19 +54,19 @@ class Output:
         progress.enable(not self.quiet and not self.as_json)
 
     def say(self, line: str) -> None:
-        """Print a line of result for a person."""
+        """Print a line of text, unless quiet or JSON."""
         if not self.as_json and not self.quiet:
             typer.echo(line)
 
     def result(self, figures: dict[str, Any], line: str | None = None) -> None:
-        """Print the figures as JSON, or the line that says them (even when quiet)."""
+        """Print the figures as JSON, or the line that states them (even when quiet)."""
         if self.as_json:
             typer.echo(json.dumps(_plain(figures), allow_nan=False))
         elif line is not None:
             typer.echo(line)
 
     def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
-        """Print a table for a person."""
+        """Print a table, unless quiet or JSON."""
         if self.as_json or self.quiet:
             return
         table = Table(box=None, pad_edge=False, title=title, title_justify="left")
@@ -74,12 +74,12 @@ class Output:
             table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")
         for row in rows:
             table.add_row(*row)
-        # Into a file or a pipe a table is as wide as it needs to be; a person's terminal has its own width.
+        # In a file or a pipe a table is as wide as necessary; a terminal has its own width.
         Console(soft_wrap=True, highlight=False, width=None if sys.stdout.isatty() else 200).print(table)
 
 
 def _plain(value: Any) -> Any:
-    """Make a value fit for JSON: infinities and NaN become null."""
+    """Convert a value to JSON: infinities and NaN become null."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -90,7 +90,7 @@ def _plain(value: Any) -> Any:
 
 
 def pick_device(device: str) -> str:
-    """Turn `auto` into the best device there is for exact work in double precision."""
+    """Resolve `auto` to the best device with double precision."""
     from adlm.runtime.device import choose_device
 
     return str(choose_device(device, ("cuda",)))
@@ -124,18 +124,18 @@ def load_model(folder: Path, backbone: str | None, device: str = "cpu") -> Model
 
 
 def stamped(stamps: Sequence[str]) -> str:
-    """The stamps, to be put at the end of a sentence; nothing when there are none."""
+    """The stamps, for the end of a sentence; empty if there are none."""
     return "".join(f"; stamped: {stamp}" for stamp in stamps)
 
 
 def key_of(path: Path | None) -> Ed25519PrivateKey | None:
-    """Read the key to sign with, before anything is spent or made."""
+    """Read the signing key, before any budget is spent."""
     from adlm.privacy.signature import load_key
 
     return None if path is None else load_key(path)
 
 
 def given(context: typer.Context, name: str) -> bool:
-    """Whether an option was given, not left at its default."""
+    """Whether an option was set on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"

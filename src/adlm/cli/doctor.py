@@ -30,7 +30,7 @@ USES = {
 
 @dataclass(frozen=True)
 class Package:
-    """A package that adlm needs: which versions it takes, and which one is there (None: none)."""
+    """A required package: the accepted versions, and the installed one (None: missing)."""
 
     name: str
     needed: str
@@ -97,14 +97,14 @@ def doctor(as_json: AsJson = False, quiet: Quiet = False) -> None:
 
 
 def packages() -> tuple[list[Package], dict[str, list[Package]]]:
-    """Return what adlm requires, and what each of its extras does; nothing when adlm is not installed."""
+    """Return the requirements of adlm and of each extra; empty when adlm is not installed."""
     try:
         lines = importlib.metadata.requires("adlm") or []
         named = importlib.metadata.metadata("adlm").get_all("Provides-Extra") or []
     except importlib.metadata.PackageNotFoundError:
         return [], {}
     required: list[Package] = []
-    extras: dict[str, list[Package]] = {name: [] for name in named}  # one may need nothing more
+    extras: dict[str, list[Package]] = {name: [] for name in named}  # an extra may have no requirements
     for line in lines:
         wanted = Requirement(line)
         of = EXTRA.search(str(wanted.marker or ""))
@@ -124,7 +124,7 @@ def package(wanted: Requirement) -> Package:
 
 
 def threads() -> dict[str, Any]:
-    """Return how many processors this process may use, and how many threads torch takes."""
+    """Return the numbers of available processors and of torch's threads."""
     import torch
 
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -136,7 +136,7 @@ def threads() -> dict[str, Any]:
 
 
 def devices() -> list[str]:
-    """Name what torch can compute on."""
+    """Return the names of torch's devices."""
     import torch
 
     cards = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
@@ -144,7 +144,7 @@ def devices() -> list[str]:
 
 
 def folders() -> list[dict[str, Any]]:
-    """Return where adlm writes, and whether it can; a folder that is not there yet is not made."""
+    """Return the folders that adlm writes to, and whether they are writable; none is created."""
     from adlm.curator.featurise import cache_folder
     from adlm.curator.ledger import default_path
     from adlm.public.datasets import catalogue, places
@@ -164,7 +164,7 @@ def folders() -> list[dict[str, Any]]:
 
 
 def _trouble(path: Path) -> str:
-    """Say why nothing can be written below a folder; nothing when it can."""
+    """Return why a folder is not writable; empty if it is."""
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     try:
         with tempfile.TemporaryFile(dir=there):

@@ -19,9 +19,7 @@ app = typer.Typer(
 def init(
     file: Annotated[Path, typer.Argument(help="A CSV or Parquet file, or a folder of images.")],
     out: Annotated[Path | None, typer.Option(help="The file to write; FILE's name with .toml.")] = None,
-    label: Annotated[
-        str | None, typer.Option(help="The label's column; the last one when not given.")
-    ] = None,
+    label: Annotated[str | None, typer.Option(help="The label's column; by default the last one.")] = None,
     person: Annotated[str | None, typer.Option(help="The column that names the person.")] = None,
     peek: Annotated[
         bool, typer.Option("--peek", help="Learn bounds and values from the data; certificates are stamped.")
@@ -34,19 +32,19 @@ def init(
         ),
     ] = None,
     delimiter: Annotated[
-        str | None, typer.Option(help="The delimiter; found from the header row, or a comma.")
+        str | None, typer.Option(help="The delimiter; by default inferred from the header row, or a comma.")
     ] = None,
     family: Annotated[str | None, typer.Option(help="Images: drawn, garments, natural or generic.")] = None,
-    size: Annotated[int | None, typer.Option(help="Images: pixels a side to bring them to.", min=4)] = None,
+    size: Annotated[int | None, typer.Option(help="Images: pixels a side to resize them to.", min=4)] = None,
     colour: Annotated[str | None, typer.Option(help="Images: grey or rgb.")] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
     """Draft a domain file from the header and the types alone, leaving bounds and values to fill in.
 
-    The columns are named by the first line of the file; if that is a record, it would be written down, so
-    give --no-header, which numbers them. Of a folder with a subfolder for each class, the names of the
-    subfolders are the classes; of a Parquet file of images or vectors, the schema says which column they are.
+    The columns are named by the first line of the file. If that is a record, give --no-header, which numbers
+    them, else the record is written to the domain file. Of a folder with a subfolder for each class, the
+    names of the subfolders are the classes. A Parquet file's schema gives the column of images or vectors.
 
     With --peek they are taken from the data, which is not private: every certificate made with the domain is
     stamped `bounds learnt from data`. With --json: {"out", "columns", "bounds_learnt_from_data", "ignored"};
@@ -92,7 +90,7 @@ def init(
 
 
 def _write_inputs(place: Path, text: str, output: Output) -> None:
-    """Write the draft of a domain of images or vectors, and say what is left to fill in."""
+    """Write the draft of a domain of images or vectors, and print what is left to fill in."""
     from adlm.public.domain.declaration import toml
     from adlm.public.domain.inputs import InputDomain
     from adlm.runtime.artefact import write_file
@@ -119,7 +117,7 @@ def check(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say how a file fits its domain. The output is not protected: it is for the data owner alone.
+    """Check a file against its domain. The output is not private: it is for the data owner alone.
 
     Of images and vectors, every one is read. With --json: {"records", "classes": {NAME: COUNT}, "broken",
     "refused": [SENTENCE], "persons", "most_records", "dropped", "fits"}. Of a table:
@@ -174,7 +172,7 @@ def check(
 
 
 def _check_inputs(domain: Path, path: Path, output: Output) -> None:
-    """Say how images or vectors fit their domain."""
+    """Check images or vectors against their domain."""
     from adlm.public.domain.inputs import InputDomain
     from adlm.readers.input_draft import check_inputs
 
@@ -200,7 +198,7 @@ def _check_inputs(domain: Path, path: Path, output: Output) -> None:
 
 
 def _result(output: Output, path: Path, figures: dict[str, Any], verdict: str) -> None:
-    """Print how records fit, and how many persons they are of if persons are declared."""
+    """Print the result, with the number of persons if persons are declared."""
     people = ""
     if figures["persons"] is not None:
         each, dropped = figures["most_records"], figures["dropped"]

@@ -1,4 +1,4 @@
-"""`adlm evaluate`: how well a model does on records it was not made from."""
+"""`adlm evaluate`: metrics of a model on labelled records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def evaluate(
     data: Annotated[str | None, typer.Option(help="A data set by name.")] = None,
     split: Annotated[str, typer.Option(help="Which split of a named data set.")] = "test",
     save: Annotated[
-        Path | None, typer.Option(help="Keep the figures in this JSON file, for adlm report.")
+        Path | None, typer.Option(help="Save the figures to this JSON file, for adlm report.")
     ] = None,
     backbone: ReleasedBackbone = None,
     device: Device = "auto",
@@ -32,7 +32,7 @@ def evaluate(
 ) -> None:
     """Measure a model on labelled records.
 
-    On private records this is a statistic without privacy: do not publish it, and do not choose by it. With
+    On private records this statistic is not private: do not publish it, and do not choose models by it. With
     --json: {"accuracy", "balanced_accuracy", "recalls", "auc", "calibration_error", "log_loss", "confusion",
     "n", "classes", "small_classes", "stamps", "warning", "model_warning"} and the certificate's totals;
     accuracies and recalls are fractions, recalls are by class; `model_warning` if it is mostly noise. A
@@ -107,7 +107,7 @@ def _numeric(model: Model, figures: dict[str, Any], save: Path | None, output: O
 
 
 def _finish(model: Model, figures: dict[str, Any], sentence: str, output: Output) -> None:
-    """Print the warning, and the figures with what the model has cost."""
+    """Print the warning, and the figures with the model's privacy cost."""
     output.say(f"{WARNING}: do not publish them, and do not choose between models by them")
     totals, warning = model.certificate.totals, model.training.get("warning")
     output.result(

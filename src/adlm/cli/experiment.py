@@ -1,4 +1,4 @@
-"""`adlm experiment`: run the paper's figures and ours, and go on where a run stopped."""
+"""`adlm experiment`: run the paper's figures and ours, and resume interrupted runs."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _run(name: str, **options: Any) -> dict[str, Any]:
 
 
 def _listed(text: str) -> tuple[str, ...]:
-    """The parts of an option that is a list with commas."""
+    """Split an option at its commas."""
     return tuple(part.strip() for part in text.split(","))
 
 
@@ -222,7 +222,7 @@ def all_(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Run every experiment that is made of trials; what could not be run is named at the end.
+    """Run every experiment that is made of trials; failed ones are named at the end.
 
     Tables have a command of their own: adlm experiment tables. With --json: {"experiments": {name: summary}}.
     """

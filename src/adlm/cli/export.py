@@ -21,7 +21,7 @@ def export(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a model as ONNX, to be served anywhere: from raw records to probabilities, in one file.
+    """Write a model as one ONNX file, from raw records to probabilities.
 
     A table's file has an input for each column: doubles for numbers (NaN where missing) and dates (days from
     1970-01-01), strings for the rest. With --json: {"out", "bytes", "stamps"} and the totals.

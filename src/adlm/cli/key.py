@@ -20,7 +20,7 @@ def new(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make an Ed25519 key: a private file that its owner alone can read, and a public one to hand out.
+    """Make an Ed25519 key: a private file that only its owner can read, and a public one to share.
 
     Existing files are never overwritten. With --json: {"private", "public", "fingerprint"}.
     """
@@ -38,7 +38,7 @@ def new(
 def show(
     path: Annotated[Path, typer.Argument(help="A public key.")], as_json: AsJson = False, quiet: Quiet = False
 ) -> None:
-    """Print the fingerprint of a public key, to be compared by another way. With --json: {"fingerprint"}."""
+    """Print a public key's fingerprint, to compare over another channel. With --json: {"fingerprint"}."""
     from adlm.privacy.signature import fingerprint, load_public
 
     digest = fingerprint(load_public(path))

@@ -1,4 +1,4 @@
-"""`adlm plan`: what a release would be and do, before anything is spent."""
+"""`adlm plan`: forecast a release, before anything is spent."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def plan(
 ) -> None:
     """Forecast the settings and the accuracy of a release, from public quantities alone.
 
-    The release is simulated on the most alike classes of a public random process: it spends nothing and
-    reads no record, and the same rule then makes the release. How near to each other such classes lie is a
-    public constant for each kind of picture; yours may differ, so take the accuracy as a forecast, no more.
+    The release is simulated on the most similar classes of a public random process: it spends nothing and
+    reads no record, and the same rule then makes the release. The separation of such classes is a public
+    constant for each kind of image; yours may differ, so the accuracy is only a forecast.
     With --json: {"n", "classes", "features", "neighbours", "plans": [{"epsilon", "delta", "accuracy",
     "spread", "signal_to_noise", "signal_to_noise_second", "k", "q", "level", "share_sums", "reasons", ...}]}.
     """
@@ -90,8 +90,8 @@ def plan(
         title=f"{n} records, {len(known.classes)} classes, {relation}, delta {delta}; nothing is spent",
     )
     remarks = [
-        "forecasts are for synthetic classes, as near to each other as those of handwriting, garments or "
-        "photographs were found to lie; yours may be easier or harder"
+        "forecasts are for synthetic classes with the separation of handwriting, garments or photographs; "
+        "yours may be easier or harder"
     ]
     if any(p.plan.rounds is not None for p in plans):
         remarks.append(
@@ -138,8 +138,8 @@ def _plan_table(
         title=f"{n} records, {len(table.features)} columns, {table.neighbours}, delta {delta}; nothing spent",
     )
     remark = (
-        "what columns say of the label nobody knows beforehand: these records were made by a rule of our "
-        "own, so do not rely on the accuracy for yours; compare budgets by it"
+        "how well columns predict the label is unknown beforehand: these records are synthetic, so do not "
+        "rely on the accuracy for yours; compare budgets by it"
     )
     facts = {"n": n, "classes": len(table.answer.classes), "features": {"name": "tabular"}}
     _finish(output, plans, facts | {"neighbours": table.neighbours}, [remark], picture)
@@ -164,7 +164,7 @@ def _finish(
     remarks: Sequence[str],
     picture: Path | None,
 ) -> None:
-    """Print reasons and remarks, draw the picture, and give the figures."""
+    """Print reasons and remarks, draw the picture, and print the figures."""
     from adlm.report.plots import accuracy_over_epsilon
 
     for p in plans:

@@ -24,8 +24,8 @@ def predict(
     """Predict a class for each record of a file, in its order, with the probability of each class.
 
     For a model of images, give an image, a folder of images at any depth, or any file of images that
-    `adlm release` reads; a first column names each record.
-    A model of a numeric target gives a number within its bounds.
+    `adlm release` reads; the first column names each record. A model of a numeric target predicts a number
+    within its bounds.
 
     With --json: {"out", "records", "stamps"} and the certificate's totals.
     """

@@ -1,4 +1,4 @@
-"""`adlm pretrain`: a relevance network that has seen nobody's data."""
+"""`adlm pretrain`: a relevance network trained on synthetic data alone."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def release(
     ] = None,
     provenance: Annotated[
         str | None,
-        typer.Option(help="public or private, declared of the --backbone: had private records a part in it?"),
+        typer.Option(help="Declare public if no private record had a part in the --backbone, else private."),
     ] = None,
     trained_on: Annotated[
         str | None, typer.Option(help="What the --backbone was trained on; shown in the report.")
@@ -76,7 +76,7 @@ def release(
     ] = "local",
     ray_address: Annotated[
         str | None,
-        typer.Option(help="A Ray cluster, such as auto; one of this machine alone is started without it."),
+        typer.Option(help="A Ray cluster, such as auto; by default one is started on this machine."),
     ] = None,
     sign: Sign = None,
     device: Device = "auto",
@@ -146,7 +146,7 @@ def release(
 
 @dataclass(frozen=True)
 class Encoder:
-    """A public encoder that was requested: which one, and what is declared of it."""
+    """A requested public encoder, with its declared provenance."""
 
     name: str
     provenance: str
@@ -156,11 +156,11 @@ class Encoder:
     def declared(
         cls, name: str | None, provenance: str | None, trained_on: str | None, *, of_table: bool
     ) -> Encoder | None:
-        """Check the options that speak of an encoder; None if there is none.
+        """Check the options of an encoder; None if there is none.
 
         Parameters
         ----------
-        name, provenance, trained_on : what was given on the command line.
+        name, provenance, trained_on : the command-line options.
         of_table : whether the records are those of a table, which takes no encoder.
         """
         if (name is None) != (provenance is None) or (name is None and trained_on is not None):
@@ -188,5 +188,5 @@ def random_fourier_features(text: str | None) -> int | Literal["auto"]:
     if text is None or text == "auto":
         return "auto" if text else 0
     if not text.isdecimal():
-        raise UserError(f"--fourier must be auto or a whole number of at least 0 (got {text!r})")
+        raise UserError(f"--fourier must be auto or an integer of at least 0 (got {text!r})")
     return int(text)

@@ -1,4 +1,4 @@
-"""What `adlm release` and `adlm release-records` share: the ledger, warnings, signing, the last words."""
+"""Common parts of `adlm release` and `adlm release-records`: ledger, warnings, signing, summary."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
     from adlm.privacy.release import Release
 
 METHODS = ("adlm", "ilm")
-LARGE_EPSILON = 10  # from here on a person is warned
+LARGE_EPSILON = 10  # from here on the user is warned
 
 
 @dataclass(frozen=True)
 class Request:
-    """What both commands are asked.
+    """The options of both commands.
 
     Attributes
     ----------
-    file, data, domain : where the records are: a file or a folder with its domain, or a data set's name.
+    file, data, domain : source of the records: a file or a folder with its domain, or a data set's name.
     epsilon, delta : the budget, as it was written.
     out : the folder to make.
-    neighbours, limit : the relation instead of the declared one, and how many records to read.
-    ledger, budget : the ledger's file, and what it may spend in all.
+    neighbours, limit : a relation that overrides the declared one, and the number of records to read.
+    ledger, budget : the ledger's file, and its total budget.
     seed, sign : repeatable noise, and the key to sign with.
     """
 
@@ -53,7 +53,7 @@ class Request:
     sign: Path | None
 
     def check(self, context: typer.Context, method: str, only_for_files: tuple[str, ...] = ()) -> None:
-        """Refuse what contradicts itself or would have no effect, before anything is read."""
+        """Refuse contradictory or ineffective options, before anything is read."""
         if method not in METHODS:
             raise UserError(f"--method must be one of {', '.join(METHODS)}, got {method!r}")
         if (self.file is None) == (self.data is None):
@@ -70,7 +70,7 @@ class Request:
                 raise UserError(f"--{name} is for {needed}; leave it out")
 
     def open(self, public_size: int | None = None) -> Job:
-        """Warn of a weak budget, and get ready: key, room for the release, noise source, ledger."""
+        """Warn of a weak budget, and prepare the key, disk space, noise source and ledger."""
         from adlm.curator.ledger import Ledger, default_path
         from adlm.curator.noise import Source
         from adlm.privacy.budget import Budget
@@ -109,7 +109,7 @@ class Request:
         return self.domain is not None and is_input_domain(self.domain)
 
     def domain_file(self) -> Path:
-        """The domain of a file, which must be given."""
+        """The domain file of a file, which is required."""
         if self.domain is None:
             raise UserError("a file needs --domain FILE.toml; adlm domain init drafts one")
         return self.domain
@@ -117,7 +117,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Job:
-    """A release that is about to be made: where it goes, who is charged, whose noise, and who signs."""
+    """A prepared release: its folder, ledger, noise source and key."""
 
     out: Path
     ledger: Ledger
@@ -126,13 +126,13 @@ class Job:
     key: Ed25519PrivateKey | None
 
     def run(self, make: Callable[[], Release], kind: str, output: Output) -> None:
-        """Make the release, sign and write it, and say what it cost.
+        """Make the release, sign and write it, and print its cost.
 
         Parameters
         ----------
         make : makes the release; records it writes itself, chunk by chunk.
         kind : `moments` or `records`.
-        output : where the words go.
+        output : of the command.
         """
         from adlm.analyst.class_sizes import sentences, small_classes
         from adlm.errors import StoppedError, UserError
@@ -168,7 +168,7 @@ class Job:
         )
 
     def _written(self, release: Release, kind: str) -> Release:
-        """Sign the release and write it; of records, which were written chunk by chunk, the signature."""
+        """Sign the release and write it; of records, which are already written, only the signature."""
         from adlm.privacy.signature import FILE
         from adlm.runtime.artefact import canonical, write_file
 
@@ -180,7 +180,7 @@ class Job:
         return release
 
     def _stopped(self) -> str:
-        """Say what a release that its user stopped has cost, and whether it was made."""
+        """Return a sentence on the cost of an interrupted release, and whether it was written."""
         from adlm.privacy.accounting import compose
 
         outcome = (
@@ -197,7 +197,7 @@ class Job:
 
 
 def _named(file: str | None) -> str:
-    """Name a data set after where its files lie."""
+    """Name a data set after its path."""
     return str(file) if file is None or "://" in file else str(Path(file).resolve())
 
 
@@ -207,7 +207,7 @@ def caution(words: str) -> None:
 
 
 def _warn(epsilon: str, delta: str, size: int | None) -> None:
-    """Say so before anything is read, when a budget is one that protects hardly anybody."""
+    """Warn of a budget that gives hardly any protection, before anything is read."""
     from adlm.privacy.budget import Budget
     from adlm.privacy.certificate import MOST_DELTA, MOST_EPSILON
 

@@ -19,9 +19,9 @@ DomainFile = Annotated[Path | None, typer.Option("--domain", help="The TOML file
 Epsilon = Annotated[str, typer.Option(help="The privacy budget of this release.")]
 Out = Annotated[Path, typer.Option(help="Output folder; must not exist.")]
 Neighbours = Annotated[str | None, typer.Option(help="replace-one or add-remove.")]
-LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="The data set's ledger; made if need be.")]
+LedgerFile = Annotated[Path | None, typer.Option("--ledger", help="The data set's ledger; made if missing.")]
 Total = Annotated[
-    str | None, typer.Option("--budget", help="Epsilon (or EPSILON,DELTA) that the ledger may spend in all.")
+    str | None, typer.Option("--budget", help="Epsilon (or EPSILON,DELTA), the total budget of the ledger.")
 ]
 Limit = Annotated[
     int | None,

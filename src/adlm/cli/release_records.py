@@ -1,4 +1,4 @@
-"""`adlm release-records`: every record with noise of its own, once, as the paper does (Algorithm 1)."""
+"""`adlm release-records`: every record with its own noise, as in the paper (Algorithm 1)."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def release_records(
     network: Annotated[
         str | None,
         typer.Option(
-            help="The network to be trained. When not given: mlp for tables, paper-mnist for grey images, "
+            help="The network to be trained. By default mlp for tables, paper-mnist for grey images, "
             "paper-cifar10 for colour images."
         ),
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="|L|. When not given: 7200 for paper-cifar10, 1800 for every other.")
+        int | None, typer.Option(help="|L|. By default 7200 for paper-cifar10, 1800 for every other.")
     ] = None,
     delta_h0: Annotated[
         str, typer.Option(help="counted, per-patch (the authors' code) or a number.")
@@ -55,12 +55,12 @@ def release_records(
     mode: Annotated[str, typer.Option(help="economical or literal loss noise.")] = "economical",
     loss: Annotated[str, typer.Option(help="cross-entropy or square.")] = "cross-entropy",
     relevance_network: Annotated[
-        Path | None, typer.Option(help="A folder of adlm pretrain; made anew when not given.")
+        Path | None, typer.Option(help="A folder of adlm pretrain; by default one is trained.")
     ] = None,
     relevance_provenance: Annotated[
         str | None,
         typer.Option(
-            help="public or private, declared of the --relevance-network if nobody trusted signed it."
+            help="public or private: provenance of a --relevance-network without a trusted signature."
         ),
     ] = None,
     trust: Annotated[
@@ -75,7 +75,7 @@ def release_records(
 ) -> None:
     """Read private records once and release every one of them with noise, by the paper's Algorithm 1.
 
-    It is there to be compared with; the certificate says what is claimed and what is proved. Every charge is
+    It is for comparison; the certificate states what is claimed and what is proved. Every charge is
     in the ledger before its noise is drawn. With --json: the keys of adlm release.
     """
     from adlm.algorithm1 import Budgets, RecordOptions, make_release
@@ -145,7 +145,7 @@ def _relevance_source(
 
 
 def _declared(kind: type[D], request: Request) -> D:
-    """Read the domain file, with the relation that was asked for; a person must have one record."""
+    """Read the domain file, with the requested relation; a person must have one record."""
     declared = kind.load(request.domain_file())
     if request.neighbours is not None:
         declared = replace(declared, neighbours=request.neighbours)

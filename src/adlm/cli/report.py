@@ -15,15 +15,16 @@ def report(
     folder: Annotated[Path, typer.Argument(help="A release, a model, or a folder that holds both.")],
     out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
     evaluation: Annotated[
-        Path | None, typer.Option(help="Figures that adlm evaluate --save kept; found beside a model.")
+        Path | None,
+        typer.Option(help="Figures saved by adlm evaluate --save; by default those next to the model."),
     ] = None,
     audit: Annotated[
-        Path | None, typer.Option(help="What adlm audit --json printed; found beside the folder.")
+        Path | None, typer.Option(help="Output of adlm audit --json; by default that next to the folder.")
     ] = None,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write one HTML file that explains the guarantee, and shows where the noise went and what was learnt.
+    """Write one HTML file that explains the guarantee, and shows the noise and the models.
 
     It needs no network and no script, and holds nothing that the artefacts do not. With --json: {"out",
     "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps"}.
@@ -43,7 +44,7 @@ def report(
 
 
 def _evaluation(path: Path | None) -> dict[str, Any] | None:
-    """Read what `adlm evaluate` kept: a share of right answers, and counts for each pair of classes."""
+    """Read the figures of `adlm evaluate`: an accuracy and a confusion matrix."""
     figures = _figures(path)
     if figures is None:
         return None
@@ -62,7 +63,7 @@ def _evaluation(path: Path | None) -> dict[str, Any] | None:
 
 
 def _audit(path: Path | None) -> dict[str, Any] | None:
-    """Read what `adlm audit --json` printed: findings with a mechanism and a verdict each."""
+    """Read the output of `adlm audit --json`: findings with a mechanism and a verdict each."""
     figures = _figures(path)
     if figures is None:
         return None

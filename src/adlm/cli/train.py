@@ -44,22 +44,20 @@ def train(
     network: Annotated[
         str | None,
         typer.Option(
-            help="A network by name (mlp, paper-mnist, ...). When not given: closed form for moments, the "
+            help="A network by name (mlp, paper-mnist, ...). By default closed form for moments, the "
             "network that a record release was made for."
         ),
     ] = None,
     epochs: Annotated[
         int | None,
         typer.Option(
-            help="Epochs; any number costs no privacy. When not given: 12, or more for 2,000 steps.", min=1
+            help="Epochs; any number costs no privacy. By default 12, or more for 2,000 steps.", min=1
         ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Batches (T), instead of epochs.", min=1)] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            help="Batch of training; |L| in the noise is the release's. When not given: 300 or less."
-        ),
+        typer.Option(help="Batch of training; |L| in the noise is the release's. By default 300 or less."),
     ] = None,
     optimiser: Annotated[str, typer.Option(help="Any optimiser of torch.optim.")] = "Adam",
     learning_rate: Annotated[float, typer.Option(help="Initial learning rate (eta_t).")] = 3e-3,
@@ -141,11 +139,11 @@ def train(
             checkpoint=Checkpoint(checkpoint, resume),
         )
         model = replace(model, training={**model.training, **distributed.state()})
-    if distributed.rank() != 0:  # one process writes and speaks
+    if distributed.rank() != 0:  # one process writes and prints
         return
     model = with_class_weights(model, loaded, weights if network is None else None)
     small = small_classes(loaded)
-    if small:  # goes along with the model, which has no counts
+    if small:  # stored with the model, which has no counts
         model = replace(model, training={**model.training, "small_classes": [s.to_dict() for s in small]})
         for words in sentences(small):
             typer.echo(f"adlm: warning: {words}", err=True)
@@ -160,7 +158,7 @@ def train(
 
 
 def _trouble(training: Mapping[str, Any]) -> str:
-    """What went wrong in training, to be put into the sentence; nothing most of the time."""
+    """Problems of training, for the sentence; usually empty."""
     if training.get("stopped"):
         return f"; TRAINING FAILED: {training['stopped']}"
     if training.get("warning"):

@@ -14,7 +14,7 @@ from adlm.cli.console import AsJson, Output, Quiet
 def ui(
     artefacts: Annotated[
         list[Path] | None,
-        typer.Argument(help="Releases, models, or folders that hold them; without any, those in this one."),
+        typer.Argument(help="Releases, models, or folders that hold them; by default those in this folder."),
     ] = None,
     domain: Annotated[
         Path | None, typer.Option(help="A domain file to plan for; needs --public-size.")
@@ -26,14 +26,14 @@ def ui(
         list[Path] | None, typer.Option(help="A ledger to show; may be repeated. It is only read.")
     ] = None,
     static: Annotated[
-        Path | None, typer.Option(help="Write the page to this file and end.", metavar="PAGE.html")
+        Path | None, typer.Option(help="Write the page to this file and exit.", metavar="PAGE.html")
     ] = None,
     port: Annotated[int, typer.Option(help="Port of the loopback address; 0 takes any.", min=0)] = 0,
     browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show what a budget would buy, and what existing releases say, on a page of this machine alone.
+    """Show forecasts for a budget, and existing releases, on a local page.
 
     Pick a data set or a domain, drag epsilon and delta, and see the forecast, DP-SGD beside it, what an
     attacker could come to believe, the plan in words, and the command to copy. The page reads public numbers
@@ -57,19 +57,19 @@ def ui(
         output.result({"address": server.address}, f"open {server.address} and stop it with Ctrl-C")
         if browser:
             _open(server.address)
-        with contextlib.suppress(KeyboardInterrupt):  # the way to stop it
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C stops it
             server.serve_forever()
 
 
 def _open(address: str) -> None:
-    """Open the page by a file of this person's: an address in a browser's arguments can be seen by others."""
+    """Open the page through a private file: other users can read the arguments of a browser."""
     import tempfile
     import threading
     import webbrowser
 
     with tempfile.NamedTemporaryFile("w", suffix=".html", prefix="adlm-", delete=False) as file:
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
-    path = Path(file.name)  # made for its owner alone
+    path = Path(file.name)  # readable by its owner alone
     timer = threading.Timer(30, lambda: path.unlink(missing_ok=True))
     timer.daemon = True
     timer.start()

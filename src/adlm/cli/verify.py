@@ -1,4 +1,4 @@
-"""`adlm verify`: check a release, a model or an ONNX file without trusting whoever sent it."""
+"""`adlm verify`: check a release, a model or an ONNX file without trusting its sender."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def verify(
 ) -> None:
     """Recompute the totals from the charges and the hashes from the tensors; check who signed it.
 
-    Without --trust this proves arithmetic and integrity: the epsilon follows from the charges, and no byte
-    differs from what the digests say. It does not prove origin, as digests can be written again. With --trust
+    Without --trust this proves arithmetic and integrity: the epsilon follows from the charges, and all
+    bytes match their digests. It does not prove origin, as digests can be rewritten. With --trust
     the release must be signed by one of the keys, and so must a model or an ONNX file, together with its
     release. Nothing here proves that noise was drawn. With --json: {"whole", "kind", "epsilon_claimed",
     "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "charges", "artefact", "digest",

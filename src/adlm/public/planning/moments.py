@@ -115,7 +115,7 @@ def plan_moments(
 
     Parameters
     ----------
-    n : number of records, public or estimated.
+    n : number of records, public or guessed.
     classes : number of classes.
     epsilon, delta : the budget.
     neighbours : `replace-one` or `add-remove`.

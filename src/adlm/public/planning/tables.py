@@ -99,7 +99,7 @@ def plan_table(
     Parameters
     ----------
     table : the declared table.
-    n : number of records, public or estimated.
+    n : number of records, public or guessed.
     epsilon, delta : the budget.
     fourier : random Fourier features: a number, or `auto` for the rule's.
     """
@@ -116,7 +116,7 @@ def plan_table(
     gradient = noise.on_sums(length, two[2]) * (blocks + 1) / n
     residual = math.sqrt(2) * noise.on_sums(blocks, three[4]) * width / n
     reasons += (
-        f"numeric columns without cuts have {detail} cells: eight times the noise on a count in each",
+        f"numeric columns without cuts have {detail} bins: a bin holds eight times the noise on a count",
     )
     if gradient > 0.5:
         categories = all(column.kind == "categorical" for column in table.features)
@@ -131,9 +131,9 @@ def plan_table(
         why = "no residual tables: with more than two classes their corrections of one offset add up"
         return TablePlan(detail, "columns", False, two, (*reasons, why), fourier_count)
     if residual > 0.12:
-        why = f"no residual tables: their noise would be {residual:.2f} of a cell's records, above 0.12"
+        why = f"no residual tables: their noise would be {residual:.2f} of a bin's records, above 0.12"
         return TablePlan(detail, "columns", False, two, (*reasons, why), fourier_count)
-    why = f"residual tables too: their noise is {residual:.2f} of a cell's records, at most 0.12"
+    why = f"residual tables too: their noise is {residual:.2f} of a bin's records, at most 0.12"
     return TablePlan(detail, "columns", True, three, (*reasons, why), fourier_count)
 
 

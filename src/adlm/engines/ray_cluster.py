@@ -10,6 +10,8 @@ import socket
 import tempfile
 from pathlib import Path
 
+from adlm.runtime.artefact import is_alive
+
 STORE_SHARE = 0.3  # of the free memory, for the object store of a local cluster
 FOLDER = "adlm-ray-"  # followed by the id of the process that started the cluster
 LONGEST = 15  # characters of the temporary folder: a socket's path has at most 107
@@ -36,20 +38,10 @@ def remove_left_behind() -> int:
     count = 0
     for folder in short_folder().glob(f"{FOLDER}*"):
         number = folder.name.removeprefix(FOLDER).partition("-")[0]
-        if number.isdecimal() and not _alive(int(number)) and folder.stat().st_uid == os.getuid():
+        if number.isdecimal() and not is_alive(int(number)) and folder.stat().st_uid == os.getuid():
             shutil.rmtree(folder, ignore_errors=True)
             count += 1
     return count
-
-
-def _alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def processors() -> int:

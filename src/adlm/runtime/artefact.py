@@ -87,11 +87,12 @@ def _sweep(target: Path) -> None:
     """Remove temporary folders of dead processes that were writing the same target."""
     for stale in target.parent.glob(f".{target.name}.*"):
         owner = stale.name.removeprefix(f".{target.name}.").split(".")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and not _alive(int(owner)):
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and not is_alive(int(owner)):
             shutil.rmtree(stale, ignore_errors=True)
 
 
-def _alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
+    """Whether a process runs, also one of another user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -138,7 +138,7 @@ def _use(model: Trained, certificate: Certificate) -> str:
         f"{what} ({network}). It was trained on a "
         "differentially private release of the records, and on nothing else of them; the weights may be "
         "published under the guarantee below.\n\n"
-        "Not for: decisions about a person without somebody who answers for them; records outside the domain "
+        "Not for: decisions about a person without human responsibility for them; records outside the domain "
         "below, which are clipped to it; guessing who was among the records."
         f"{warning}\n"
     )

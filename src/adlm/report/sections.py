@@ -25,7 +25,7 @@ MEANINGS = {
     SEEDED: "The noise was drawn from a fixed seed, so whoever knows the seed can take it off again. "
     "Use this release for tests alone.",
     PEEKED: "Bounds of the domain were found by looking at the records, which no epsilon here accounts for.",
-    NOT_PUBLIC: "Private records had a part in the features, so what they say of a record is not bounded.",
+    NOT_PUBLIC: "Private records had a part in the features, so what they reveal of a record is not bounded.",
     WEAK_EPSILON: f"So large an epsilon bounds nothing: the odds may change e^{MOST_EPSILON} times.",
     WEAK_DELTA: "So large a delta is met by a mechanism that publishes a random record as it is.",
 }
@@ -146,8 +146,8 @@ def claimed_and_proved(certificate: Certificate) -> Section:
         shown=[show(v) for v in pair.values()],
     )
     words = paragraph(
-        "A claimed epsilon is what a method's authors say of it. A proved one follows from the sensitivity "
-        "and the noise scale that stand in the certificate, by the proof named; ",
+        "A claimed epsilon is stated by a method's authors. A proved one follows from the sensitivity and "
+        "the noise scale in the certificate, by the proof named; ",
         tag("code", "adlm verify"),
         " computes it again.",
     )

@@ -14,7 +14,7 @@ from adlm.public.features.base import Features, PriorStatistics, declared, unit_
 class Backbone(Features):
     """Wrap a frozen module: its output, flattened, less a public centre, scaled to unit norm.
 
-    The module should be public: trained on data that nobody in the private data set is in, or on nothing. Its
+    The module should be public: trained on data without anyone in the private data set, or on nothing. Its
     weights go into the fingerprint, so a release cannot be read with another one. As adlm cannot build it
     again from a certificate, give it to `fit(release, features=...)` and `Model.load(folder, features=...)`.
 

@@ -16,7 +16,7 @@ from adlm.privacy.triangle import symmetric
 
 Reals = npt.NDArray[np.float64]
 
-RIDGE = 1.0  # over the spectral norm of the noise; settled with the other constants of tables
+RIDGE = 1.0  # over the spectral norm of the noise; fixed with the other constants of tables
 LEAST_RIDGE = 1e-3  # over the mean eigenvalue
 GRID = 2.0**20  # grid of an entry: products with standardised values add up exactly
 MOST_COLUMNS = 512

@@ -63,10 +63,10 @@ def _shrunk(shares: Reals, knots: tuple[float, ...], spread: float) -> Reals:
     """
     bins = len(knots)
     present = 1 - min(max(float(shares[bins:].sum()), 0.0), 1.0)
-    laws = usual_laws(knots) * present
-    distance = ((laws - shares[:bins]) ** 2).sum(1)
+    candidates = usual_laws(knots) * present
+    distance = ((candidates - shares[:bins]) ** 2).sum(1)
     odds = np.exp((distance.min() - distance) / (2 * spread**2))
-    expected = (odds[:, None] * laws).sum(0) / odds.sum()
+    expected = (odds[:, None] * candidates).sum(0) / odds.sum()
     rest = shares[:bins] - expected
     noise = (bins + CLEAR * math.sqrt(2 * bins)) * spread**2
     kept = max(0.0, 1 - noise / max(float((rest * rest).sum()), 1e-300))
@@ -75,7 +75,7 @@ def _shrunk(shares: Reals, knots: tuple[float, ...], spread: float) -> Reals:
 
 @cache
 def usual_laws(knots: tuple[float, ...]) -> Reals:
-    """Shares of piecewise-linear bins under normal, exponential and binary distributions: (laws, bins)."""
+    """Shares of piecewise-linear bins under normal, exponential and binary distributions: (m, bins)."""
     x = np.linspace(0, 1, _POINTS)
     hats = np.stack([np.interp(x, knots, row) for row in np.eye(len(knots))], 1)
     density = [np.exp(-0.5 * ((x - middle) / spread) ** 2) for middle in MIDDLES for spread in SPREADS]

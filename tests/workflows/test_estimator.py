@@ -244,7 +244,7 @@ def test_labels_of_two_types_are_refused() -> None:
     frame, _ = people(4, 7)
     table = TableDomain.from_toml(TOML.replace('["no", "yes"]', '["0", "1", "true", "false"]'))
     for labels in (["1", 0, "1", "0"], [True, 0, 1, 1], [True, "1", "1", "1"]):
-        with pytest.raises(UserError, match="labels are all texts, all whole numbers or all true"):
+        with pytest.raises(UserError, match="labels are all texts, all integers or all true"):
             AdLMClassifier(domain=table).fit(frame, pd.Series(labels, dtype=object))
 
 

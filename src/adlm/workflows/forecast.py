@@ -1,11 +1,10 @@
 """Plan before you spend: simulate a release on synthetic classes, which costs nothing and reads no record.
 
-A release cannot be taken back. So the rule's plan, which needs the number of records, the classes and the
-budget alone, is simulated on groups of the most alike classes of the public random process. Noise has the
-scales that it would have in the release. The classifier that the analyst would fit is tested on synthetic
-records that it has not seen. Real classes are more alike than that for some kinds of pictures: how much
-nearer they lie is one public constant for each kind (`class_separation`), fixed on images that no result is
-computed on.
+A release cannot be undone. So the rule's plan, which depends only on the number of records, the classes and
+the budget, is simulated on groups of the most similar classes of the public random process. Noise has the
+scales of the release. The analyst's classifier is tested on held-out synthetic records. Real classes of some
+kinds of images are closer together: one public constant for each kind (`class_separation`) corrects for
+this, fixed on images that no result is computed on.
 """
 
 from __future__ import annotations
@@ -30,18 +29,18 @@ from adlm.public.features.threads import records_together
 from adlm.public.planning.moments import MomentPlan, plan_moments
 
 BANK = (120, 50)  # synthetic classes, and records of each
-TIMES = 8  # groups of alike classes that a release is simulated on
+TIMES = 8  # groups of similar classes that a release is simulated on
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What to expect of a release.
+    """The expected accuracy of a release.
 
     Attributes
     ----------
     plan : the settings that the rule chooses.
-    accuracy, spread : mean and standard deviation over groups of alike synthetic classes.
-    signal_to_noise : of the class means: spread of a coordinate between classes over the noise on it.
+    accuracy, spread : mean and standard deviation over groups of similar synthetic classes.
+    signal_to_noise : of the class means: a coordinate's standard deviation between classes over its noise's.
     signal_to_noise_second : of the second moments, or None when there are none.
     """
 
@@ -84,14 +83,14 @@ def forecast(
     n, classes : number of records, public or guessed, and of classes.
     epsilon, delta : the budget; delta 0 gives pure epsilon.
     neighbours : `replace-one` or `add-remove`.
-    times : groups of alike synthetic classes that the release is simulated on.
+    times : groups of similar synthetic classes that the release is simulated on.
     seed : of the synthetic classes and the noise.
 
     Notes
     -----
     Synthetic classes have too few records to learn from their residuals, so where the plan has gradient
-    rounds, moments under the same budget are simulated in their place. The rule takes rounds where they do
-    better than moments: expect rather more than the forecast then.
+    rounds, moments under the same budget are simulated instead. The rule chooses rounds where they do
+    better than moments, so the forecast is then pessimistic.
     """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     plan = plan_moments(n, classes, float(budget), float(slack), neighbours, features)
@@ -116,7 +115,7 @@ def forecast(
             logits = fit(moments, prior).logits(records.flatten(0, 1))
             codes = torch.arange(len(group)).repeat_interleave(bank.shape[1] - half)
             scores.append(float((logits.argmax(1) == codes).double().mean()))
-        else:  # add-remove: noise on the counts says that there are no records, so nothing can be learnt
+        else:  # add-remove: the noisy counts sum to no records, so no model can be fitted
             scores.append(1 / classes)
         ratios.append(float(means.std(0).mean() / (moments.sd_sums / (n / classes)).mean()))
         if moments.sd_second is not None:
@@ -148,8 +147,8 @@ def _bank(features: Features, seed: int) -> Tensor:
 
 
 def _with_class_separation(centres: Tensor, class_separation: float) -> tuple[Tensor, float]:
-    """Draw classes (M, k) together, or apart, as far as real ones lie; return them and how much wider records
-    then spread around them, for their norm stays what it is."""
+    """Scale the distances of classes (M, k) to those of real ones; return them, and the factor by which
+    records spread wider around them, since the norm of a record stays the same."""
     middle = centres.mean(0)
     between, total = (centres - middle).square().sum(1).mean(), 1 - middle.square().sum()
     spare = (total - between).clamp_min(1e-9)
@@ -166,7 +165,7 @@ def _pooled(bank: Tensor) -> Tensor:
 def _noisy(
     config: MomentConfig, means: Tensor, within: Tensor, n: int, neighbours: str, generator: torch.Generator
 ) -> Moments:
-    """Return moments of n records around the class means, with noise of the release's own size."""
+    """Return moments of n records around the class means, with noise of the release's scales."""
     scales, _ = calibrate(config, neighbours)
     classes, k = means.shape
     stated = facts(config, scales, None, classes)

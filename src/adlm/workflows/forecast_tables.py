@@ -1,8 +1,8 @@
-"""Simulate the release of a table on made records: nothing is spent and no record is read.
+"""Simulate the release of a table on synthetic records: nothing is spent and no private record is read.
 
 Columns are filled at random within their declared domains and labels follow a random additive rule, so that
-the real release and the real model run on something of the right shape and size. What a table's columns
-really say of its label is not known beforehand; the forecast is how much of what could be learnt survives.
+the real release and the real model run on data of the right shape and size. How well a table's columns
+predict its label is not known beforehand; the forecast shows how much of that noise leaves.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from adlm.workflows.options import Fourier, TableReleasePlan
 from adlm.workflows.privatise import privatise
 from adlm.workflows.privatise_table import plan_release
 
-SPREAD = 2.0  # standard deviation of the made logits
+SPREAD = 2.0  # standard deviation of the synthetic logits
 TESTS = 5000
-MOST = 100_000  # records that are made
+MOST = 100_000  # synthetic records
 
 
 @dataclass(frozen=True)
 class TableForecast:
-    """What to expect of a table's release.
+    """The expected accuracy of a table's release.
 
     Attributes
     ----------
     plan : the settings that the rule chooses.
-    accuracy : of the private model on made records; `ceiling` : of the rule that made them. With a numeric
-        target both are R2, the share of the variance that is explained.
+    accuracy : of the private model on synthetic records; `ceiling` : of the rule that generated them. With a
+        numeric target both are R2, the share of the variance that is explained.
     """
 
     epsilon: float
@@ -102,8 +102,8 @@ def forecast_table(
     if table.domain.target is not None:
         low, high = table.domain.target
         best_value = np.clip(0.5 + 0.15 * rule, 0, 1)
-        seen, best_value = (low + (high - low) * v[count:] for v in (values, best_value))
-        r2, most = (measure_values(p, seen).r2 or 0.0 for p in (fit(release).values(x[count:]), best_value))
+        truth, best_value = (low + (high - low) * v[count:] for v in (values, best_value))
+        r2, most = (measure_values(p, truth).r2 or 0.0 for p in (fit(release).values(x[count:]), best_value))
         return TableForecast(float(budget), float(slack), plan, r2, most)
     guess = fit(release).predict(x[count:])
     best = logits[count:].argmax(1)

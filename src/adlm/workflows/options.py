@@ -1,4 +1,4 @@
-"""What a person may ask of a release beside its budget, and of which kind of release."""
+"""The options of a release besides its budget, and which kinds of release they are for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Fourier = int | Literal["auto"]
 
 
 class ReleaseOptions(TypedDict, total=False):
-    """Options of `privatise`; it says what each of them is."""
+    """Options of `privatise`, described there."""
 
     neighbours: str | None
     ledger: Ledger | None
@@ -65,7 +65,7 @@ def check_options(options: Mapping[str, object], table: bool) -> None:
 
 
 def opened(options: ReleaseOptions) -> tuple[Ledger, Source]:
-    """Return the ledger and the noise source that were asked for: in memory, and the operating system's."""
+    """Return the ledger and the noise source; by default in memory, and the operating system's."""
     seed = options.get("seed")
     source = options.get("source") or (Source.system() if seed is None else Source.seeded_with(seed))
     return options.get("ledger") or Ledger(), source
@@ -78,8 +78,8 @@ def public_size(neighbours: str, contributions: int, size: int | None, count: Ca
     ----------
     neighbours, contributions : the relation, and records that one person may have.
     size : a public guess, if one was given.
-    count : counts the records; asked only where their number is public, under replace-one with one record a
-        person.
+    count : counts the records; called only where their number is public, under replace-one with one record
+        a person.
     """
     if neighbours == "replace-one" and contributions == 1:
         return count() if size is None else size

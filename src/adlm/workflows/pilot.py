@@ -1,9 +1,9 @@
-"""Noise that follows relevance: where a moment release takes its noise scales from.
+"""Noise by relevance: the relative noise scales of a moment release.
 
 The paper's second promise. Relevances come from the public prior at no cost, or from the data. For the
-latter, a tenth of the budget buys a first release of class sums, and a model is made of it. LRP explains that
-model on labelled vectors drawn from the same release. The noise of the main release follows these relevances.
-For them only the first release reads records, and it is charged.
+latter, a tenth of the budget pays for a first release of class sums, to which a model is fitted. LRP explains
+that model on labelled vectors drawn from the same release. The noise of the main release follows these
+relevances. Only the first release reads records to find them, and it is charged.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ DRAWS = 2000
 
 @dataclass(frozen=True)
 class PilotRelease:
-    """A first release and what it says of the coordinates.
+    """The relevances of the coordinates, from a first release.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ def shares(budget: Budget) -> tuple[Budget, Budget]:
     first = max(gaussian_epsilon(mu * root_down(SHARE), delta) - margin, margin)
     unspent = mu**2 - gaussian_mu(first, delta) ** 2
     rest = gaussian_epsilon(root_down(unspent), delta) - margin if unspent > 0 else Fraction(0)
-    if rest <= 0:  # so large a delta allows that little noise at no epsilon at all
+    if rest <= 0:  # with so large a delta, that little noise needs no epsilon
         raise UserError(
             f"a tenth of epsilon {show(epsilon)} at delta {float(delta):g} is too little for private "
             "relevances; raise epsilon, or take the prior's relevance, which is free"
@@ -95,9 +95,9 @@ def pilot_release(
 
     Parameters
     ----------
-    batches : gives ((n, width) features, (n,) class codes) batches.
+    batches : yields ((n, width) features, (n,) class codes) batches.
     domain, features : of the records, and the public map that made the features.
-    plan : the public settings; of its second stage nothing is used.
+    plan : the public settings; its second stage is not used.
     budget : of this release alone.
     ledger, source : where charges are written, and where noise comes from.
     unproved : why nothing is proved, if so.
@@ -118,7 +118,7 @@ def pilot_release(
     )
     charges = tuple(replace(c, what=f"{c.what}, for private relevances") for c in release.certificate.charges)
     moments = release.moments()
-    if moments.n <= 0:  # under add-remove, noisy counts can say that nobody is there: all coordinates alike
+    if moments.n <= 0:  # under add-remove, noisy counts can sum to no records: equal relevances
         isotropic = torch.ones(plan.k, dtype=torch.float64)
         return PilotRelease(isotropic, isotropic, charges, {"relevance": isotropic})
     head = fit(moments, features.prior)
@@ -134,10 +134,10 @@ def first_config(plan: MomentPlan, budget: Budget) -> MomentConfig:
 
 
 def scales(relevance: Tensor, typical: Tensor, allocation: str) -> tuple[float, ...] | None:
-    """Return relative noise scales whose typical record is as long as with identical ones.
+    """Return relative noise scales under which a typical record is as long as under identical ones.
 
-    A relevance of R asks for an error weight R^2. Coordinates are never withheld here: a floor of a
-    thousandth of the mean keeps their noise finite.
+    A relevance R gives an error weight R^2. No coordinate is dropped: a floor of a thousandth of the mean
+    keeps its noise finite.
     """
     if allocation == "identical":
         return None

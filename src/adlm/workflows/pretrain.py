@@ -1,7 +1,7 @@
-"""Pre-train a relevance network on classes without anybody's data: random processes by default.
+"""Pre-train a relevance network on public classes: random processes by default.
 
-The paper trains it on the private records, without privacy. Here it never sees them, so what it says of them
-costs only what the average relevance costs.
+The paper trains it on the private records, without privacy. Here it is trained without them, so only the
+average relevance costs privacy.
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ def pretrain(
     Parameters
     ----------
     network : a classifier of at least as many outputs as there are labels.
-    x, labels : (n, *shape) public records in [0, 1] and their class codes. Private records must not come
-        here.
-    epochs : the paper takes 12 for MNIST and 50 for CIFAR-10; a smaller network needs fewer.
+    x, labels : (n, *shape) public records in [0, 1] and their class codes; never private records.
+    epochs : the paper has 12 for MNIST and 50 for CIFAR-10; a smaller network needs fewer.
     """
     if len(x) != len(labels) or len(x) == 0 or epochs < 1:
         raise UserError(

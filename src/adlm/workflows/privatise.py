@@ -53,18 +53,18 @@ def privatise(
     Parameters
     ----------
     x : the records. With a `Domain`, an (n, *shape) array in its units. With a `TableDomain`, a data frame,
-        or a CSV or Parquet file, a folder or a glob of them, here or at an address (s3://, gs://). It may
-        also be a reader: a function without parameters that gives batches of encoded records, (n, width) in
+        or a CSV or Parquet file, a folder or a glob of them, local or at an address (s3://, gs://). It may
+        also be a reader: a function without parameters that yields batches of encoded records, (n, width) in
         [0, 1], with their (n,) class codes, the same ones at each call. With an `InputDomain`, a file or a
         folder of images or vectors (`adlm.readers.input_files`).
     y : n labels; None for a file or a reader, and for a data frame that has the label's column.
-    domain : what is public of the records: a `Domain`, a `TableDomain`, an `InputDomain`, or the domain file
-        of a table, of images or of vectors.
+    domain : the public domain of the records: a `Domain`, a `TableDomain`, an `InputDomain`, or the domain
+        file of a table, of images or of vectors.
     epsilon, delta : the budget, a number or an exact one such as "1/3"; delta 0 gives pure epsilon.
     neighbours : the relation, instead of the domain's: `replace-one` or `add-remove`.
     ledger : where the cost is written before noise is drawn; in memory when not given.
     seed : makes the release repeatable and stamps it `NOT PRIVATE: seeded`. `source` gives the noise source.
-    size : a public guess of the number of records for the rule to work with, where the number is private:
+    size : a public guess of the number of records, for the rule, where the number is private:
         under add-remove, or when a person may have several records.
     plan : settings; the public rule's when not given.
     allocation : noise over coordinates: `identical`, `linear` or `optimal`. A table has `identical`, or noise
@@ -72,8 +72,8 @@ def privatise(
     relevance : what an adaptive allocation follows: `prior` (public, free), or `private`: LRP on a model of
         a first small release, which takes a tenth of the budget and is charged. Of a table, `private`
         releases the class tables twice, the second time with noise by relevance.
-    features : arrays: the frozen public map; the one that suits the domain's family when not given. A map of
-        your own has a `provenance`, and is tried on noise: alone, in a batch, shuffled, and twice.
+    features : arrays: the frozen public map; the one for the domain's family when not given. A user-supplied
+        map has a `provenance`, and is tested on random records: alone, in a batch, shuffled, and twice.
     k, second, share_sums : arrays: coordinates, those with second moments, and the share of the budget for
         class sums, instead of the plan's.
     cache, device : arrays: keep the features of the records on disk, readable by their owner alone; and
@@ -145,7 +145,7 @@ def _privatise_inputs(
     options: ReleaseOptions,
     requested: dict[str, Any],
 ) -> Release:
-    """Read files of images or vectors whole and release them as arrays, or leave reading to the engine."""
+    """Load files of images or vectors and release them as arrays, or leave reading to the engine."""
     if declared.contributions > 1:  # before anything is read
         public_size(declared.neighbours, declared.contributions, options.get("size"), lambda: 0)
     features = options.get("features")
@@ -160,7 +160,7 @@ def _privatise_inputs(
 
 
 def _reader(x: Any, y: npt.ArrayLike | None, table: TableDomain) -> Reader:
-    """Return what reads a table's records in batches, once a pass."""
+    """Return a reader of a table's records in batches, called once a pass."""
     if hasattr(x, "columns"):
         return frame_reader(x, y, table)
     if y is not None:
@@ -182,9 +182,9 @@ def _privatise_arrays(
     requested: dict[str, Any],
     declared: InputDomain | None = None,
 ) -> Release:
-    """Release arrays; `declared` is what was said of the files that they were read from, if they were.
+    """Release arrays; `declared` is the declaration of the files that they come from, if any.
 
-    Files that an engine is to read have their labels with them; `y` is then None.
+    Files that an engine reads contain their labels; `y` is then None.
     """
     contributions = 1 if declared is None else declared.contributions
     allocation, relevance = options.get("allocation"), options.get("relevance", "prior")
@@ -198,7 +198,7 @@ def _privatise_arrays(
         raise UserError("there are no records to release; give at least one")
     ledger, source = opened(options)
     settings: dict[str, Any] = {"relevance": relevance}
-    if declared is not None and not declared.is_usual:  # else the domain says it all
+    if declared is not None and not declared.is_usual:  # else the domain is enough
         settings["input"] = declared.to_dict()  # so that models can read such files
     features, plan = _planned(domain, len(records), budget, options, contributions)
     public = provenance_of(features, domain.shape) == "public"
@@ -300,7 +300,7 @@ def adjusted(
     share_sums: float | None = None,
     allocation: str | None = None,
 ) -> MomentPlan:
-    """Change single settings of a plan, as a person asked.
+    """Return a plan with some settings replaced by the user's.
 
     Parameters
     ----------

@@ -30,8 +30,8 @@ def privatise_table(
 
     Parameters
     ----------
-    reader : records that an engine keeps, or a function that gives batches of (n, width) records in [0, 1]
-        with their (n,) class codes, or positions of the target, once a pass.
+    reader : records that an engine holds, or a function, called once a pass, that yields batches of
+        (n, width) records in [0, 1] with their (n,) class codes, or positions of the target.
     table : the declared table.
     budget : epsilon and delta.
     options : those of `privatise` that are for tables.
@@ -84,15 +84,15 @@ def plan_release(
     """Choose how to release a table: by gradient rounds, or as an additive model of noisy class tables.
 
     Under pure epsilon both are made where the signal allows it, and the better one is kept. A numeric target
-    has gradient rounds of its own.
+    has its own gradient rounds.
 
     Parameters
     ----------
     table : the declared table.
     n : number of records, public or guessed.
     epsilon, delta : the budget.
-    fourier : random Fourier features: a number, or 0 or `auto` for the rule's.
-    rounds : `once` or `twice` asks for class tables, with the same noise or with noise by relevance.
+    fourier : random Fourier features: a number, or 0 or `auto` to leave it to the rule.
+    rounds : `once` or `twice` selects class tables, with identical noise or with noise by relevance.
     """
     if table.target is not None:
         return plan_target(table, n, epsilon, delta, checked_fourier(table, fourier))
@@ -108,7 +108,7 @@ def checked_fourier(table: TableDomain, fourier: Fourier) -> int:
     if fourier == "auto":
         return 0
     if not 0 <= fourier <= FOURIER_LIMIT:
-        raise UserError(f"fourier must be auto or a whole number from 0 to {FOURIER_LIMIT} (got {fourier!r})")
+        raise UserError(f"fourier must be auto or an integer from 0 to {FOURIER_LIMIT} (got {fourier!r})")
     if fourier and not any(is_ordered(column) for column in table.features):
         raise UserError("random Fourier features need a numeric, date or ordinal column; leave them out")
     return int(fourier)

@@ -1,4 +1,4 @@
-"""What Algorithm 1 is given, checked whole before the first record is read."""
+"""The settings of Algorithm 1, all checked before the first record is read."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METHODS = ("adlm", "ilm")
 class Budgets:
     """eps1 for the relevances (None for ILM, which has none), eps2 for the features, eps3 for the labels.
 
-    Without eps3 no labels are released, and networks that learn records alone can still be trained.
+    Without eps3 no labels are released; unsupervised networks can still be trained.
     """
 
     epsilon1: Fraction | None
@@ -38,7 +38,7 @@ class Budgets:
     def split(
         cls, epsilon: object, shares: tuple[object, ...] = ("0.25", "0.5", "0.25"), method: str = "adlm"
     ) -> Budgets:
-        """Share a total out; ILM shares what AdLM would give to the relevances between the other two."""
+        """Split a total epsilon; ILM divides AdLM's share of the relevances between the other two."""
         total, parts = (
             parse_epsilon(epsilon),
             [parse_epsilon(share, "a share of the split") for share in shares],
@@ -57,15 +57,15 @@ class Budgets:
 
 @dataclass(frozen=True)
 class RecordOptions:
-    """What Algorithm 1 leaves open, with the values it is usually given.
+    """Settings that Algorithm 1 leaves open, with their usual values.
 
     Attributes
     ----------
-    delta_h0 : how line 9 counts: `counted` (Lemma 3, on the network's first layer), `per-patch` (the authors'
-        code) or a number.
+    delta_h0 : Delta_h0 of line 9: `counted` (Lemma 3, on the network's first layer), `per-patch` (the
+        authors' code) or a number.
     allocation : of eps2 over the features: `linear` (Eq. 16) or `optimal`; ILM is always `identical`.
     loss : `cross-entropy` or `square`.
-    mode : `literal` puts noise on all three orders of the loss, as lines 18-19 say; `economical` on the one
+    mode : `literal` puts noise on all three orders of the loss, as in lines 18-19; `economical` on the one
         that depends on the label.
     rows : records to average relevances over; None for all.
     folder : where the release is written, chunk by chunk; None keeps it in memory.
@@ -82,7 +82,7 @@ class RecordOptions:
 def settings_for(
     domain: Domain, network: nn.Module, budgets: Budgets, L: int, options: RecordOptions
 ) -> Settings:
-    """Line 9: Delta_h0 = 2 sum over h0 of d, and |h_(k)| for line 17, from the network's own sizes.
+    """Line 9: Delta_h0 = 2 sum over h0 of d, and |h_(k)| for line 17, from the sizes of the network.
 
     Parameters
     ----------
@@ -127,15 +127,15 @@ def check_first(
     options: RecordOptions,
     ledger: Ledger,
 ) -> None:
-    """Find every mistake, and a budget that is too small, before the relevances are charged.
+    """Check all inputs, and that the budget suffices, before the relevances are charged.
 
     Parameters
     ----------
-    records : what is private.
+    records : the private records.
     settings, budgets : of the release.
     explained : the relevance network; None without eps1.
     options : records to average relevances over, and where the release is to be written.
-    ledger : what is to be charged.
+    ledger : the one to be charged.
     """
     if budgets.epsilon1 is not None and explained is None:
         raise UserError("AdLM needs a relevance network and its provenance; ILM needs neither.")

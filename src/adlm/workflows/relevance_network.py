@@ -1,4 +1,4 @@
-"""A relevance network with where it comes from: made on public classes, kept in a folder, read again."""
+"""A relevance network with its provenance: trained on public classes, saved to a folder, loaded again."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _TENSORS, _ABOUT = "network.safetensors", "network.json"
 
 @dataclass(frozen=True)
 class RelevanceNetwork:
-    """A network whose outcome is explained, and the provenance that a release will state.
+    """A network whose output LRP explains, and the provenance that a release will state.
 
     Attributes
     ----------
     network : the classifier.
-    name, shape, classes : how `adlm.analyst.networks.build` makes it again.
+    name, shape, classes : arguments of `adlm.analyst.networks.build` that rebuild it.
     provenance : `public` or `private`.
     """
 
@@ -66,8 +66,8 @@ class RelevanceNetwork:
 
         Parameters
         ----------
-        provenance : `public` or `private`, declared by whoever loads it. What a folder says of itself is
-            believed only if it is signed by one of the trusted keys.
+        provenance : `public` or `private`, declared by whoever loads it. The folder's own statement is used
+            only if it is signed by one of the trusted keys.
         """
         folder = Path(folder)
         about = read_json(folder / _ABOUT, what="relevance network")

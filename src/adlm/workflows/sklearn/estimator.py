@@ -57,31 +57,31 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     ----------
     epsilon, delta : the privacy budget of each fit, a number or an exact one such as "1/3"; delta 0 is pure
         epsilon.
-    domain : what is public: a `TableDomain` or a domain file (for DataFrames), a `Domain` (for arrays), or
+    domain : the public domain: a `TableDomain` or a domain file (for DataFrames), a `Domain` (for arrays), or
         None. None learns bounds and classes from the data, warns, and stamps the certificate.
     ledger : file that every fit is charged to before noise is drawn; None keeps no account.
-    budget : what the ledger may be charged in all: epsilon, or "EPSILON,DELTA". A fit that would exceed it is
-        refused. None sets no limit: every fit is written down and none is refused, unless the ledger was
-        made with a budget, which it keeps.
+    budget : total that the ledger may be charged: epsilon, or "EPSILON,DELTA". A fit that would exceed it is
+        refused. None sets no limit: every fit is recorded and none is refused, unless the ledger was
+        created with a budget.
     size : public guess of the number of records, needed where that number is private.
-    random_state : a whole number makes the noise repeatable: the certificate is then stamped
-        `NOT PRIVATE: seeded`. None is the only setting that protects anybody.
+    random_state : an integer makes the noise reproducible: the certificate is then stamped
+        `NOT PRIVATE: seeded`. Only None protects the records.
     fourier : random Fourier features of a table's numeric columns together: a number, or `auto`.
-    release : a release that was made already, or its folder. Then `fit` reads no record and spends nothing:
+    release : an existing release, or its folder. Then `fit` reads no record and spends nothing:
         it trains on the release. `from_release` makes such an estimator.
     training : settings of training, which are free to tune: `stages` and `noise_penalty` for an additive
         release of a table, `network`, `plan` and `draws` otherwise; `class_weight` for any linear model.
-    class_weight : what mistakes weigh by class, at no cost: public weights by label, or `balanced`, from the
-        release's own counts. Never from the labels given to `fit`. Free to tune.
+    class_weight : weights of the classes, at no privacy cost: public weights by label, or `balanced`, from
+        the released counts, never from the labels given to `fit`. Free to tune.
 
     Attributes
     ----------
-    release_ : all that was learnt of the records; train on it again at no cost.
-    certificate_ : what it cost, and the proof.
+    release_ : the release of the records; train on it again at no cost.
+    certificate_ : its privacy cost, and the proof.
     model_ : the trained model.
     classes_ : class labels.
-    n_features_in_, feature_names_in_ : columns, and their names where there are any.
-    fits_ : how many fits this estimator and its clones have made in this process, this one included.
+    n_features_in_, feature_names_in_ : number of columns, and their names if any.
+    fits_ : number of fits of this estimator and its clones in this process, this one included.
 
     Notes
     -----
@@ -89,8 +89,8 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     search that refits spends at each refit, and each refit warns. With `release` nothing is spent, and
     `search_on_release` searches on one release for nothing.
 
-    There are no sample weights: a weight of 3 lets one record move a sum three times as far as the noise was
-    made for. There is no `partial_fit`: each part would be a release of its own, and be charged.
+    There are no sample weights: a weight of 3 would triple the sensitivity that the noise is calibrated to.
+    There is no `partial_fit`: each part would be a separate release, and be charged.
     """
 
     _what = "classifier"
@@ -115,7 +115,7 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         self.class_weight = class_weight
 
     def _trained(self, release: Release) -> Model:
-        """Train on a release; weights are by label, as `classes_` has it, or by name."""
+        """Train on a release; class weights are by label, as in `classes_`, or by name."""
         weights = self.class_weight
         if weights is not None and not isinstance(weights, str):
             if not isinstance(weights, Mapping):
@@ -125,7 +125,7 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         return with_class_weights(super()._trained(release), release, weights)
 
     def _fit_release(self, release: Release, y: Any) -> Self:
-        """Train on a release; labels, if there are any, say in which type classes are predicted."""
+        """Train on a release; labels, if given, set the type of predicted labels."""
         table, domain = declared(release)
         if domain.target is not None:
             raise UserError("this release has a numeric target, not classes; train AdLMRegressor on it")
@@ -174,7 +174,7 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     def _public(
         self, X: Any, y: Any
     ) -> tuple[TableDomain | Domain, npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Find out what is public, and encode the records by it."""
+        """Return the public domain, and the records encoded by it."""
         given = TableDomain.load(self.domain) if isinstance(self.domain, str | Path) else self.domain
         if given is not None and given.target is not None:
             raise UserError("the domain declares a numeric target, not classes; take AdLMRegressor")

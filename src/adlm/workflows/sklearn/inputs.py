@@ -1,4 +1,4 @@
-"""Records and labels as scikit-learn gives them, arrays and frames, encoded by what is declared of them."""
+"""Inputs of the scikit-learn API, arrays and data frames, encoded by their declared domain."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from adlm.public.domain.values import column_values
 
 
 class PrivacyWarning(UserWarning):
-    """Something that is allowed, and that costs privacy."""
+    """A use that is allowed but costs privacy."""
 
 
 def steps_before() -> list[str]:
@@ -42,7 +42,7 @@ def steps_before() -> list[str]:
 
 
 def check_no_weights(given: MutableMapping[str, Any]) -> None:
-    """Refuse what `fit` does not take, sample weights with the reason; weights of None are none."""
+    """Refuse parameters that `fit` does not take; sample weights may be None."""
     if given.pop("sample_weight", None) is not None:
         raise UserError(
             "sample weights are refused: noise is made for records that count once each, and a weight lets "
@@ -53,20 +53,20 @@ def check_no_weights(given: MutableMapping[str, Any]) -> None:
 
 
 def declared(release: Release) -> tuple[TableDomain | None, Domain]:
-    """The table that a release was made of, None for other records, and the domain of its records."""
+    """The declared table of a release, None for other records, and the domain of its records."""
     spec = release.certificate.features.get("spec") or {}
     table = TableDomain.from_dict(spec["table"]) if "table" in spec else None
     return table, release.certificate.domain
 
 
 def column_labels(table: TableDomain) -> list[str]:
-    """Names of a table's columns; none where it was made of an array, whose columns have no names."""
+    """Names of a table's columns; none for a table from an array, whose columns have no names."""
     names = [column.name for column in table.features]
     return [] if names == [f"x{j}" for j in range(len(names))] else names
 
 
 def one_column(y: Any) -> Any:
-    """Labels in a frame of one column, as that column."""
+    """Return the column of a frame of labels."""
     if not hasattr(y, "columns"):
         return y
     if len(y.columns) != 1:
@@ -75,7 +75,7 @@ def one_column(y: Any) -> Any:
 
 
 def check_lengths(x: Any, y: Any) -> None:
-    """Refuse records and labels that are not equally many."""
+    """Refuse records and labels of different lengths."""
     if len(x) != len(y):
         raise UserError(f"there are {len(x)} records and {len(y)} labels; give one label for each record")
 
@@ -91,19 +91,19 @@ def labels_of(y: Any, table: TableDomain) -> tuple[npt.NDArray[Any], npt.NDArray
 def coded(
     y: Any, codes: npt.NDArray[np.int64], names: tuple[str, ...]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Class labels in the type that the user gave: names for texts, numbers for numbers, truth for truth."""
-    given = np.asarray(y)
-    kind = given.dtype
+    """Class labels in the type of the user's labels: strings, numbers or booleans."""
+    labels = np.asarray(y)
+    kind = labels.dtype
     if kind.kind == "O":
         kinds = {_kind(value) for value in column_values(y).distinct} - {"nothing"}
         if len(kinds) > 1:
             raise UserError(
-                "labels are all texts, all whole numbers or all true and false (got "
+                "labels are all texts, all integers or all true and false (got "
                 f"{' and '.join(sorted(kinds))}); give them in one type"
             )
         kind = np.dtype({"numbers": "int64", "truth": "bool"}.get(kinds.pop() if kinds else "", "object"))
     if kind.kind == "b" and len(names) == 2:
-        code_of_true = codes[0] if given.flat[0] else 1 - codes[0]
+        code_of_true = codes[0] if labels.flat[0] else 1 - codes[0]
         return np.arange(2) == code_of_true, codes
     if kind.kind not in "iuf":
         return np.array(names), codes
@@ -170,7 +170,7 @@ def _numeric_columns(
 
 
 def check_no_person(domain: TableDomain | Domain | None) -> None:
-    """Refuse an array where the domain names persons, whose column only a data frame has."""
+    """Refuse an array where the domain has a person column, which needs a data frame."""
     if isinstance(domain, TableDomain) and domain.person is not None:
         raise UserError(
             f"the domain names persons by column {domain.person.name!r}; give a DataFrame with it"
@@ -178,7 +178,7 @@ def check_no_person(domain: TableDomain | Domain | None) -> None:
 
 
 def encode_array(table: TableDomain, x: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Encode an array whose columns stand in the order of the table's."""
+    """Encode an array whose columns are in the order of the table's."""
     if x.shape[1] != len(table.features):
         raise UserError(f"records have {x.shape[1]} columns, the table has {len(table.features)}")
     return encode_frame(table, _Columns([c.name for c in table.features], x))

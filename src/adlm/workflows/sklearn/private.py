@@ -1,4 +1,4 @@
-"""What the classifier and the regressor share: releases, ledgers, and telling of what each fit spends."""
+"""Base of the classifier and the regressor: releases, ledgers, and warnings about what each fit spends."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ BATCH = 8192
 
 @dataclass
 class _FitCounts:
-    """What an estimator and its clones have done together."""
+    """Counts that an estimator and its clones share."""
 
     fits: int = 0
     clones: int = 0
 
 
 class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
-    """An estimator whose `fit` makes one release and trains on it; `AdLMClassifier` says what it takes."""
+    """An estimator whose `fit` makes one release and trains on it; for parameters see `AdLMClassifier`."""
 
     _what = "estimator"
     release_: Release
@@ -89,8 +89,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         Parameters
         ----------
         release : the release, or its folder.
-        training : what is free to tune, as for the parameter of that name; `GridSearchCV` may search over it.
-            Scores on private records are statistics of them that nothing accounts for: search on public ones.
+        training : settings that are free to tune, as the parameter of that name; `GridSearchCV` may search
+            over it. Scores on private records are not accounted for: search on public ones.
 
         Raises
         ------
@@ -102,12 +102,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         """
         loaded = release if isinstance(release, Release) else Release.load(release)
         totals = loaded.certificate.totals
-        given: dict[str, Any] = {"release": release, "training": training or None}
-        estimator = cls(epsilon=float(totals.epsilon_proved), delta=float(totals.delta), **given)
+        parameters: dict[str, Any] = {"release": release, "training": training or None}
+        estimator = cls(epsilon=float(totals.epsilon_proved), delta=float(totals.delta), **parameters)
         return estimator._fit_release(loaded, None)
 
     def __getattr__(self, name: str) -> Any:
-        """Say why there is no `partial_fit`; scikit-learn finds out by asking for it."""
+        """Raise an error that says why there is no `partial_fit`; scikit-learn tests with `hasattr`."""
         if name == "partial_fit":
             raise AttributeError(
                 f"{type(self).__name__} has no partial_fit: each part would be a release of its own and be "
@@ -118,8 +118,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def __sklearn_clone__(self) -> Any:
         """Clone, and share the counts: an estimator and its clones are counted together.
 
-        A search makes its clones here, but may fit them in other processes, whose warnings nobody sees; so
-        the second clone warns.
+        A search makes its clones here, but may fit them in other processes, whose warnings are not shown;
+        so the second clone warns.
         """
         counts = self._fit_counts()
         counts.clones += 1
@@ -152,12 +152,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         --------
         >>> AdLMClassifier(epsilon=1, domain="visits.toml").fit(frame, frame["ill"])  # doctest: +SKIP
         """
-        given = self._start_fit(refused)
-        if given is not None:
-            return self._fit_release(given, y)
+        release = self._start_fit(refused)
+        if release is not None:
+            return self._fit_release(release, y)
         learnt = self._pipeline_steps()
         known, x, answers = self._public(X, one_column(y))
-        ledger = self._ledger()  # after the records were read: a mistake in them decides no budget
+        ledger = self._ledger()  # after the records were read: invalid ones must not set its budget
         if learnt and isinstance(known, TableDomain):
             known = replace(known, bounds_learnt_from_data=True)
         self.release_ = self._privatised(known, x, answers, ledger)
@@ -170,18 +170,18 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     def _public(
         self, X: Any, y: Any
     ) -> tuple[TableDomain | Domain, npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Find out what is public, and encode the records by it."""
+        """Return the public domain, and the records encoded by it."""
         raise NotImplementedError
 
     def _set_frame(self, table: TableDomain, X: Any, y: Any) -> None:
-        """Keep the declared table and the names of a frame's columns."""
+        """Store the declared table and the names of a frame's columns."""
         names = column_names(X)
         self._table, self._shape, self.n_features_in_ = table, None, len(names)
         self.feature_names_in_ = np.array([str(name) for name in names], dtype=object)
         check_lengths(X, y)
 
     def _start_fit(self, refused: MutableMapping[str, Any]) -> Release | None:
-        """Count a fit and warn of it; return the release that was given, if one was."""
+        """Count a fit and warn of refits; return the user's release, if any."""
         check_no_weights(refused)
         counts = self._fit_counts()
         counts.fits += 1
@@ -233,7 +233,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         return train_on_release(release, self.training or {})
 
     def _adopt(self, release: Release, model: Model) -> None:
-        """Keep a release, its model, and what is declared of its records."""
+        """Store a release, its model, and the declared domain of its records."""
         table, domain = declared(release)
         self.release_, self.model_ = release, model
         self._table, self._shape = table, None if table is not None else domain.shape
@@ -254,12 +254,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         )
 
     def _privacy_html(self) -> str:
-        """Say what a fit has cost, below scikit-learn's diagram; nothing before one."""
+        """The cost of the fit, shown below scikit-learn's diagram; empty before a fit."""
         return str(self.certificate_._repr_html_()) if hasattr(self, "release_") else ""
 
     @property
     def certificate_(self) -> Certificate:
-        """What the release cost, and how to check it."""
+        """The certificate of the release: its privacy cost and the proof."""
         check_is_fitted(self, "release_")
         return self.release_.certificate
 
@@ -321,11 +321,11 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         return estimator
 
     def _state(self) -> dict[str, Any]:
-        """What a kind of estimator saves besides, in JSON values."""
+        """Further JSON values that a subclass saves."""
         return {}
 
     def _restore(self, summary: Mapping[str, Any]) -> None:
-        """Take back what `_state` gave."""
+        """Restore the values of `_state`."""
 
     def _ledger(self) -> Ledger | None:
         if self.ledger is None:
@@ -340,7 +340,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         return self._counts
 
     def _warn_of_refits(self, stacklevel: int, fit: int | None = None) -> None:
-        """Warn of each refit by its number; where clones are made and fits cannot be seen, once."""
+        """Warn about each refit by its number; without a number once, for clones fitted elsewhere."""
         charged_to = "no ledger" if self.ledger is None else f"the ledger {self.ledger}"
         count = "are fitted several times" if fit is None else f"are fitted, for the time number {fit}"
         warnings.warn(
@@ -360,12 +360,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 def number_of(text: str) -> float | Fraction:
-    """A saved epsilon or delta: exact where it was given as a fraction."""
+    """A saved epsilon or delta: exact if it is a fraction."""
     return Fraction(text) if "/" in text else float(text)
 
 
 def seed_of(random_state: Any) -> int | None:
-    """The seed that a `random_state` stands for; None is none."""
+    """The seed of a `random_state`; None if it is None."""
     if random_state is None or isinstance(random_state, int | np.integer):
         return None if random_state is None else int(random_state)
     return int(random_state.randint(2**31))

@@ -30,40 +30,39 @@ from adlm.workflows.sklearn.private import PrivateEstimator
 
 
 class AdLMRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
-    """A private model of a number: `fit` reads the records, makes one release, and trains on it alone.
+    """A private regressor: `fit` reads the records, makes one release, and trains on it alone.
 
     Parameters
     ----------
     epsilon, delta : the privacy budget of each fit, a number or an exact one such as "1/3"; delta 0 is pure
         epsilon.
-    domain : what is public: a `TableDomain` or a domain file with a column of kind target (for DataFrames),
-        a `Domain` with `target=(lower, upper)` (for arrays), or None. None learns bounds from the data,
-        warns, and stamps the certificate.
-    ledger, budget : file that every fit is charged to before noise is drawn, and what it may be charged in
-        all; as for `AdLMClassifier`.
+    domain : the public domain: a `TableDomain` or a domain file with a column of kind target (for
+        DataFrames), a `Domain` with `target=(lower, upper)` (for arrays), or None. None learns bounds from
+        the data, warns, and stamps the certificate.
+    ledger, budget : file that every fit is charged to before noise is drawn, and the total that it may be
+        charged; as for `AdLMClassifier`.
     size : public guess of the number of records, needed where that number is private.
-    random_state : a whole number makes the noise repeatable: the certificate is then stamped
-        `NOT PRIVATE: seeded`. None is the only setting that protects anybody.
+    random_state : an integer makes the noise reproducible: the certificate is then stamped
+        `NOT PRIVATE: seeded`. Only None protects the records.
     fourier : random Fourier features of the numeric columns together: a number, or `auto`; 0 is the rule's.
-    release : a release that was made already, or its folder. Then `fit` reads no record and spends nothing.
-    training : settings of training; a model of a number has none so far.
+    release : an existing release, or its folder. Then `fit` reads no record and spends nothing.
+    training : settings of training; a regression model has none so far.
 
     Attributes
     ----------
-    release_ : all that was learnt of the records.
-    certificate_ : what it cost, and the proof.
-    model_ : the trained model; `model_.training` has R2 by the release's own, charged check.
-    n_features_in_, feature_names_in_ : columns, and their names where there are any.
-    fits_ : how many fits this estimator and its clones have made in this process, this one included.
+    release_ : the release of the records.
+    certificate_ : its privacy cost, and the proof.
+    model_ : the trained model; `model_.training` has the R2 that was released and charged.
+    n_features_in_, feature_names_in_ : number of columns, and their names if any.
+    fits_ : number of fits of this estimator and its clones in this process, this one included.
 
     Notes
     -----
     Formal guarantees. One fit costs what `certificate_` says. Several fits on the same records add up: a
     search that refits spends at each refit, and each refit warns. With `release` nothing is spent.
 
-    A model that noise has left no better than the mean, by the release's own check, predicts the mean and
-    says so in `model_.training["warning"]`. There are no sample weights and no `partial_fit`, for the reasons
-    that `AdLMClassifier` gives.
+    A model whose released R2 is no better than the mean's predicts the mean, with a warning in
+    `model_.training["warning"]`. There are no sample weights and no `partial_fit`; see `AdLMClassifier`.
     """
 
     _what = "regressor"
@@ -87,7 +86,7 @@ class AdLMRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
         return self
 
     def _public(self, X: Any, y: Any) -> tuple[TableDomain, npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        """Find out what is public, and encode the records by it."""
+        """Return the public domain, and the records encoded by it."""
         given = TableDomain.load(self.domain) if isinstance(self.domain, str | Path) else self.domain
         if isinstance(given, TableDomain):
             if given.target is None:

@@ -175,8 +175,8 @@ def test_a_kept_simulation_of_other_features_or_another_plan_is_not_used(
     [
         ({"choice": "nobody"}, "no such data set"),
         ({"n": "0"}, "must lie between 1 and"),
-        ({"n": "-5"}, "must be a whole number"),
-        ({"n": "9" * 30}, "must be a whole number"),
+        ({"n": "-5"}, "must be an integer"),
+        ({"n": "9" * 30}, "must be an integer"),
         ({"epsilon": "0"}, "epsilon"),
         ({"epsilon": "nan"}, "epsilon"),
         ({"epsilon": "1e9"}, "at most 100"),

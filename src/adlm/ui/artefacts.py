@@ -1,7 +1,7 @@
-"""What is known of existing releases, models and ledgers, in JSON values for the page.
+"""Descriptions of existing releases, models and ledgers, in JSON values for the page.
 
 Certificates, evaluations and audits are read from their files; nothing is opened for writing, and no record
-is anywhere near. Folders are shown by name, without their path.
+is read. Folders are shown by name, without their path.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def around(folder: Path) -> list[Path]:
 
 
 def subjects(folders: Sequence[Path]) -> list[Subject]:
-    """Read folders; one that holds artefacts of several releases is taken apart."""
+    """Read folders; one that holds artefacts of several releases is split by release."""
     subjects_found = []
     for folder in folders:
         try:
@@ -49,7 +49,7 @@ def subjects(folders: Sequence[Path]) -> list[Subject]:
 
 
 def _distinct(found: Iterable[Subject]) -> list[Subject]:
-    """Keep one subject for each release: the one that says most."""
+    """Keep one subject for each release: the one with the most models."""
     best: dict[str, Subject] = {}
     for subject in found:
         digest = subject.certificate.digest
@@ -130,8 +130,8 @@ def _features(features: Mapping[str, Any]) -> str:
     return str((inner if isinstance(inner, Mapping) else spec).get("name", "?"))
 
 
-def _model(name: str, training: Mapping[str, Any], found: Mapping[str, Any] | None) -> dict[str, Any]:
-    measured = found or {}
+def _model(name: str, training: Mapping[str, Any], evaluation: Mapping[str, Any] | None) -> dict[str, Any]:
+    measured = evaluation or {}
     of = " ".join(str(measured[key]) for key in ("of", "split") if measured.get(key))
     return {
         "name": name,
@@ -165,9 +165,9 @@ def _best(subject: Subject) -> str:
     return f"{max(known):.1%}" if known else "not measured"
 
 
-def _audit(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Keep what attacks found: the lower bound beside what is proved, and the verdict."""
-    raw = [f for f in (found or {}).get("findings", []) if isinstance(f, Mapping)]
+def _audit(audit: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Summarise the attacks: lower bound, proved epsilon and verdict of each."""
+    raw = [f for f in (audit or {}).get("findings", []) if isinstance(f, Mapping)]
     if not raw:
         return None
     rows = [
@@ -188,7 +188,7 @@ def _audit(found: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def pairs(found: Sequence[Subject]) -> dict[str, str]:
-    """Say for every two releases what they would cost together, if the same records went into both."""
+    """Describe the total cost of every two releases, if the same records went into both."""
     sentences = {}
     for (i, a), (j, b) in combinations(enumerate(found), 2):
         charges = (*a.certificate.charges, *b.certificate.charges)
@@ -200,7 +200,7 @@ def pairs(found: Sequence[Subject]) -> dict[str, str]:
 
 
 def ledgers(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Describe ledgers: budget, charges, and what is left for each delta and relation of the page."""
+    """Describe ledgers: budget, charges, and the remaining epsilon by delta and relation."""
     return [_ledger(LedgerView.read(path)) for path in paths]
 
 
@@ -233,6 +233,6 @@ def _unadded(relations: Sequence[str]) -> str:
 
 
 def as_script(value: object) -> str:
-    """Write JSON that can stand inside a script element, whatever an artefact is called."""
+    """Return JSON that is safe inside a script element, whatever an artefact is called."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,4 +1,4 @@
-"""What a budget can be chosen for: a public data set by name, or a domain that somebody declared."""
+"""What a budget can be chosen for: a public data set by name, or a user's declared domain."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ MOST_RECORDS = 10**9
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A data set to plan for; nothing of it is read but what is public.
+    """A data set to plan for; only public facts about it are read.
 
     Attributes
     ----------
-    key : names it within a page.
-    title : what a person calls it.
-    origin : how the command line names it: `--data NAME`, `--domain`, or nothing for arrays from Python.
+    key : its identifier within a page.
+    title : its name for users.
+    origin : its option on the command line: `--data NAME`, `--domain`, or nothing for arrays from Python.
     file : the domain file, if it comes from one.
     n : the number of records, public or guessed.
     domain : of images and other arrays; None for a table.
@@ -59,7 +59,7 @@ class Choice:
 
     @property
     def contributions(self) -> int:
-        """The most records that one person has, as declared."""
+        """The declared maximum of records per person."""
         return 1 if self.table is None else self.table.contributions
 
     @cached_property
@@ -120,7 +120,7 @@ def _is_table(text: str) -> bool:
     try:
         return "columns" in toml(text)
     except UserError:
-        return False  # whoever reads it says what is wrong with it
+        return False  # the caller's parser reports the error
 
 
 def from_file(path: Path, n: int | None) -> Choice:
@@ -142,6 +142,6 @@ def check_size(n: int) -> None:
 
 
 def check_relation(neighbours: str) -> None:
-    """Refuse a relation that there is not."""
+    """Refuse an unknown relation."""
     if neighbours not in NEIGHBOURS:
         raise UserError(f"the relation must be one of {', '.join(NEIGHBOURS)}, got {neighbours!r}")

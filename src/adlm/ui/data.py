@@ -1,4 +1,4 @@
-"""The public figures that come with the package: what was measured, what others published, simulations.
+"""The public figures that come with the package: measured, published by others, and simulated.
 
 python -m adlm.ui.data results             # write measured.json from the results
 python -m adlm.ui.data results --forecasts # and forecasts.json, by simulating every budget of the page
@@ -26,7 +26,7 @@ from adlm.workflows.forecast import forecast
 
 MEASURED = "measured.json"
 HERE = Path(__file__).parent
-# Curves that are worth a look beside a forecast, and what a person would call them.
+# Curves that are shown next to a forecast.
 OURS = ("moments-pure", "moments", "moments-add-remove")
 DPSGD = ("psgd-linear", "psgd-linear-replace-one", "psgd-tanh", "psgd-abadi")
 
@@ -34,12 +34,12 @@ DPSGD = ("psgd-linear", "psgd-linear-replace-one", "psgd-tanh", "psgd-abadi")
 @lru_cache(maxsize=1)
 def measured() -> Mapping[str, Any]:
     """Return the measured curves by data set."""
-    found: dict[str, Any] = json.loads((resources.files("adlm.ui") / MEASURED).read_text(encoding="utf-8"))
-    return found
+    curves: dict[str, Any] = json.loads((resources.files("adlm.ui") / MEASURED).read_text(encoding="utf-8"))
+    return curves
 
 
 def reference_curves(data: str) -> dict[str, Any]:
-    """Return what is measured and published for a data set, for the page."""
+    """Return the measured and published figures of a data set, for the page."""
     return {
         "measured": measured().get(data, []),
         "published": [figure.to_dict() for figure in published.of(data)],
@@ -83,13 +83,13 @@ def _series(rows: list[dict[str, Any]], method: str) -> dict[str, Any]:
 
 
 def forecasts_of_page(old: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Simulate every budget of the page; give all that is known after each data set.
+    """Simulate every budget of the page; yield all forecasts after each data set.
 
     Parameters
     ----------
-    old : what was kept before; what rests on the features and the plans of today is taken from there.
+    old : earlier forecasts; those with the current features and plans are reused.
     """
-    found = dict(old)
+    forecasts = dict(old)
     budgets = [Budget(e, d, relation) for d in DELTAS for relation in NEIGHBOURS for e in EPSILONS]
     for choice in named():
         before = old.get(choice.key, {})
@@ -101,12 +101,12 @@ def forecasts_of_page(old: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 kept = before["curves"].get(b.curve, {}).get(b.epsilon) if same else None
                 curves.setdefault(b.curve, {})[b.epsilon] = _forecast(choice, b, kept)
                 advance(1)
-        found[choice.key] = {"n": choice.n, "features": features, "curves": curves}
-        yield found
+        forecasts[choice.key] = {"n": choice.n, "features": features, "curves": curves}
+        yield forecasts
 
 
 def _forecast(choice: Choice, budget: Budget, kept: list[Any] | None) -> list[Any]:
-    """Return accuracy, spread and what they rest on."""
+    """Return accuracy, spread and the settings that they depend on."""
     settings = settings_of(plan_of(choice, choice.n, budget, rounds=False))
     if kept is not None and kept[2:] == settings:
         return kept
@@ -128,8 +128,8 @@ def main(words: list[str]) -> int:
         _write(MEASURED, from_results(given.results))
         if given.forecasts:
             old = {} if given.anew else json.loads((HERE / PRECOMPUTED).read_text(encoding="utf-8"))
-            for found in forecasts_of_page(old):
-                _write(PRECOMPUTED, found)
+            for forecasts in forecasts_of_page(old):
+                _write(PRECOMPUTED, forecasts)
     except UserError as error:
         print(error, file=sys.stderr)
         return 2

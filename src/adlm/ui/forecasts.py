@@ -1,14 +1,14 @@
 """Forecasts for the page: the release is simulated on synthetic classes, so nothing is spent or read.
 
 Forecasts of the public data sets come with the package (`forecasts.json`, made by `python -m adlm.ui.data`):
-the synthetic classes of photographs take a minute to draw. A kept simulation counts only while the features
-and the plan are those of today; any other budget is simulated when somebody asks for it.
+the synthetic classes of photographs take a minute to draw. A stored simulation is used only while features
+and plan are unchanged; any other budget is simulated on request.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
@@ -32,7 +32,7 @@ MOST_EPSILON = 100.0
 
 @dataclass(frozen=True)
 class Budget:
-    """What a release would cost: budget and relation, in the words of the command line."""
+    """Budget and relation of a release, as on the command line."""
 
     epsilon: str
     delta: str
@@ -51,7 +51,7 @@ class Budget:
 
 
 def point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
-    """Simulate a release and say what it would be; from the kept simulations where they hold."""
+    """Simulate a release and describe it; from the stored simulations where they are current."""
     check_size(n)
     shown = _precomputed_point(choice, n, budget)
     if shown is None:
@@ -60,7 +60,7 @@ def point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
 
 
 def curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
-    """Return what is known of a curve without simulating anything.
+    """Return the known points of a curve, without simulating anything.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str,
 
 
 def full_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
-    """Simulate a whole curve, where it is not known.
+    """Return all points of a curve, simulating those that are not known.
 
     Parameters
     ----------
@@ -126,12 +126,13 @@ def _fingerprint(choice: Choice) -> str:
 
 @lru_cache(maxsize=1)
 def _precomputed() -> Mapping[str, Any]:
-    found: dict[str, Any] = json.loads((resources.files("adlm.ui") / PRECOMPUTED).read_text(encoding="utf-8"))
-    return found
+    text = (resources.files("adlm.ui") / PRECOMPUTED).read_text(encoding="utf-8")
+    stored: dict[str, Any] = json.loads(text)
+    return stored
 
 
 def settings_of(plan: MomentPlan) -> list[Any]:
-    """Return what makes two plans the same to a simulation."""
+    """Return the settings of a plan that a simulation depends on."""
     return [plan.k, plan.q, float(f"{float(plan.share_sums):.6g}"), float(f"{plan.second_clip_norm:.6g}")]
 
 
@@ -178,7 +179,7 @@ ROUNDS_REMARK = (
 
 
 def plan_sentence(plan: MomentPlan | TableReleasePlan) -> str:
-    """Say in a sentence what would be released."""
+    """Describe in a sentence what would be released."""
     if not isinstance(plan, MomentPlan):
         return _sentence(plan.summary)
     noise = {"gaussian": "Gaussian", "radial": "radial (pure epsilon)", "laplace": "Laplace"}[plan.noise]
@@ -196,14 +197,3 @@ def _sentence(text: str) -> str:
     """Write words as a sentence; a setting that begins it keeps its name."""
     first = text if text[1:3] == " =" else text[:1].upper() + text[1:]
     return first.rstrip(".") + "."
-
-
-def curves(
-    choice: Choice, deltas: Sequence[str], relations: Sequence[str]
-) -> dict[str, list[dict[str, Any]]]:
-    """Return whole curves by delta and relation, as a static page needs them."""
-    return {
-        Budget("1", delta, relation).curve: full_curve(choice, choice.n, delta, relation)
-        for delta in deltas
-        for relation in relations
-    }

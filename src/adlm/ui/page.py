@@ -1,4 +1,4 @@
-"""The page: one HTML file with its style, its script and its figures inside. It asks nobody outside."""
+"""The page: one HTML file with its style, script and figures inside. It loads nothing from other hosts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from adlm.version import __version__
 
 @dataclass(frozen=True)
 class Shown:
-    """What a page shows.
+    """The contents of a page.
 
     Attributes
     ----------
     choices : data sets and domains to plan for.
     found : releases and models, in JSON values.
-    pairs : what every two of them cost together.
+    pairs : the cost of every two of them together.
     ledgers : in JSON values.
     """
 
@@ -44,13 +44,13 @@ class Shown:
 def gather(
     folders: Sequence[Path], ledgers: Sequence[Path], domain: Path | None = None, size: int | None = None
 ) -> Shown:
-    """Read what a page is to show; public numbers and certificates alone.
+    """Read the contents of a page: public numbers and certificates alone.
 
     Parameters
     ----------
     folders : releases, models, or folders that hold them.
     ledgers : files of ledgers; they are read, never opened for writing.
-    domain : a domain file to plan for, beside the public data sets.
+    domain : a domain file to plan for, besides the public data sets.
     size : the number of records of that domain, public or guessed.
     """
     if domain is None and size is not None:
@@ -63,7 +63,7 @@ def gather(
 
 
 def figures(shown: Shown, *, live: bool) -> dict[str, Any]:
-    """Return all that the script needs; a static page carries every curve with it."""
+    """Return the data of the script; a static page contains every curve."""
     return {
         "version": __version__,
         "live": live,
@@ -83,7 +83,7 @@ def figures(shown: Shown, *, live: bool) -> dict[str, Any]:
 
 
 def _curves(choice: Choice) -> dict[str, list[dict[str, Any]]]:
-    """Return every curve: those of public data sets as they are kept, others simulated now."""
+    """Return every curve: stored ones for public data sets, others simulated now."""
     take = precomputed_curve if choice.origin.startswith("--data") else full_curve
     wanted = [(delta, relation) for delta in DELTAS for relation in NEIGHBOURS]
     curves = {}
@@ -95,7 +95,7 @@ def _curves(choice: Choice) -> dict[str, list[dict[str, Any]]]:
 
 
 def render(shown: Shown, *, live: bool) -> str:
-    """Put the page together."""
+    """Return the HTML of the page."""
     style, script = asset("page.css"), asset("page.js")
     parts = {
         "{{csp}}": policy(live=live),
@@ -105,14 +105,14 @@ def render(shown: Shown, *, live: bool) -> str:
     }
     text = asset("page.html")
     for mark, part in parts.items():
-        before, found, after = text.partition(mark)
-        assert found, mark
+        before, separator, after = text.partition(mark)
+        assert separator, mark
         text = before + part + after
     return text
 
 
 def policy(*, live: bool) -> str:
-    """Return the content security policy: this style, this script, and no address but the page's own."""
+    """Return the content security policy: this style, this script, and no other origin."""
     hashes = {name: _hash(asset(f"page.{name}")) for name in ("css", "js")}
     reach = "connect-src 'self'; " if live else ""
     return (
@@ -131,5 +131,5 @@ def asset(name: str) -> str:
 
 
 def write_static(shown: Shown, out: Path) -> None:
-    """Write the page as one file; what it shows was computed beforehand."""
+    """Write the page as one file, with everything computed beforehand."""
     write_file(out, render(shown, live=False).encode(), what="page")

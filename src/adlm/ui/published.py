@@ -1,4 +1,4 @@
-"""Accuracies that others have published, for marks beside what is measured here: `published.toml`."""
+"""Accuracies published by others, for comparison with those measured here: `published.toml`."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class Row:
 
     Attributes
     ----------
-    accuracies : share of right answers by epsilon, as its authors state it; or one of them by `average`.
+    accuracies : accuracy by epsilon, as its authors state it; or one of them by `average`.
     status : `claimed` by its authors, `reproduced` by somebody else, or `disputed` since.
-    relation, delta, seeds, public_data : as the source says; None or empty where the one at hand does not.
-    link : where the figures were read.
-    average_over : the least and the largest epsilon of an average.
+    relation, delta, seeds, public_data : as the source states them; None or empty where it does not.
+    link : where the figures come from.
+    average_over : the smallest and the largest epsilon of an average.
     """
 
     data: str
@@ -59,7 +59,7 @@ class Row:
     average_over: tuple[float, ...] = ()
 
     def figures(self) -> tuple[Published, ...]:
-        """Return the figures that have an epsilon of their own."""
+        """Return the figures that are for a single epsilon."""
         return tuple(
             Published(self.data, float(e), a, self.what, self.source, self.status, self.relation)
             for e, a in self.accuracies.items()
@@ -103,5 +103,5 @@ def of(data: str) -> tuple[Published, ...]:
 
 
 def of_paper(data: str) -> tuple[Published, ...]:
-    """Return what the paper that is reproduced here states of itself and of its rivals."""
+    """Return the figures of the paper that is reproduced here: its own and its baselines'."""
     return tuple(f for row in rows_of(data) if row.link == PAPER for f in row.figures())

@@ -1,7 +1,7 @@
-"""A server for one person: on the loopback address, behind a random path, with nothing to spend.
+"""A single-user server on the loopback address, behind a random path, that can spend nothing.
 
-Every answer is computed from public numbers or read from certificates before the server starts. There is no
-request that names a file, writes one, or reaches a ledger.
+Every response is computed from public numbers or read from certificates before the server starts. No request
+names a file, writes one, or reaches a ledger.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Server(ThreadingHTTPServer):
 
     Parameters
     ----------
-    shown : what the page shows.
-    port : 0 takes any that is free.
+    shown : the contents of the page.
+    port : 0 for any free port.
     """
 
     daemon_threads = True
@@ -50,7 +50,7 @@ class Server(ThreadingHTTPServer):
         self.token = secrets.token_urlsafe(24)
         self.choices: dict[str, Choice] = {c.key: c for c in shown.choices}
         self.page = render(shown, live=True).encode()
-        self.simulating = threading.Lock()  # one at a time: they take all of a processor
+        self.simulating = threading.Lock()  # one at a time: a simulation saturates the CPU
         try:
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -61,11 +61,11 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Where the page is."""
+        """The URL of the page."""
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def hosts(self) -> set[str]:
-        """Return what a browser may say in its Host header; another name leads here by DNS rebinding."""
+        """Return the allowed Host headers; any other name would be DNS rebinding."""
         return {f"{name}:{self.server_port}" for name in NAMES}
 
     def choice(self, key: str) -> Choice:
@@ -75,10 +75,10 @@ class Server(ThreadingHTTPServer):
         return self.choices[key]
 
     def add(self, choice: Choice) -> None:
-        """Keep a domain that the page gave, in memory, the latest few."""
+        """Store a domain that was sent by the page, in memory, the latest few."""
         self.choices[choice.key] = choice
-        given = [key for key in self.choices if key.startswith("domain-")]
-        for key in given[:-MOST_DOMAINS]:
+        domains = [key for key in self.choices if key.startswith("domain-")]
+        for key in domains[:-MOST_DOMAINS]:
             del self.choices[key]
 
 
@@ -89,11 +89,11 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60
 
     def do_GET(self) -> None:
-        """Answer with the page, or with figures."""
+        """Send the page, or figures."""
         self._answered({"": None, "api/curve": self._curve, "api/point": self._point})
 
     def do_POST(self) -> None:
-        """Answer for a domain that somebody gave."""
+        """Send the description of a user's domain."""
         self._answered({"api/domain": self._domain})
 
     def _answered(self, routes: dict[str, Callable[[], Any] | None]) -> None:
@@ -136,13 +136,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _curve(self) -> dict[str, Any]:
         key, n, delta, neighbours = self._asked("choice", "n", "delta", "neighbours")
-        return {"points": forecasts.curve(self.server.choice(key), _whole(n), delta, neighbours)}
+        return {"points": forecasts.curve(self.server.choice(key), _integer(n), delta, neighbours)}
 
     def _point(self) -> dict[str, Any]:
         key, n, epsilon, delta, neighbours = self._asked("choice", "n", "epsilon", "delta", "neighbours")
         budget = forecasts.Budget(epsilon, delta, neighbours)
         with self.server.simulating:
-            return forecasts.point(self.server.choice(key), _whole(n), budget)
+            return forecasts.point(self.server.choice(key), _integer(n), budget)
 
     def _domain(self) -> dict[str, Any]:
         length = self.headers.get("Content-Length", "")
@@ -172,10 +172,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: the address holds the token."""
+        """Log nothing: the URL contains the token."""
 
 
-def _whole(text: str) -> int:
+def _integer(text: str) -> int:
     if not text.isdecimal() or len(text) > 12:
-        raise UserError(f"the number of records must be a whole number, got {text[:20]!r}")
+        raise UserError(f"the number of records must be an integer, got {text[:20]!r}")
     return int(text)

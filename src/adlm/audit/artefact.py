@@ -1,8 +1,8 @@
-"""Audit a release on disk: is its certificate what its settings amount to, and is its noise what it says?
+"""Audit a release on disk: do its charges follow from its settings, and has its noise the stated scales?
 
-Loading has already checked hashes, digest and totals. Here the sensitivities are derived again from the
+Loading has already checked hashes, digest and totals. Here the sensitivities are recomputed from the
 settings by the code that clips, the stated noise is compared with the scales that were charged, and the
-product's sampler is attacked at exactly those scales. The records are not needed, and nobody has them.
+product's sampler is attacked at exactly those scales. The records are not needed.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from adlm.public.features.table_indicators import TableIndicators
 from adlm.public.planning.regression import RegressionPlan
 from adlm.public.planning.tables import TablePlan
 
-FINE = 1 << 20  # small sensitivities that are not whole numbers are audited on a finer grid
+FINE = 1 << 20  # small sensitivities that are not integers are audited on a finer grid
 
 
 def audit_release(folder: Path, runs: int, source: Source) -> list[Finding]:
-    """Check a release: its certificate from its settings, then its noise scales by attack."""
+    """Check a release: its certificate against its settings, then its noise scales by attack."""
     release = Release.load(folder)
     totals = release.certificate.totals
     proved = not math.isinf(totals.epsilon_proved) or release.kind == "records"
@@ -74,7 +74,7 @@ def _stamped(release: Release) -> list[str]:
 
 
 def _rederived(release: Release) -> list[str]:
-    """Derive the charges again from the settings, by the code of the mechanism that made the release."""
+    """Recompute the charges from the settings, by the code of the release's mechanism."""
     derive = {
         "records": _records,
         "table": _table,
@@ -86,9 +86,9 @@ def _rederived(release: Release) -> list[str]:
 
 
 def _records(release: Release) -> list[str]:
-    """Compare what a record release charged with eps_x = |L| d eps2 / Delta_h0 and its like for labels.
+    """Compare the charges of a record release with eps_x = |L| d eps2 / Delta_h0, and likewise for labels.
 
-    Truncation to the grid, and features that are withheld, can only make a charge smaller than that.
+    Truncation to the grid, and features that are not released, can only make a charge smaller than that.
     """
     settings = release.certificate.settings
     features, labels = release.certificate.charges[-2:]
@@ -111,13 +111,13 @@ def _records(release: Release) -> list[str]:
 
 
 def _table(release: Release) -> list[str]:
-    """Derive the sensitivities of a table's release again and compare them with what was charged."""
+    """Recompute the sensitivities of a table's release and compare them with its charges."""
     charges, faults = _own_charges(release)
     return faults + _compared(charges, _table_charges(release.certificate.settings, release))
 
 
 def _table_charges(settings: Mapping[str, Any], release: Release) -> tuple[Charge, ...]:
-    """The charges that the settings of an additive model of a table amount to."""
+    """The charges of an additive model of a table, recomputed from its settings."""
     raw, totals = settings["plan"], release.certificate.totals
     shares = [Fraction(share) for share in raw["shares"]]
     plan = TablePlan(
@@ -137,7 +137,7 @@ def _table_charges(settings: Mapping[str, Any], release: Release) -> tuple[Charg
 
 
 def _own_charges(release: Release) -> tuple[tuple[Charge, ...], list[str]]:
-    """Charges of what a release holds, and what is wrong with those of a model that was not kept."""
+    """Charges of the model in a release, and faults in those of a model that was not kept."""
     settings, charges = release.certificate.settings, release.certificate.charges
     if "selection" not in settings:
         return charges, []
@@ -155,7 +155,7 @@ def _own_charges(release: Release) -> tuple[tuple[Charge, ...], list[str]]:
 
 
 def _regression(release: Release) -> list[str]:
-    """Derive the sensitivities of a release for a numeric target again."""
+    """Recompute the sensitivities of a release for a numeric target."""
     settings, certificate = release.certificate.settings, release.certificate
     totals = certificate.totals
     config = RegressionConfig(
@@ -179,7 +179,7 @@ def _compared(charges: Sequence[Charge], expected: Sequence[Charge]) -> list[str
 
 
 def _too_small(charges: Sequence[Charge], expected: Sequence[Charge]) -> list[str]:
-    """Say which sensitivities are below those that the settings amount to."""
+    """Report the sensitivities that are below those recomputed from the settings."""
     return [
         f"{charge.what}: sensitivity {charge.sensitivity}, should be {recomputed.sensitivity}"
         for charge, recomputed in zip(charges, expected, strict=True)
@@ -189,7 +189,7 @@ def _too_small(charges: Sequence[Charge], expected: Sequence[Charge]) -> list[st
 
 
 def rebuilt_design(release: Release) -> MomentConfig:
-    """Return a design with the settings of a moment release and the budget that its charges amount to."""
+    """Return a design with the settings of a moment release and the budget of its charges."""
     settings = release.certificate.settings
     design = _design_of(settings, release)
     if settings["allocation"] == "identical":
@@ -219,9 +219,9 @@ def _design_of(settings: Mapping[str, Any], release: Release) -> MomentConfig:
 
 
 def _moments(release: Release) -> list[str]:
-    """Derive a moment release's sensitivities again and compare them with what was charged.
+    """Recompute a moment release's sensitivities and compare them with its charges.
 
-    Charges of a first release, whose private relevances the noise follows, stand before its own.
+    Charges of a first release, which gives private relevances for the noise, come before its own.
     """
     settings, (charges, faults) = release.certificate.settings, _own_charges(release)
     design = rebuilt_design(release)
@@ -241,7 +241,7 @@ def _moments(release: Release) -> list[str]:
     classes = len(release.certificate.domain.classes)
     shape = (classes, 1 + design.k)
     if table.dtype != torch.int64 or tuple(table.shape) != shape:
-        faults.append("class sums are not whole numbers of grid steps, or not of the stated shape")
+        faults.append("class sums are not multiples of the grid step, or not of the stated shape")
     if design.rounds is not None and tuple(release.tensors["gradients"].shape) != (
         design.rounds.rounds,
         1 if design.rounds.one_row and classes == 2 else classes,
@@ -283,7 +283,7 @@ def _stated_noise(sd: float, charge: Charge, design: MomentConfig) -> list[str]:
 
 
 def _joint(settings: Mapping[str, Any], charge: Charge, design: MomentConfig, neighbours: str) -> str:
-    """Derive the cost of class sums and second moments together from the stated noise."""
+    """Recompute the joint cost of class sums and second moments from the stated noise."""
     sums, second = (Fraction(settings[key]) for key in ("sd_sums", "sd_second_diagonal"))
     loss = design.clip().joint_loss_squared(sums, second, neighbours) * design.contributions**2
     charged = charge.loss**2
@@ -291,7 +291,7 @@ def _joint(settings: Mapping[str, Any], charge: Charge, design: MomentConfig, ne
 
 
 def _attacked(charge: Charge, name: str, runs: int, source: Source) -> Finding:
-    """Attack the product's sampler at one charge's scale, on inputs at the distance it declares."""
+    """Attack the product's sampler at one charge's scale, on inputs as far apart as its sensitivity."""
     on_grid = charge.sensitivity.denominator == 1 or charge.sensitivity >= FINE
     factor = 1 if on_grid else FINE
     moved, scale = float(math.floor(charge.sensitivity * factor)), charge.scale * factor

@@ -1,8 +1,8 @@
 """One run, many canaries: audit a whole release, or the model trained on it, from a single run.
 
-Each canary is a record of the attacker's making that is in the data or not by the toss of an own coin (under
-replace-one: itself or its opposite). The attacker sees the release, guesses the coins it is sure of and
-abstains on the rest; too many right guesses refute epsilon (Steinke, Nasr and Jagielski 2023).
+Each canary is a record chosen by the attacker, which an independent fair coin puts into the data or not
+(under replace-one: itself or its opposite). The attacker sees the release, guesses the most confident coins
+and abstains on the rest; too many correct guesses refute epsilon (Steinke, Nasr and Jagielski 2023).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 
 Reals = npt.NDArray[np.float64]
-DRAWN = 4000  # vectors that a model is trained on
+DRAWN = 4000  # sampled vectors that a model is trained on
 GUESSED = 0.4  # share of the canaries that are guessed, fixed beforehand
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A release with canaries in it, and what was tossed for each.
+    """A release with canaries in it, and the coin of each.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Planted:
 
     @property
     def canaries(self) -> int:
-        """How many there are, in or out."""
+        """Number of canaries, in or out."""
         return self.coins.size
 
 
@@ -55,8 +55,8 @@ def plant(
 ) -> Planted:
     """Make a release whose records are canaries: coordinate j alone, in class c, for all j and c.
 
-    A canary of this kind puts all that a record may weigh into one released number, so nothing is lost to
-    the attacker.
+    Such a canary puts the whole norm bound of a record into one released number, the best case for the
+    attacker.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ def plant(
 
 
 def release_scores(planted: Planted, neighbours: str) -> Reals:
-    """Return (classes, k) scores: the released number of each canary, from half-way between out and in."""
+    """Return (classes, k) scores: the released number of each canary, less the midpoint of out and in."""
     moments = planted.release.moments()
     clip_norm = float(planted.release.certificate.settings["level"])
     middle = clip_norm / 2 if neighbours == "add-remove" else 0.0
@@ -86,7 +86,7 @@ def release_scores(planted: Planted, neighbours: str) -> Reals:
 
 
 def model_scores(planted: Planted, epochs: int) -> Reals:
-    """Return (classes, k) scores from a model alone: its logit for each canary's own class.
+    """Return (classes, k) scores from a model alone: its logit for each canary's class.
 
     The model is a linear head trained by the product's loop on vectors drawn from the release.
     """
@@ -100,11 +100,11 @@ def model_scores(planted: Planted, epochs: int) -> Reals:
     plan = TrainingConfig(epochs=epochs, batch_size=500, optimiser="SGD", learning_rate=0.5)
     train(head, Examples(x, y), plan, device="cpu")
     weight = head.weight.detach().double().numpy()
-    return np.asarray(weight - weight.mean(0))  # what a coordinate says for one class against the others
+    return np.asarray(weight - weight.mean(0))  # evidence of a coordinate for one class against the others
 
 
 def guess(scores: Reals, coins: npt.NDArray[np.bool_], share: float) -> tuple[int, int]:
-    """Guess the canaries with the most extreme scores, half of them in and half out: (right, guesses)."""
+    """Guess the canaries with the most extreme scores, half of them in and half out: (correct, guesses)."""
     order = np.argsort(scores.ravel())
     each = max(1, int(share * scores.size / 2))
     truth = coins.ravel()
@@ -113,7 +113,7 @@ def guess(scores: Reals, coins: npt.NDArray[np.bool_], share: float) -> tuple[in
 
 
 def one_run(planted: Planted, scores: Reals, name: str) -> Finding:
-    """Turn (classes, k) scores, large where a canary seems to be in, into guesses and a finding."""
+    """Turn (classes, k) scores, larger for a canary that is in, into guesses and a finding."""
     totals = planted.release.certificate.totals
     right, guesses = guess(scores, planted.coins, GUESSED)
     delta = float(totals.delta)

@@ -1,7 +1,7 @@
-"""Mechanisms that are wrong on purpose: an audit that does not catch them is not an audit.
+"""Negative controls: mechanisms that are wrong on purpose, which the audit must catch.
 
 None of this is reachable from the rest of the package. Each control makes a mistake that has been made in
-earnest, claims the epsilon that its author would have claimed, and must be reported as violated.
+practice, claims the epsilon that its author would have claimed, and must be reported as violated.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _finding(name: str, claimed: Epsilon, worlds: tuple[Reals, Reals], note: str
 
 
 def _attacked(subject: Subject, data: Records, neighbour: Records, runs: int, source: Source) -> Finding:
-    """Attack a subject at given neighbours, as a control: against what it claims."""
+    """Attack a subject at given neighbours, as a control: against its claim."""
     comparison = replay(subject, data, neighbour, source)
     finding = two_worlds(subject, Neighbours(data, neighbour, comparison), runs, source)
     return replace(finding, rung="control", control=True, proved=float("inf"))
@@ -55,8 +55,8 @@ def _attacked(subject: Subject, data: Records, neighbour: Records, runs: int, so
 def shared_noise_image(runs: int, source: Source) -> Finding:
     """One noise image for all records of a batch, redrawn at each step: the authors' published code.
 
-    The difference of two records of a batch carries no noise, so one step gives every record away up to
-    another one's value.
+    The difference of two records of a batch carries no noise, so one step reveals every record relative to
+    another one.
     """
     claimed, batch, pixels, delta_h0, size = Fraction(1, 2), 8, 16, 9800, 1800
     scale = Fraction(delta_h0 * STEPS, size) / claimed
@@ -76,7 +76,7 @@ def shared_noise_image(runs: int, source: Source) -> Finding:
 def batch_sum_sensitivity(runs: int, source: Source) -> Finding:
     """Noise for the sum over a batch put on every record, with the authors' Delta_h0 of 9,800.
 
-    The product's own record release, held against the epsilon that the paper claims for it.
+    The product's own record release, tested against the epsilon that the paper claims for it.
     """
     settings, domain = paper_settings(epsilon2=Fraction(1, 2)), image_domain()
     subject = of_records("record noise with the batch's sensitivity", settings, domain, focus=0)
@@ -87,7 +87,7 @@ def batch_sum_sensitivity(runs: int, source: Source) -> Finding:
 
 
 def half_sensitivity(source: Source) -> list[Finding]:
-    """Half of the noise that the sensitivity asks for, in each mechanism; as many runs as that takes."""
+    """Half of the noise that the sensitivity requires, in each mechanism; with enough runs to detect it."""
     findings = []
     for subject in halved():
         runs = 10_000 if "radial" in subject.name else 20_000 if "Gaussian" in subject.name else 100_000
@@ -111,7 +111,7 @@ def halved() -> list[Subject]:
 
 
 def float_laplace(runs: int, source: Source) -> Finding:
-    """Laplace noise in floating point: its holes give the input away."""
+    """Laplace noise in floating point: the gaps in its support reveal the input."""
     del runs, source  # a thousand outputs of an ordinary generator are enough
     sampler = naive_laplace(4.0, np.random.default_rng())
     return replace(
@@ -120,7 +120,7 @@ def float_laplace(runs: int, source: Source) -> Finding:
 
 
 def noise_drawn_once(runs: int, source: Source) -> Finding:
-    """Noise on loss coefficients drawn once, while the coefficients move with theta.
+    """Noise on loss coefficients drawn once, while the coefficients change with theta.
 
     phi(theta) = sum_i (1/2 - y_i) h_theta(x_i) is released at two steps with the same noise: the difference
     of the two has none.
@@ -147,7 +147,7 @@ def noise_drawn_once(runs: int, source: Source) -> Finding:
 
 
 def learnt_bounds(runs: int, source: Source) -> Finding:
-    """Bounds of the domain taken from the records: one outlier moves everybody."""
+    """Bounds of the domain taken from the records: one outlier rescales all others."""
     design = MomentConfig(Fraction(1), Fraction(0), 1, 1.0)
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
@@ -165,7 +165,7 @@ def learnt_bounds(runs: int, source: Source) -> Finding:
 
 
 def relevance_trained_on_data(runs: int, source: Source) -> Finding:
-    """A relevance network trained on the records, declared public: one record decides what it looks at."""
+    """A relevance network trained on the records, declared public: one record decides its weights."""
     width, n = 4, 101
     domain = Domain((width,), 0.0, 1.0, ("a", "b"))
 
@@ -174,7 +174,7 @@ def relevance_trained_on_data(runs: int, source: Source) -> Finding:
         return public_relevance(network, data, domain, Fraction(1, 2), ledger, source).charges
 
     values = np.full((n, width), 0.5)
-    codes = np.arange(n) % 2  # alike and of both classes: they teach nothing
+    codes = np.arange(n) % 2  # identical records of both classes: nothing to learn from
     one, two = values.copy(), values.copy()
     one[-1], two[-1] = (1, 0, 0, 0), (0, 1, 0, 0)
     subject = Subject("relevance network trained on the data", "replace-one", run, (0,), width, box=True)
@@ -182,7 +182,7 @@ def relevance_trained_on_data(runs: int, source: Source) -> Finding:
 
 
 def _trained(x: torch.Tensor, y: torch.Tensor) -> nn.Module:
-    """Fit a logistic regression from zero: the same start for every data set."""
+    """Fit a logistic regression from zero: the same initial weights for every data set."""
     layer = nn.Linear(x.shape[1], 2)
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)

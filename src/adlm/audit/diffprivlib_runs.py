@@ -1,4 +1,4 @@
-"""Run diffprivlib's mechanisms many times: by the interpreter that has it, so it imports nothing of adlm.
+"""Run diffprivlib's mechanisms many times, in its own environment; so this script imports nothing of adlm.
 
 `PYTHON diffprivlib_runs.py version` prints its version. `PYTHON diffprivlib_runs.py NAME FOLDER EPSILON RUNS`
 reads `records.npy` and writes `outputs.npy`, (RUNS, width).

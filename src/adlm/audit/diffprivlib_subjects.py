@@ -1,4 +1,4 @@
-"""Plug-ins for diffprivlib, which needs an environment of its own: its Python is named by a variable."""
+"""Plug-ins for diffprivlib, which needs a separate environment; a variable names its Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPSILON = 1.0
 
 
 def linear_regression() -> Mechanism:
-    """`LinearRegression` on one column: coefficient and intercept, as the functional mechanism gives them."""
+    """`LinearRegression` on one column: coefficient and intercept, by the functional mechanism."""
     crowd = np.column_stack([np.linspace(0.0, 1.0, 40)] * 2)
     return _mechanism(
         "linear-regression",
@@ -76,7 +76,7 @@ def _mechanism(name: str, words: str, data: Reals, neighbour: Reals, **settings:
 
 
 def _run(*words: str) -> str:
-    """Run the script by the Python that has diffprivlib: the one that the variable names, or this one."""
+    """Run the script with the Python that has diffprivlib: the variable's, or this one."""
     python = os.environ.get(VARIABLE) or sys.executable
     script = Path(__file__).with_name("diffprivlib_runs.py")
     try:

@@ -1,4 +1,4 @@
-"""One line of an audit: what was claimed, what is proved, what an attack proves from below."""
+"""One line of an audit: the claimed epsilon, the proved one, and an attack's lower bound."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from adlm.privacy.accounting import Epsilon, number, show
 
-COMMAND_ALPHA = 1e-3  # chance that a sound product is called violated by one whole command
+COMMAND_ALPHA = 1e-3  # false-alarm rate of one whole command on a sound product
 MOST_TESTS = 125  # statistical tests that one command makes at most
 ALPHA = COMMAND_ALPHA / MOST_TESTS
 
@@ -17,7 +17,7 @@ HOLDS, ABOVE_CLAIM, VIOLATED, CAUGHT, MISSED = "holds", "above claim", "VIOLATED
 
 @dataclass(frozen=True)
 class Point:
-    """A point of a ROC curve with its bounds: what the picture shows."""
+    """A point of a ROC curve with its bounds, for the picture."""
 
     fpr: float
     tpr: float
@@ -25,7 +25,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Finding:
-    """What one attack on one mechanism found.
+    """The result of one attack on one mechanism.
 
     Attributes
     ----------
@@ -34,11 +34,11 @@ class Finding:
     mechanism, neighbours : what was attacked, and under which relation.
     claimed : the epsilon that its authors claim; `proved` the one on the certificate.
     delta : for which both are.
-    lower : epsilon that the attack proves from below.
+    lower : lower bound on epsilon that the attack proves.
     confidence : probability that `lower` is a lower bound; 1 for an exact argument.
     runs : of the mechanism, or neighbours tried, or guesses made.
     control : whether this is a negative control, which must be violated.
-    note : what else there is to say.
+    note : further remarks.
     curve : points of the ROC curve, when the attack has one.
     """
 
@@ -58,9 +58,9 @@ class Finding:
 
     @property
     def verdict(self) -> str:
-        """Say whether the attack refutes the proof, or the claim, or nothing.
+        """Whether the attack refutes the proof, or the claim, or nothing.
 
-        A control has no proof: it is held against its claim.
+        A control has no proof: it is tested against its claim.
         """
         refuted = self.fault or self.lower > float(self.claimed if self.control else self.proved) + 1e-9
         if self.control:

@@ -1,7 +1,7 @@
-"""Controls that are wrong before the mechanism, or beside it: what goes in, and what is said of it.
+"""Controls that are wrong outside the mechanism: in its input, or in a number published besides its output.
 
-The mechanism of each is the product's own and is sound. What is wrong is the records that reach it, or a
-number that is released beside its output. Each must be reported as violated.
+The mechanism of each is the product's own and is sound. What is wrong is how records reach it, or a
+number that is released with its output. Each must be reported as violated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIMIT, N = 50, 60
 
 
 def _subject(name: str, neighbours: str, reads: Callable[[Records], Records]) -> Subject:
-    """A release of one class sum at epsilon 2, of what is read of the records."""
+    """A release of one class sum at epsilon 2, of the records as `reads` returns them."""
     domain = Domain((1,), 0.0, 1.0, ("a", "b"), neighbours)
     design = MomentConfig(Fraction(2), Fraction(0), 1, 1.0)
 
@@ -41,19 +41,19 @@ def _subject(name: str, neighbours: str, reads: Callable[[Records], Records]) ->
 
 
 def shifting_window(runs: int, source: Source) -> Finding:
-    """The first records of a file under add-remove: where one is missing, another one comes in."""
+    """The first records of a file under add-remove: if one is removed, another one enters."""
     subject = _subject(
         "first records under add-remove",
         "add-remove",
         lambda data: Records(data.values[:LIMIT], data.codes[:LIMIT]),
     )
-    values, codes = np.ones((N, 1)), np.arange(N) // LIMIT  # whoever comes in is of the other class
+    values, codes = np.ones((N, 1)), np.arange(N) // LIMIT  # the record that enters is of the other class
     everybody, one_less = Records(values, codes), Records(values[1:], codes[1:])
     return _attacked(subject, everybody, one_less, max(runs, 20_000), source)
 
 
 def batch_maximum(runs: int, source: Source) -> Finding:
-    """Features divided by the largest value of their batch: one outlier moves everybody."""
+    """Features divided by the largest value of their batch: one outlier changes all others."""
     subject = _subject(
         "features divided by their batch's maximum",
         "replace-one",
@@ -73,7 +73,7 @@ def exact_number(runs: int, source: Source) -> Finding:
 
 
 def seeded_input(runs: int, source: Source) -> Finding:
-    """A network of a seeded release passed on as private: whoever knows the seed takes the noise off."""
+    """A network of a seeded release passed on as private: whoever knows the seed can remove the noise."""
     del source  # it is the seed that is wrong
     scale, moved = Fraction(1 << 20), 1 << 20
 
@@ -87,14 +87,14 @@ def seeded_input(runs: int, source: Source) -> Finding:
 
 
 class BatchRounded(Identity):
-    """Features that are divided by the number of records and multiplied by it again: last bits alone move."""
+    """Features divided by the number of records and multiplied by it again: only the last bits change."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) / len(x) * len(x)
 
 
 def batch_rounding(runs: int, source: Source) -> Finding:
-    """Features whose last bits follow the size of their batch."""
+    """Features whose last bits depend on the size of their batch."""
     del runs, source  # the features of every record are compared, bit by bit
     name = "features rounded by the size of their batch"
     finding = batch_separability(BatchRounded((20,)), trial_images(70, (20,)), "add-remove", name)

@@ -1,10 +1,10 @@
-"""Membership inference on trained models: does training longer give more away?
+"""Membership inference on trained models: does longer training leak more?
 
 Shadow models in the manner of LiRA (Carlini and others 2022): the whole pipeline, release and training, is
 repeated on random halves of a small pool. From some shadows the attacker learns the distribution of the
 model's confidence for each record, when it was in and when it was out. On others it guesses by the likelihood
-ratio. The same is done for training on the records themselves, which shows that the attack works, and the
-accountant says what DP-SGD would have spent.
+ratio. The same is done for training on the records themselves, which shows that the attack works, and an
+accountant computes the epsilon of DP-SGD.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Pool:
 
 
 def synthetic_pool(n: int = 200, d: int = 40, classes: int = 4, seed: int = 0) -> Pool:
-    """Draw records around class centres, with labels of which one in five is wrong: things to memorise.
+    """Draw records around class centres, with one label in five wrong, which can only be memorised.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def synthetic_pool(n: int = 200, d: int = 40, classes: int = 4, seed: int = 0) -
 
 @dataclass(frozen=True)
 class Advantage:
-    """How much better than a coin the attack is: true less false positive rate.
+    """The attack's advantage over guessing: true less false positive rate.
 
     Attributes
     ----------
@@ -87,10 +87,10 @@ def confidences(head: nn.Module, z: Tensor, codes: Tensor) -> Reals:
 
 
 def likelihood_ratio_advantage(scores: Reals, members: npt.NDArray[np.bool_], epochs: int) -> Advantage:
-    """Return the attack's advantage from (shadows, n) scores and who was in.
+    """Return the attack's advantage from (shadows, n) scores and membership.
 
-    The laws of a record's score come from the first half of the shadows; the second half is attacked, so that
-    its shadows are independent of each other given those laws.
+    The distributions of a record's score come from the first half of the shadows; the second half is
+    attacked, so that its shadows are independent of each other given those distributions.
     """
     half = len(scores) // 2
     known, inside, outside = scores[:half], members[:half], ~members[:half]
@@ -112,7 +112,7 @@ def likelihood_ratio_advantage(scores: Reals, members: npt.NDArray[np.bool_], ep
 def _private_examples(
     pool: Pool, rows: npt.NDArray[np.intp], epsilon: Fraction, drawn: int, source: Source
 ) -> Examples:
-    """Make a release of some records and draw what to train on from it."""
+    """Make a release of some records and draw training examples from it."""
     d = pool.x.shape[1]
     domain = Domain((d,), 0.0, 1.0, tuple(map(str, range(pool.classes))))
     data = Records(Identity((d,))(torch.from_numpy(pool.x[rows])).numpy(), pool.codes[rows])
@@ -131,7 +131,7 @@ def shadows(
 
     Returns
     -------
-    (count, n) scores by number of epochs, and (count, n) who was in.
+    (count, n) scores by number of epochs, and (count, n) membership.
     """
     rng = np.random.default_rng(seed)
     n = len(pool.x)
@@ -187,7 +187,7 @@ def grows(advantages: Sequence[Advantage]) -> bool:
 
 
 def dp_sgd_epsilon(epochs: int, *, first: float = 1.0) -> float:
-    """Return what DP-SGD has spent after some epochs, with the noise that spends `first` in one epoch.
+    """Return the epsilon of DP-SGD after some epochs, with the noise that spends `first` in one epoch.
 
     Poisson sampling, add-remove neighbours, Google's privacy loss distributions.
     """
@@ -198,7 +198,7 @@ def dp_sgd_epsilon(epochs: int, *, first: float = 1.0) -> float:
 
 
 def summary(count: int, source: Source, *, epsilon: Fraction = Fraction(1), seed: int = 0) -> dict[str, Any]:
-    """Return the figures of the picture: advantages with and without privacy, epsilons beside them.
+    """Return the figures of the picture: advantages with and without privacy, and epsilons.
 
     Parameters
     ----------

@@ -20,16 +20,16 @@ DELTA = 1e-5
 
 
 def numpy_laplace() -> Mechanism:
-    """A sum with `Generator.laplace` added to it, as a page of a textbook has it: epsilon 1/4."""
+    """A sum plus `Generator.laplace`, as in a textbook: epsilon 1/4."""
     rng, scale = np.random.default_rng(), 4.0
 
     def many(records: Any, runs: int) -> Any:
         return np.sum(records) + rng.laplace(0.0, scale, (runs, 1))
 
     def score(outputs: Reals) -> Reals:
-        """Could the sum of the data have led to this double, less could the neighbour's have?"""
-        seen = outputs[:, 0]
-        return np.asarray(reachable(seen, scale).astype(np.float64) - reachable(seen - 1.0, scale))
+        """Whether the data's sum can give this double, minus whether the neighbour's can."""
+        sums = outputs[:, 0]
+        return np.asarray(reachable(sums, scale).astype(np.float64) - reachable(sums - 1.0, scale))
 
     return Mechanism(
         f"numpy {np.__version__}, Generator.laplace on a sum",
@@ -45,7 +45,7 @@ def numpy_laplace() -> Mechanism:
 
 
 def opendp_laplace() -> Mechanism:
-    """OpenDP: clamp to [0, 1], sum, Laplace of scale 2; the claim is what its own map says."""
+    """OpenDP: clamp to [0, 1], sum, Laplace of scale 2; the claim is that of its privacy map."""
     dp: Any = _library("opendp.prelude", "opendp")
     dp.enable_features("contrib")
     space = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.symmetric_distance()
@@ -81,14 +81,14 @@ def opacus_step() -> Mechanism:
         epsilon = float(accountant.get_epsilon(DELTA))
 
     def run(records: Any) -> Any:
-        """Records are gradients, one a record; longer than the clip norm, so that clipping is tried too."""
+        """Records are gradients, longer than the clip norm, so that clipping is tested too."""
         weight.grad_sample = torch.as_tensor(records, dtype=torch.float32).clone()  # type: ignore[attr-defined]
         step.pre_step()
         noisy = weight.grad
         assert noisy is not None
-        seen = noisy.double().numpy().copy()
+        output = noisy.double().numpy().copy()
         step.zero_grad()
-        return seen
+        return output
 
     two = np.array([[0.0, -2.0, 0.0], [3.0, 0.0, 0.0]])
     return Mechanism(

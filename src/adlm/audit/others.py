@@ -1,10 +1,10 @@
-"""Other people's mechanisms under audit: a function from records to output, and what is claimed of it.
+"""Audits of other libraries' mechanisms: a function from records to output, and its claimed epsilon.
 
-A plug-in is a `Mechanism`. It is run many times on two neighbouring data sets; whoever tells the worlds apart
-more often than the claim allows has refuted it. Nothing is assumed of the noise. Three attacks share the
+A plug-in is a `Mechanism`. It is run many times on two neighbouring data sets; an attack that distinguishes
+them more often than the claim allows refutes it. Nothing is assumed about the noise. Three attacks share the
 level of one test. The first projects the output on the direction in which the two worlds differ most, learnt
-on other runs. The second takes the low byte of the output, learnt likewise, and the third a score of the
-plug-in's own, if it has one.
+on other runs. The second uses the low byte of the output, learnt likewise, and the third the plug-in's own
+score, if it has one.
 
 >>> import numpy as np
 >>> rng = np.random.default_rng()
@@ -50,7 +50,7 @@ SHIPPED = {  # name on the command line: module of `adlm.audit` and its function
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A mechanism that somebody else wrote, and what they claim of it.
+    """A third-party mechanism, and its claimed epsilon.
 
     Attributes
     ----------
@@ -60,9 +60,9 @@ class Mechanism:
     epsilon, delta : the claim, as a number or an exact text such as "1/3".
     relation : `replace-one` or `add-remove`.
     many : the same as `run`, many times at once: from records and a number of runs to (runs, width) outputs.
-    score : the attacker's own score: from (runs, width) outputs to (runs,) numbers, larger for `data`.
-    slow : how many times fewer runs to make than were asked for.
-    not_tried : what this audit leaves out, to be printed with what it finds.
+    score : the attacker's score: from (runs, width) outputs to (runs,) numbers, larger for `data`.
+    slow : factor by which the number of runs is reduced.
+    not_tried : what this audit leaves out, to be printed with its finding.
     """
 
     name: str
@@ -99,7 +99,7 @@ def audit_other(mechanism: Mechanism, runs: int = 100_000) -> Finding:
 
     Parameters
     ----------
-    runs : of each world; half as many more are made to learn the attacks on, and count for nothing else.
+    runs : of each world; half as many more are made to train the attacks on, and used for nothing else.
     """
     runs = max(100, runs // mechanism.slow)
     worlds = (mechanism.data, mechanism.neighbour)
@@ -108,7 +108,7 @@ def audit_other(mechanism: Mechanism, runs: int = 100_000) -> Finding:
     attacks: dict[str, tuple[Reals, Reals]] = {}
     direction = learnt[0].mean(0) - learnt[1].mean(0)
     attacks["output"] = (tested[0] @ direction, tested[1] @ direction)
-    byte = [np.bincount(low_byte(seen[:, 0]), minlength=256) + 1.0 for seen in learnt]
+    byte = [np.bincount(low_byte(outputs[:, 0]), minlength=256) + 1.0 for outputs in learnt]
     ratio = np.log(byte[0] / byte[1])
     attacks["low byte"] = (ratio[low_byte(tested[0][:, 0])], ratio[low_byte(tested[1][:, 0])])
     if mechanism.score is not None:
@@ -137,13 +137,13 @@ def audit_other(mechanism: Mechanism, runs: int = 100_000) -> Finding:
 
 
 def find_mechanism(name: str) -> Mechanism:
-    """Return a shipped mechanism by name, or a user's own: `file.py:NAME` or `module:NAME`.
+    """Return a shipped mechanism by name, or a user-supplied one: `file.py:NAME` or `module:NAME`.
 
     NAME is a `Mechanism`, or a function without arguments that returns one. The file is run.
     """
     if name in SHIPPED:
         module, _, function = SHIPPED[name].partition(".")
-        found: Any = getattr(importlib.import_module(f"adlm.audit.{module}"), function)
+        value: Any = getattr(importlib.import_module(f"adlm.audit.{module}"), function)
     else:
         place, colon, attribute = name.rpartition(":")
         if not colon:
@@ -151,13 +151,13 @@ def find_mechanism(name: str) -> Mechanism:
                 f"there is no subject {name!r}; it is one of {', '.join(SHIPPED)}, or FILE.py:NAME for one "
                 "of your own"
             )
-        found = getattr(_module(place), attribute, None)
-        if found is None:
+        value = getattr(_module(place), attribute, None)
+        if value is None:
             raise UserError(f"{place} has no {attribute!r}; give the name of a Mechanism in it")
-    made = found() if not isinstance(found, Mechanism) and callable(found) else found
-    if not isinstance(made, Mechanism):
-        raise UserError(f"{name} must be a Mechanism of adlm.audit.others (got {type(made).__name__})")
-    return made
+    mechanism = value() if not isinstance(value, Mechanism) and callable(value) else value
+    if not isinstance(mechanism, Mechanism):
+        raise UserError(f"{name} must be a Mechanism of adlm.audit.others (got {type(mechanism).__name__})")
+    return mechanism
 
 
 def _module(place: str) -> Any:
@@ -173,6 +173,6 @@ def _module(place: str) -> Any:
         spec.loader.exec_module(module)
     except UserError:
         raise
-    except Exception as error:  # anything may be in somebody's file
+    except Exception as error:  # a user's file may raise anything
         raise UserError(f"the plug-in {place} cannot be loaded: {type(error).__name__}: {error}") from None
     return module

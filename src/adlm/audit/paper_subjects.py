@@ -30,11 +30,11 @@ def of_records(
     focus : the charge that the search looks at; None for all.
     relevance : (d,) relevances; None for identical noise.
     """
-    given = None if relevance is None else PrivateRelevance(relevance, (), {})
+    relevances = None if relevance is None else PrivateRelevance(relevance, (), {})
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         private = PrivateRecords(data.values, data.codes, domain)
-        release = release_records(private, settings, relevance=given, ledger=ledger, source=source)
+        release = release_records(private, settings, relevance=relevances, ledger=ledger, source=source)
         return release.certificate.charges
 
     covers = (None, 0, *(1 for _ in settings.orders))
@@ -42,7 +42,7 @@ def of_records(
 
 
 def _network(width: int) -> nn.Module:
-    """A relevance network that no record had a part in: its weights come from a fixed seed."""
+    """A public relevance network: its weights come from a fixed seed."""
     generator = torch.Generator().manual_seed(0)
     network = nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, 2))
     for parameter in network.parameters():
@@ -64,9 +64,9 @@ def public_relevance(
     Parameters
     ----------
     network : the relevance network.
-    data, domain : the records, and what is declared of them.
+    data, domain : the records, and their declared domain.
     epsilon : of the relevances.
-    ledger, source : who is charged, and whose noise it is.
+    ledger, source : the ledger to charge, and the noise source.
     sensitivity : `paper` or `tight`.
     """
     return private_relevance(
@@ -100,7 +100,7 @@ def of_relevance(name: str, epsilon: Fraction, width: int, sensitivity: str) -> 
 
 
 def of_algorithm1(name: str, width: int) -> Subject:
-    """Audit Algorithm 1 whole: relevance, then records and coefficients whose noise follows it."""
+    """Audit the whole of Algorithm 1: relevance, then records and coefficients with noise by relevance."""
     domain, network = Domain((width,), 0.0, 1.0, ("a", "b")), _network(width)
     settings = replace(paper_settings(), allocation="linear", delta_h0=Fraction(1800))
 
@@ -114,7 +114,7 @@ def of_algorithm1(name: str, width: int) -> Subject:
 
 
 def paper_settings(epsilon2: Fraction = Fraction(1, 50), epsilon3: Fraction = Fraction(1, 2)) -> Settings:
-    """The record release as the paper's MNIST setting has it, with the authors' Delta_h0 = 9,800."""
+    """The record release in the paper's MNIST setting, with the authors' Delta_h0 = 9,800."""
     return Settings(
         epsilon2=epsilon2,
         epsilon3=epsilon3,

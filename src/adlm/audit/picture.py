@@ -1,4 +1,4 @@
-"""The picture of an audit: how well attacks do, on log axes, with the region that the proof allows shaded."""
+"""The picture of an audit: ROC curves of the attacks, on log axes, with the region that the proof allows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def allowed(epsilon: float, delta: float, fpr: np.ndarray[Any, np.dtype[np.float
     """Return the largest true positive rate that is allowed at each false positive rate.
 
     For delta = 0 by epsilon; else by the trade-off curve of the Gaussian mechanism of that epsilon and delta,
-    which is what the certificate of Gaussian noise amounts to.
+    which a certificate of Gaussian noise implies.
     """
     if delta:
         mu = float(gaussian_mu(Fraction(epsilon).limit_denominator(10**6), Fraction(str(delta))))
@@ -61,7 +61,7 @@ def draw(audit: Audit, path: Path) -> None:
 
 
 def _chosen(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings worth a panel: the named ones, else the first with a curve; then one control."""
+    """Return the findings to draw: the named ones, else the first with a curve; then one control."""
     curves = [f for f in findings if f.curve and not f.control]
     named = [next((f for f in curves if f.mechanism == name), None) for name in PANELS]
     chosen = [f for f in named if f is not None] or curves[:3]

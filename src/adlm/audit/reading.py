@@ -1,7 +1,7 @@
 """Does reading let one record change another? A search over neighbouring files and frames, before any noise.
 
-The proofs take every other record's encoded row to be the same in neighbouring data sets. Here neighbours
-are written as files and as frames, with one record as odd as the format allows, and the rows of all others
+The proofs assume that every other record's encoded row is the same in neighbouring data sets. Here neighbours
+are written as files and as frames, with one record as unusual as the format allows. The rows of all others
 are compared byte for byte. A refusal is no violation: it is an error before anything is charged or released.
 """
 
@@ -32,7 +32,7 @@ CASES = 250  # neighbours of each form
 
 @dataclass(frozen=True)
 class Read:
-    """What a reader made of a data set: each record's row and label, and what else it would print."""
+    """A data set as read: each record's row and label, and what else the reader would print."""
 
     rows: tuple[bytes, ...]
     shown: bytes = b""
@@ -42,7 +42,7 @@ Reader = Callable[[Written], Read]
 
 
 def rows_of(x: npt.NDArray[np.float32], y: npt.NDArray[np.int64]) -> Iterable[bytes]:
-    """Each record's encoded row and label, as bytes; the first number tells which record it is."""
+    """Each record's encoded row and label, as bytes; the first number identifies the record."""
     return (row.tobytes() + int(code).to_bytes(2, "big") for row, code in zip(x, y, strict=True))
 
 
@@ -61,13 +61,13 @@ def product(written: Written) -> Read:
 
 @dataclass
 class Outcome:
-    """What a search found.
+    """The result of a search.
 
     Attributes
     ----------
     compared : neighbours of which both could be read; `refused` : the others.
-    changed : most other records that one record changed, added or took away.
-    example : what the record was that did it.
+    changed : largest number of other records that one record changed, added or removed.
+    example : the record that did so.
     """
 
     compared: int = 0
@@ -77,18 +77,18 @@ class Outcome:
 
 
 def search(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outcome:
-    """Compare what a reader makes of drawn neighbours.
+    """Compare the rows that a reader returns for random neighbours.
 
     Parameters
     ----------
     form : what the files or frames look like.
-    reader : makes encoded rows of one.
+    reader : returns the encoded rows of one.
     cases : pairs of neighbours drawn.
     seed : of the draw.
     """
     outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="adlm-audit-") as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a library's own, of the columns that it is given
+        warnings.simplefilter("ignore")  # a library's, about odd columns
         for number in range(cases):
             case = form(Random(f"{seed} {number}"), Path(folder))
             if case is None:
@@ -107,7 +107,7 @@ def search(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outcome:
 
 
 def others_changed(case: Case, one: Read, two: Read) -> int:
-    """Count the records that differ apart from the one that may."""
+    """Count the records that differ, except the one that may."""
     rest_one, rest_two = list(one.rows), list(two.rows)
     if case.relation == "persons":
         rest_one, rest_two = (_of_others(rows) for rows in (rest_one, rest_two))
@@ -117,20 +117,20 @@ def others_changed(case: Case, one: Read, two: Read) -> int:
         del rest_two[case.at]
     if len(rest_one) == len(rest_two):
         differ = sum(a != b for a, b in zip(rest_one, rest_two, strict=True))
-    else:  # nobody has the same place: count who is on one side alone
+    else:  # positions differ: count the records that are on one side only
         here, there = Counter(rest_one), Counter(rest_two)
         differ = max((here - there).total(), (there - here).total())
     return differ + (one.shown != two.shown)
 
 
 def _of_others(rows: list[bytes]) -> list[bytes]:
-    """Rows but those of the person that was exchanged, who has a number of their own."""
+    """All rows except those of the person who was exchanged, identified by their number."""
     own = np.float32(FOREIGN / TAG).tobytes()
     return [row for row in rows if not row.startswith(own)]
 
 
 def finding(name: str, found: Outcome, *, control: bool = False) -> Finding:
-    """Report a search; a release of epsilon 1 is what is at stake."""
+    """Report a search as an attack on a release of epsilon 1."""
     return Finding(
         rung="control" if control else "reading",
         mechanism=name,

@@ -15,8 +15,8 @@ Record = tuple[Any, ...]
 
 N = 8  # records of a case
 RELATIONS = ("replace-one", "add-remove", "persons")
-TAG = 1024  # records are identified by a number of their own, over this
-FOREIGN = 1000  # the number of the record that differs, where it must be known again
+TAG = 1024  # records are identified by a unique number, divided by this
+FOREIGN = 1000  # the number of the record that differs, where it must be identified
 
 _MARKS = ['"', '""', '"x', 'x"', 'a"b', "'", "'x", "#", "#x", "|x"]
 _MISSING = ["?", "", " ", "NA", "nan"]
@@ -29,7 +29,7 @@ ODD_TEXTS = [*_MARKS, *_MISSING, *_SPELLINGS, *_UNICODE, *_DELIMITERS, *_NUMBERS
 
 @dataclass(frozen=True, eq=False)
 class Written:
-    """A data set as it is given to a reader: a file or a frame, and how it is declared."""
+    """A data set as a reader takes it: a file or a frame, and its declared domain."""
 
     table: TableDomain
     file: Path | None = None
@@ -77,14 +77,14 @@ def people(rng: Random, n: int) -> list[str]:
 def neighbours(
     rng: Random, relation: str, records: list[Record], odd: Callable[[Record], Record]
 ) -> tuple[list[Record], int, Record]:
-    """Change one record, take it out, or give another person's records for one person's.
+    """Change one record, remove it, or replace one person's records by another person's.
 
     Parameters
     ----------
     rng : of the choice of the record.
     relation : one of RELATIONS.
     records : of the first neighbour; under add-remove the record that differs is changed in place.
-    odd : makes a record as odd as can be.
+    odd : makes a record as unusual as possible.
     """
     at = rng.choice([0, 0, rng.randrange(len(records))])
     if relation == "add-remove":
@@ -94,7 +94,7 @@ def neighbours(
         strange = odd(records[at])
         return [*records[:at], strange, *records[at + 1 :]], at, strange
     gone = records[at][1]
-    for i, record in enumerate(records):  # the person that goes is known by the number too
+    for i, record in enumerate(records):  # the person who is replaced is identified by the number too
         if record[1] == gone:
             records[i] = (FOREIGN, *record[1:])
     strange = (FOREIGN, "p9", *odd(records[at])[2:])

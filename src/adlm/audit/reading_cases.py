@@ -1,4 +1,4 @@
-"""Neighbouring CSV files for the audit's search, and the list of all kinds: one record is as odd as can be.
+"""Neighbouring CSV files for the audit's search, with one unusual record, and the list of all kinds.
 
 A case is drawn from a seed. Both neighbours are written in the same way, with the same declaration; what is
 not declared (how a library types a column, row groups, blocks and batches) is free to differ.
@@ -50,7 +50,7 @@ class _Dialect:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def line(self, record: Record) -> bytes:
-        """One record as an ordinary program writes it; a line that stands for itself is given as bytes."""
+        """One record as an ordinary program writes it; a ready-made line is passed as bytes."""
         if len(record) == 1 and isinstance(record[0], bytes):
             return record[0]
         cells = [str(cell) for cell in record]
@@ -88,7 +88,7 @@ def text_files(
 
     Parameters
     ----------
-    rng : decides everything that is not given.
+    rng : decides everything that is not set.
     folder : where the files are written.
     usual : whether the dialect is commas and double quotes.
     quoted : which cells of a usual dialect have quotes.
@@ -148,7 +148,7 @@ def text_files(
 
 
 def _odd_texts(rng: Random, record: Record) -> list[Any]:
-    """Odd cells: any text at all among the categories, and elsewhere mostly one that can be read."""
+    """Odd cells: any text in the categorical column, and elsewhere mostly one that can be parsed."""
     cells = list(record)
     age, town, seen, smokes, ill, note = range(len(cells) - 6, len(cells))
     cells[age] = rng.choice(_AGES)
@@ -162,7 +162,7 @@ def _odd_texts(rng: Random, record: Record) -> list[Any]:
 
 
 def _naive(dialect: _Dialect, cells: list[Any]) -> bytes:
-    """A line as a careless program writes it: nothing is quoted, nothing doubled."""
+    """A line as a careless program writes it: nothing is quoted or escaped."""
     return dialect.delimiter.join(str(cell) for cell in cells).encode("utf-8", "surrogatepass")
 
 
@@ -180,7 +180,7 @@ def _file(
 
 
 def files_with_newlines(rng: Random, folder: Path) -> Case:
-    """CSV files that are declared to have newlines in values, written by a program that doubles quotes."""
+    """CSV files that are declared to have newlines in values, with doubled quotes."""
     table = declared(rng, persons=False, newlines_in_values=True, header=rng.random() < 0.5)
     records: list[Record] = [_text_record(rng, i, None) for i in range(N)]
     every = rng.random() < 0.5

@@ -1,4 +1,4 @@
-"""Readers that are wrong on purpose: each lets one record decide how others are read, and must be caught.
+"""Readers that are wrong on purpose: in each, one record changes how others are read. All must be caught.
 
 None of this is reachable from the rest of the package.
 """
@@ -39,7 +39,7 @@ def _encoded(table: TableDomain, columns: dict[str, Any]) -> Read:
 
 
 def type_of_the_column(written: Written) -> Read:
-    """One Arrow type for a whole column, and texts of all of its cells where there is none."""
+    """One Arrow type for a whole column; all of its cells become strings if there is none."""
     frame = written.frame
 
     def texts(column: Column) -> list[str | None]:
@@ -68,7 +68,7 @@ def _lines(written: Written) -> list[str]:
 
 
 def _lenient(lines: list[str], table: TableDomain, delimiter: str, quote: str) -> Read:
-    """Let a CSV library split rows and drop empty lines, as it likes."""
+    """Let a CSV library split rows and drop empty lines by its defaults."""
     names = [column.name for column in table.columns]
     try:
         read = arrow_csv.read_csv(
@@ -85,7 +85,7 @@ def _lenient(lines: list[str], table: TableDomain, delimiter: str, quote: str) -
 
 
 def dialect_of_a_record(written: Written) -> Read:
-    """Delimiter and quote found out from the first line of a file without a header row."""
+    """Delimiter and quote inferred from the first line of a file without a header row."""
     lines, table = _lines(written), written.table
     quote = "'" if lines[0].startswith("'") else '"'
 
@@ -97,12 +97,12 @@ def dialect_of_a_record(written: Written) -> Read:
 
 
 def open_quote(written: Written) -> Read:
-    """Rows that end where quotes are even: an open one takes in the rows after it."""
+    """Rows that end where quotes are balanced: an open quote absorbs the rows after it."""
     return _lenient(_lines(written)[1:], written.table, ",", '"')
 
 
 def comment_anywhere(written: Written) -> Read:
-    """Lines that start with the comment mark dropped, wherever they stand."""
+    """Lines that start with the comment mark dropped, anywhere in the file."""
     lines = [line for line in _lines(written)[1:] if not line.startswith("#")]
     return _lenient(lines, written.table, ",", '"')
 
@@ -117,7 +117,7 @@ def batch_maximum(written: Written) -> Read:
 
 
 def first_records(written: Written) -> Read:
-    """A window of the first records: where one is taken out, another comes in."""
+    """A window of the first records: if one is removed, another enters."""
     return Read(product(written).rows[:LIMIT])
 
 

@@ -1,8 +1,8 @@
 """Does reading let one image or vector change another? Neighbouring folders and files, before any noise.
 
-Neighbours are written in every form that is read, with one record as odd as the form allows: another size,
-mode, bit depth, orientation or format, a long vector, another name. What is read of all other records, and
-their features, are compared byte for byte, each with what it is when it is read alone.
+Neighbours are written in every form that is read, with one record as unusual as the form allows: other size,
+mode, bit depth, orientation or format, a long vector, another name. All other records and their features are
+compared byte for byte, also with the same record read alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from adlm.public.domain.inputs import ImageInput, InputDomain, VectorInput
 from adlm.public.features import for_domain
 from adlm.readers.inputs import input_batches
 
-N = 6  # records of a case, beside the odd one
+N = 6  # records of a case, besides the odd one
 OWN, OTHERS = "own", ("a", "b")  # classes: of the record (or person) that differs, and of all others
 SIZE = 12
 RELATIONS = ("replace-one", "add-remove", "persons")
@@ -51,7 +51,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Form:
-    """How records are written, what is declared of them, and whether the form names persons."""
+    """How records are written and declared, and whether the form names persons."""
 
     write: Callable[[Path, list[Record], Random], Path]
     images: bool
@@ -126,7 +126,7 @@ def _saved(image: Image.Image, kind: str, **settings: Any) -> bytes:
 
 
 def _odd_picture(rng: Random) -> bytes:
-    """An image as odd as any: of any mode, size, orientation and brightness, or none at all."""
+    """An unusual image: of any mode, size, orientation and brightness, or no image at all."""
     size = rng.choice([(2, 2), (3, 300), (500, 7), (SIZE, SIZE), (64, 64), (1, 1)])
     mode = rng.choice(["1", "L", "P", "LA", "RGBA", "CMYK", "I;16", "RGB"])
     kind = "JPEG" if mode == "CMYK" else "TIFF" if mode == "I;16" and rng.random() < 0.5 else "PNG"
@@ -193,12 +193,12 @@ FORMS: dict[str, Form] = {
 
 
 def search_inputs(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outcome:
-    """Compare what a reader makes of drawn neighbours.
+    """Compare the records that a reader returns for random neighbours.
 
     Parameters
     ----------
     form : how records are written.
-    reader : gives the bytes of each record that it reads; the first byte is the class.
+    reader : returns the bytes of each record; the first byte is the class.
     cases : neighbours to draw.
     seed : of the draws.
     """
@@ -216,7 +216,7 @@ def search_inputs(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outc
         outcome.compared += 1
         here, there = (Counter(row for row in some if row[0]) for some in rows)
         changed = max((here - there).total(), (there - here).total())
-        if relation != "persons" and changed == 0:  # and each is what it is alone
+        if relation != "persons" and changed == 0:  # compare with each record read alone
             alone = Counter(
                 _read(form, reader, [record], domain, rng)[0] for record in one if record.label != OWN
             )
@@ -227,7 +227,7 @@ def search_inputs(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outc
 
 
 def _neighbours(form: Form, relation: str, rng: Random) -> tuple[list[Record], list[Record]]:
-    """Records of everybody, and of everybody but one, who is another, or missing."""
+    """All records, and the same with one record or person replaced or removed."""
     plain, odd = (_picture, _odd_picture) if form.images else (_vector, _odd_vector)
     names = rng.sample(range(100), N + 6)
     others = [
@@ -235,9 +235,9 @@ def _neighbours(form: Form, relation: str, rng: Random) -> tuple[list[Record], l
     ]
     first = Record(plain(rng), OWN, "x", f"{names[N]:03}")
     if relation == "persons":
-        mine = [Record(plain(rng), OWN, "x", f"{names[N + i]:03}") for i in range(rng.randrange(1, 4))]
-        yours = [Record(odd(rng), OWN, "y", f"{names[N + i]:03}") for i in range(rng.randrange(1, 4))]
-        return _mixed(others, mine, rng), _mixed(others, yours, rng)
+        before = [Record(plain(rng), OWN, "x", f"{names[N + i]:03}") for i in range(rng.randrange(1, 4))]
+        after = [Record(odd(rng), OWN, "y", f"{names[N + i]:03}") for i in range(rng.randrange(1, 4))]
+        return _mixed(others, before, rng), _mixed(others, after, rng)
     strange = Record(odd(rng), OWN, "x", rng.choice([first.name, f"{names[N + 1]:03}"]))
     at = rng.randrange(N + 1)
     if relation == "add-remove":
@@ -246,7 +246,7 @@ def _neighbours(form: Form, relation: str, rng: Random) -> tuple[list[Record], l
 
 
 def _mixed(others: list[Record], own: list[Record], rng: Random) -> list[Record]:
-    """Put a person's records among those of others, whose order stays."""
+    """Insert a person's records at random places among those of others."""
     places = sorted(rng.randrange(len(others) + 1) for _ in own)
     mixed = list(others)
     for record, place in zip(reversed(own), reversed(places), strict=True):
@@ -271,7 +271,7 @@ def product_input_reading(cases: int, seed: int = 0) -> list[Finding]:
 
 
 def images_brightened_together(runs: int, source: Source) -> Finding:
-    """Control: pixels divided by the brightest of the folder, which one picture decides."""
+    """Control: pixels divided by the brightest of the folder, which depends on a single image."""
     del runs, source  # the search is exact, and draws no noise
     outcome = search_inputs(FORMS["folders of images"], brightened, 60)
     return finding("images scaled by the brightest of all", outcome, control=True)

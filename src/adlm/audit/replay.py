@@ -1,8 +1,8 @@
-"""Record and replay: run a release on two neighbours with its outputs frozen, and compare what went in.
+"""Record and replay: run a release on two neighbours with its outputs frozen, and compare inputs of noise.
 
-The second run gets the outputs of the first, so that everything which is allowed to depend on outputs (a
-basis, a stage that follows) is the same in both. What may then differ is only the input of each draw of
-noise, and by no more than the charge for it declares. Deterministic, exact, in milliseconds.
+The second run gets the outputs of the first, so that everything which may depend on outputs (a basis, a
+later stage) is the same in both. Only the input of each draw of noise may then differ, and by no more than
+the sensitivity charged for it. Deterministic, exact, in milliseconds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Recording:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What replay found between two neighbours.
+    """The result of replaying two neighbours.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Comparison:
         return math.sqrt(share) if self.charges[chosen[0]].mechanism == "gaussian" else share
 
     def epsilon(self, focus: int | None = None) -> Epsilon:
-        """Return the epsilon that these neighbours prove from below, from the exact law of the noise.
+        """Return the lower bound on epsilon from these neighbours, by the exact distribution of the noise.
 
         Laplace and radial noise attain their loss; for Gaussian noise it is the analytic epsilon of the
         distance.
@@ -89,21 +89,21 @@ class Comparison:
 
 
 def declared(charge: Charge) -> Fraction:
-    """Return what a charge allows, in the units of `Comparison.powers`."""
+    """Return the loss that a charge allows, in the units of `Comparison.powers`."""
     return charge.loss**2 if charge.mechanism == "gaussian" else charge.loss
 
 
 def record(
     subject: Subject, data: Records, source: Source, frozen: Sequence[Call] | None = None
 ) -> Recording:
-    """Run a subject on data and keep what went through its noise.
+    """Run a subject on data and record the inputs and outputs of its noise.
 
     Parameters
     ----------
     subject : the mechanism.
     data : its records.
     source : of real noise.
-    frozen : calls of an earlier run, whose outputs are given out again.
+    frozen : calls of an earlier run, whose outputs are returned again.
     """
     ledger = Ledger()
     tap = Tap(source, ledger, frozen, subject.weaken)
@@ -138,7 +138,7 @@ def compare(subject: Subject, first: Recording, neighbour: Records, source: Sour
     subject : the mechanism.
     first : a run on one data set.
     neighbour : the other data set.
-    source : not asked, as outputs are frozen.
+    source : not used, as outputs are frozen.
     """
     try:
         second = record(subject, neighbour, source, first.calls)
@@ -160,7 +160,7 @@ def compare(subject: Subject, first: Recording, neighbour: Records, source: Sour
 
 
 def distance(one: Call, two: Call) -> Fraction:
-    """Return what two inputs cost; see `Comparison.powers`."""
+    """Return the loss between two inputs; see `Comparison.powers`."""
     moved = (one.inputs - two.inputs).astype(object)
     if one.mechanism == "laplace":
         return Fraction(int(abs(moved).sum())) / one.scale
@@ -170,7 +170,7 @@ def distance(one: Call, two: Call) -> Fraction:
 
 
 def _faults(subject: Subject, run: Recording) -> list[str]:
-    """Say what is wrong with a run by itself."""
+    """List the faults of a single run."""
     if len(run.calls) != len(subject.covers):
         return [f"{len(run.calls)} draws of noise were made, {len(subject.covers)} are accounted for"]
     for call, charge in zip(run.calls, subject.covers, strict=True):
@@ -184,7 +184,7 @@ def _faults(subject: Subject, run: Recording) -> list[str]:
 
 
 def _differences(one: Recording, two: Recording) -> list[str]:
-    """Say where the two runs differ in anything but the inputs of their noise."""
+    """List the differences of two runs other than the inputs of their noise."""
     if one.charges != two.charges:
         return ["the charges depend on the records"]
     if len(one.calls) != len(two.calls):

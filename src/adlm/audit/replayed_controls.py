@@ -1,4 +1,4 @@
-"""What controls that are judged by replay share: a wrong part put in place, and what a replay finds."""
+"""Shared parts of the controls that are tested by replay: patching in a fault, and the finding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from adlm.privacy.accounting import Epsilon
 
 @contextmanager
 def put(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a class or a module for a while."""
+    """Replace an attribute of a class or a module within this context."""
     original = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -30,7 +30,7 @@ def put(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def without_clip() -> AbstractContextManager[None]:
-    """Gradients that nothing bounds, charged as if something did."""
+    """Gradients that are not clipped, charged as if they were."""
 
     def everything(self: GradientClip, z: Any) -> Any:
         return np.full(len(z), 1 << 62, dtype=np.int64)
@@ -50,7 +50,7 @@ def half_sensitivity() -> AbstractContextManager[None]:
 def replayed(
     subject: Subject, pair: tuple[Records, Records], charge: int, note: str, source: Source
 ) -> Finding:
-    """Replay a pair of neighbours, and report what its inputs prove against one charge.
+    """Replay a pair of neighbours, and report the lower bound against one charge.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def caught(name: str, claimed: Epsilon, lower: float, note: str) -> Finding:
     ----------
     name, note : the control, and why it is wrong.
     claimed : the epsilon that is charged for it.
-    lower : the epsilon that its inputs prove; 0 if it was not refuted.
+    lower : the lower bound from its inputs; 0 if it was not refuted.
     """
     return Finding(
         rung="control",

@@ -25,14 +25,14 @@ def _design(clip_norm: float = 0.25) -> MomentConfig:
 
 
 def _pair() -> tuple[Records, Records]:
-    """Two records that differ in class at the same place: their gradients point opposite ways."""
+    """Two records with equal features and different classes: their gradients have opposite signs."""
     values = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])
     one = Records(values, np.array([0, 1]))
     return one, Records(values, np.array([1, 1]))
 
 
 def _found(name: str, note: str, source: Source) -> Finding:
-    """Replay the pair against what is charged for the rounds."""
+    """Replay the pair against the charge for the rounds."""
     subject = of_moments(name, _design(), "replace-one", (0, 1, 1, 2))
     return replayed(subject, _pair(), 1, note, source)
 
@@ -52,7 +52,7 @@ def half_the_sensitivity(runs: int, source: Source) -> Finding:
 
 
 def head_before_noise(runs: int, source: Source) -> Finding:
-    """A head that saw a gradient sum before its noise was added."""
+    """A head that was updated by a gradient sum before its noise was added."""
     del runs
 
     def peeking(
@@ -82,7 +82,7 @@ def head_before_noise(runs: int, source: Source) -> Finding:
 
 
 def noise_used_again(runs: int, source: Source) -> Finding:
-    """Noise of one round used in the next: the difference of the two carries none."""
+    """Noise of one round reused in the next: the difference of the two carries none."""
     del runs
 
     def reused(

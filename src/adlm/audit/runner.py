@@ -1,4 +1,4 @@
-"""The whole audit: which attacks are run on what, in which order, and how often."""
+"""The whole audit: which attacks are run on which mechanisms, in which order, and how often."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from adlm.runtime import progress
 
 @dataclass(frozen=True)
 class Depth:
-    """How hard to try.
+    """Effort of an audit.
 
     Attributes
     ----------
@@ -71,13 +71,13 @@ SLOW = {"radial": 20}  # a draw of this noise costs so many times that of the ot
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found.
+    """The result of an audit.
 
     Attributes
     ----------
     findings : the lines of the table.
     membership : figures of membership inference, None when it was left out.
-    seconds : it took.
+    seconds : duration.
     """
 
     findings: tuple[Finding, ...]
@@ -96,7 +96,7 @@ class Audit:
 
     @property
     def sound(self) -> bool:
-        """Whether the product held, every control was caught, and training longer gave nothing away."""
+        """Whether nothing was refuted, every control was caught, and longer training leaked nothing."""
         grew = self.membership is not None and self.membership["adlm_grows"]
         return not self.violations and not self.missed and not grew
 
@@ -166,7 +166,7 @@ def run(
 
 
 def run_others(names: Sequence[str], runs: int) -> Audit:
-    """Audit mechanisms of other people, by name or as `FILE.py:NAME`."""
+    """Audit third-party mechanisms, by name or as `FILE.py:NAME`."""
     start = time.monotonic()
     if len(names) > MOST_TESTS:
         raise UserError(f"one command audits at most {MOST_TESTS} subjects, got {len(names)}")
@@ -196,8 +196,8 @@ def _product(depth: Depth, source: Source, rng: np.random.Generator) -> list[Ste
     return steps
 
 
-def _single(attack: Callable[..., Finding], *given: Any) -> list[Finding]:
-    return [attack(*given)]
+def _single(attack: Callable[..., Finding], *arguments: Any) -> list[Finding]:
+    return [attack(*arguments)]
 
 
 def _canaries(neighbours: str, depth: Depth, rng: np.random.Generator, source: Source) -> list[Finding]:

@@ -1,10 +1,10 @@
 """Does a record's feature vector depend on that record alone? To the last bit, under either relation.
 
-The proof of a moment release takes the other records' integers to be the same in neighbouring data sets. A
-feature map computes batches in floating point, and a batched kernel may round a record differently in a batch
-of another size, at another place of it, or with another number of threads. What moves then is not charged
-for. So one record is taken out or replaced and all others are compared; and the map is asked about the same
-records in batches of several sizes, alone, shuffled and with several threads, where every bit must agree.
+The proof of a moment release assumes that the other records' integers are the same in neighbouring data sets.
+A feature map computes batches in floating point. A batched kernel may round a record differently in a batch
+of another size, at another position, or with another number of threads; no charge covers such changes. So one
+record is removed or replaced and all others are compared. The map is also run on the same records in batches
+of several sizes, alone, shuffled and with several threads, where every bit must agree.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ ALONE = 3  # records that are mapped alone
 
 
 def moved(features: Features, domain: Domain, *, n: int = 40, seed: int = 0) -> float:
-    """Return by how much all other records move together, as a share of what one record may move.
+    """Return the total change of all other records, as a share of one record's sensitivity.
 
-    Random records; the first is replaced, or taken out. Measured on the grid that class sums use, in L1.
+    Random records; the first is replaced, or removed. Measured on the grid that class sums use, in L1.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def moved(features: Features, domain: Domain, *, n: int = 40, seed: int = 0) -> 
 def _spread(
     x: np.ndarray[tuple[int, ...], np.dtype[np.float64]], domain: Domain
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
-    """Put values in [0, 1] between the bounds of the domain."""
+    """Scale values in [0, 1] to the bounds of the domain."""
     lower, upper = (
         np.broadcast_to(np.asarray(bound, dtype=np.float64), (domain.size,)).reshape(domain.shape)
         for bound in (domain.lower, domain.upper)
@@ -68,7 +68,7 @@ def _spread(
 
 
 def separability(features: Features, domain: Domain, name: str) -> Finding:
-    """Report whether other records stay where they are; a release of epsilon 1 is what is at stake."""
+    """Report whether other records stay the same, as an attack on a release of epsilon 1."""
     share = moved(features, domain)
     note = f"40 other records move by {share:.3g} of a record together"
     return _exact(name, domain.neighbours, share, note)
@@ -90,7 +90,7 @@ def _exact(name: str, neighbours: str, changed: float, note: str) -> Finding:
 
 
 def regrouped(features: Features, x: Tensor) -> list[int]:
-    """Return the records (n, *shape) in [0, 1] whose features change with their batch, place or threads."""
+    """Return the records (n, *shape) in [0, 1] whose features change with batch, position or threads."""
     own, n = torch.get_num_threads(), len(x)
     order = torch.randperm(n, generator=torch.Generator().manual_seed(0))
     back = order.argsort()
@@ -113,7 +113,7 @@ def regrouped(features: Features, x: Tensor) -> list[int]:
 
 
 def batch_separability(features: Features, x: Tensor, neighbours: str, name: str) -> Finding:
-    """Report whether batch size, place and threads change a record; each record that they change counts.
+    """Report whether batch size, position and threads change a record, and how many they change.
 
     Parameters
     ----------
@@ -131,7 +131,7 @@ def batch_separability(features: Features, x: Tensor, neighbours: str, name: str
 
 
 def trial_images(n: int, shape: tuple[int, ...]) -> Tensor:
-    """Draw records of noise in [0, 1], the first ones black, white and nearly flat: (n, *shape)."""
+    """Draw random records in [0, 1], the first ones black, white and nearly constant: (n, *shape)."""
     x = torch.rand(n, *shape, generator=torch.Generator().manual_seed(0))
     x[0], x[1] = 0.0, 1.0
     x[2] = 0.5 + 0.01 * (x[2] - 0.5)
@@ -184,7 +184,7 @@ def table_separability(neighbours: str) -> Finding:
 
 
 def product_separability(images: Iterable[str] = tuple(IMAGE_MAPS)) -> list[Finding]:
-    """Check every kind of public features, those of images also under other batches, places and threads."""
+    """Check every kind of public features, images also under other batches, positions and threads."""
     findings = []
     for relation in NEIGHBOURS:
         row = Domain((7,), 0.0, 1.0, ("a", "b"), relation)

@@ -1,4 +1,4 @@
-"""Many runs in each release: one-dimensional worst cases, all of the way to the released number.
+"""Many runs in each release: one-dimensional worst cases, through the whole pipeline.
 
 A release of class sums puts independent noise on each class, and a class's number depends on its own records
 alone. So one release of records of many classes is as many runs of the mechanism on one class, side by side:
@@ -27,11 +27,11 @@ BYSTANDER = 0.25  # a record in each class that is the same in both worlds
 def released(
     design: MomentConfig, neighbours: str, runs: int, record: float | None, source: Source
 ) -> tuple[Reals, tuple[Charge, ...]]:
-    """Return (runs,) released sums of as many classes, and what each release was charged.
+    """Return (runs,) released sums of as many classes, and the charges of each release.
 
     Parameters
     ----------
-    record : the value that stands beside the bystander in every class; None for no such record.
+    record : the value of the record besides the bystander in every class; None for no such record.
     """
     classes = min(runs, CLASSES)
     domain = Domain((1,), -1.0, 1.0, tuple(map(str, range(classes))), neighbours)
@@ -51,10 +51,10 @@ def released(
 def side_by_side(
     epsilon: Fraction, delta: Fraction, neighbours: str, runs: int, source: Source, *, alpha: float = ALPHA
 ) -> Finding:
-    """Distinguish two neighbours by what is released of one class: a record at one end of its bound, or not.
+    """Distinguish two neighbours by the released sum of one class: a record at one end of its bound, or not.
 
-    The released number is the score. The noise has a monotone likelihood ratio in one dimension, so no other
-    test of it is better.
+    The released number is the score. The noise has a monotone likelihood ratio in one dimension, so this
+    test is optimal.
 
     Parameters
     ----------

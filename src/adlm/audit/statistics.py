@@ -1,7 +1,7 @@
-"""Lower bounds on epsilon from what an attacker gets right, each with a stated confidence.
+"""Lower bounds on epsilon from the success of an attack, each with a stated confidence.
 
-An audit can only ever prove from below: a bound above the claimed epsilon refutes the claim, a bound
-below it refutes nothing. All bounds are for finite samples; none assumes that a score is normal.
+An audit only gives lower bounds: one above the claimed epsilon refutes the claim, one below it refutes
+nothing. All bounds are for finite samples; none assumes that a score is normal.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from scipy.stats import binom
 Reals = npt.NDArray[np.float64]
 Curve = Literal["epsilon", "gaussian"]
 CANDIDATES = 200  # thresholds tried on the first half
-PAIRED = 0.8  # of the level of a bound on mu: for pairs of runs; the rest looks for what is rare
+PAIRED = 0.8  # share of the level of a bound on mu that pairs of runs get; thresholds get the rest
 
 
 def clopper_pearson_lower(successes: npt.ArrayLike, trials: int, alpha: float) -> Reals:
-    """Return what a success probability is at least, wrong with probability at most `alpha`."""
+    """Return a lower confidence bound on a success probability, wrong with probability at most `alpha`."""
     k = np.asarray(successes, dtype=np.float64)
     return np.asarray(np.where(k > 0, betaincinv(np.maximum(k, 1), trials - k + 1, alpha), 0.0))
 
 
 def clopper_pearson_upper(successes: npt.ArrayLike, trials: int, alpha: float) -> Reals:
-    """Return what a success probability is at most, wrong with probability at most `alpha`."""
+    """Return an upper confidence bound on a success probability, wrong with probability at most `alpha`."""
     return np.asarray(1.0 - clopper_pearson_lower(trials - np.asarray(successes), trials, alpha))
 
 
 @dataclass(frozen=True)
 class Bound:
-    """What a threshold test proves, and the two rates behind it.
+    """The lower bound of a threshold test, and its two rates.
 
     Attributes
     ----------
     value : lower bound on epsilon at `delta`, or on mu when the curve is `gaussian`.
     confidence : probability with which the bound holds, over the runs.
-    tpr, fpr : rates of the test on the half that it was not chosen on.
+    tpr, fpr : rates of the test on the held-out half.
     threshold : of the score that was tested.
     """
 
@@ -73,15 +73,15 @@ def two_worlds_bound(
     delta: float = 0.0,
     curve: Curve = "epsilon",
 ) -> Bound:
-    """Bound from below how well scores distinguish two neighbouring worlds.
+    """Return a lower bound on how well scores distinguish two neighbouring worlds.
 
-    The first half of the runs chooses the threshold and which world is called positive; the second half,
-    which played no part in that, is counted. `alpha` is shared by the bounds on the two rates.
+    The first half of the runs chooses the threshold and the positive world; the rates are counted on the
+    second half, which is independent of that choice. `alpha` is shared by the bounds on the two rates.
 
     Parameters
     ----------
-    with_record, without : (runs,) scores in either world; larger speaks for the first.
-    curve : `epsilon` assumes nothing of the mechanism; `gaussian` refutes the sharper claim that its whole
+    with_record, without : (runs,) scores in either world; larger is evidence for the first.
+    curve : `epsilon` assumes nothing about the mechanism; `gaussian` tests the stronger claim that its whole
         trade-off curve is that of a Gaussian mechanism, and bounds its mu.
     """
     one, two = np.asarray(with_record, dtype=np.float64), np.asarray(without, dtype=np.float64)
@@ -104,7 +104,7 @@ def two_worlds_bound(
     best: tuple[float, float, float] = (-1.0, 1.0, 0.0)  # value on the first half, sign, threshold
     for sign, positive, negative in ((1.0, one, two), (-1.0, -two, -one)):
         thresholds = _candidates(positive[:half], negative[:half])
-        # The best of many is a lucky one, most so in the tails: a bound that holds for all at once is not.
+        # The best of many thresholds overfits, most in the tails; a simultaneous bound corrects for that.
         values, _, _ = bounded(positive[:half], negative[:half], thresholds, alpha / len(thresholds))
         top = int(values.argmax())
         if values[top] > best[0]:
@@ -116,12 +116,12 @@ def two_worlds_bound(
 
 
 def gaussian_bound(with_record: npt.ArrayLike, without: npt.ArrayLike, *, alpha: float) -> float:
-    """Bound from below the mu of the Gaussian trade-off curve that two neighbouring worlds allow.
+    """Return a lower bound on the mu of the Gaussian trade-off curve of two neighbouring worlds.
 
-    A run of either world makes a pair. Who sees a pair and not its order can put it in order with probability
-    at most Phi(mu / sqrt 2), for whatever has the curve is a function of a normal number and own coins. So
-    the number of pairs in order is bounded by a binomial one; every run counts, and nothing is chosen. What
-    shows in few runs alone moves few pairs: thresholds, with the rest of `alpha`, look for that.
+    One run of each world makes a pair. An unordered pair can be ordered correctly with probability at most
+    Phi(mu / sqrt 2), since every mechanism with that curve is a randomised function of a normal variable. So
+    a binomial bounds the number of pairs in order; every run is used, and nothing is chosen. A difference
+    that is visible in few runs changes few pairs: thresholds, with the rest of `alpha`, test for that.
     """
     one, two = np.asarray(with_record, dtype=np.float64), np.asarray(without, dtype=np.float64)
     pairs = min(len(one), len(two))
@@ -139,15 +139,15 @@ def _candidates(positive: Reals, negative: Reals) -> Reals:
 
 
 def one_run_p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float = 0.0) -> float:
-    """Bound how likely an (epsilon, delta) mechanism lets this many guesses of one run be right.
+    """Bound the probability of this many correct guesses in one run of an (epsilon, delta) mechanism.
 
-    Steinke, Nasr and Jagielski 2023, Theorem 5.2: each of `canaries` records is in or out by an own coin,
-    the attacker guesses `guesses` of them and is right `correct` times. For pure epsilon the number of right
-    guesses is dominated by Binomial(guesses, e^eps / (1 + e^eps)), whatever the mechanism.
+    Steinke, Nasr and Jagielski 2023, Theorem 5.2: each of `canaries` records is in or out by a fair coin,
+    the attacker guesses `guesses` of them, `correct` of them correctly. For pure epsilon the number of
+    correct guesses is dominated by Binomial(guesses, e^eps / (1 + e^eps)), whatever the mechanism.
 
     Parameters
     ----------
-    correct, guesses, canaries : right guesses, all guesses, and records that were in or out.
+    correct, guesses, canaries : correct guesses, all guesses, and records that were in or out.
     epsilon, delta : of the mechanism.
     """
     p = 1.0 / (1.0 + math.exp(-epsilon))

@@ -1,4 +1,4 @@
-"""What an audit attacks: a way to make a release of given records, and what there is to know about it."""
+"""The subject of an audit: a function that makes a release of given records, and its description."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def release_vectors(
     ----------
     data : (n, k) feature vectors with class codes.
     domain, config : what is public.
-    ledger, source : who is charged, and whose noise it is.
+    ledger, source : the ledger to charge, and the noise source.
     """
     return release_moments(
         lambda: [(data.values, data.codes)],
@@ -70,9 +70,9 @@ class Subject:
     width, classes : of the records.
     focus : the charge that the search for the worst neighbours looks at; None for all together.
     tight : whether some pair of neighbours attains the proved bound.
-    box : whether records live in [0, 1] (raw records) rather than anywhere (feature vectors).
+    box : whether records lie in [0, 1] (raw records) or are unbounded (feature vectors).
     contributions : records in which neighbours differ.
-    weaken : factor on every noise scale behind the back of the charges; 1 but for negative controls.
+    weaken : factor on every noise scale that the charges do not know of; 1 except for negative controls.
     """
 
     name: str

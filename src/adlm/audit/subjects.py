@@ -1,4 +1,4 @@
-"""What is audited: the product's mechanisms on their real code paths, small enough to run often."""
+"""The subjects of the audit: the product's mechanisms on their real code paths, small enough to run often."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def of_moments(
     name : of the subject.
     design : the public settings, with the budget.
     neighbours : the relation.
-    covers : for each draw of noise the number of its charge; None for what is charged to nobody.
+    covers : for each draw of noise the index of its charge; None for noise on no record.
     focus : the charge that the search for neighbours looks at; None for all.
     """
     domain = Domain((design.k,), 0.0, 1.0, ("class 0", "class 1"), neighbours)
@@ -78,7 +78,7 @@ def of_table(
     delta : 0 for Laplace noise.
     neighbours : the relation.
     focus : the charge that the search looks at; None for all.
-    scaled : class offsets and one temperature in place of column weights and residual tables.
+    scaled : class offsets and one temperature instead of column weights and residual tables.
     """
     table = TableDomain(
         (
@@ -175,7 +175,7 @@ def of_selection(name: str, neighbours: str) -> Subject:
 def of_target(
     name: str, delta: Fraction, neighbours: str, *, method: str = "rounds", focus: int | None = None
 ) -> Subject:
-    """Audit the release of a table with a numeric target, all of its parts; a record's last value is it.
+    """Audit the release of a table with a numeric target, all of its parts; the target is the last value.
 
     Parameters
     ----------
@@ -210,10 +210,10 @@ def of_target(
 def of_product(
     name: str, delta: Fraction, neighbours: str, *, plan: MomentPlan | None = None, relevance: str = "prior"
 ) -> Subject:
-    """Audit the whole way from raw records: domain, public features, the public rule, the release.
+    """Audit the whole pipeline from raw records: domain, public features, the public rule, the release.
 
-    With private relevance a first release, charged on its own, decides where the noise of the second goes. A
-    model is made of it, for which there must be records: a crowd that is the same in both worlds.
+    With private relevance a first release, charged separately, sets the noise scales of the second. The model
+    fitted to it needs records: a crowd that is the same in both worlds.
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ def subjects() -> tuple[Subject, ...]:
     ]
     linear = replace(paper_settings(), allocation="linear")
     relevant = np.zeros(784)
-    relevant[406] = 1.0  # the worst that relevance can ask for: all of the budget on one feature
+    relevant[406] = 1.0  # the worst case of relevance: all of the budget on one feature
     literal = replace(paper_settings(), mode="literal")
     images = image_domain()
     made.extend(

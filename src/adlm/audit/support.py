@@ -1,10 +1,10 @@
-"""The support attack: the low bits of a noisy number may say what the noise was added to.
+"""The support attack: the low bits of a noisy number may reveal what the noise was added to.
 
 A floating-point Laplace sampler is -b log(u) for one of finitely many u, so x + noise can reach only some of
-the doubles near a value, and others from a neighbour x'. Mironov (2012) broke deployed mechanisms by that
-alone. The attack here: from a released y, take y - x and y - x', and ask whether some u of the sampler could
-have given either. Noise that is an integer number of grid steps has every integer in its support whatever it
-was added to, and the attack sees nothing.
+the doubles near a value, and a neighbour x' reaches others. Mironov (2012) broke deployed mechanisms by that
+alone. The attack here: from a released y, compute y - x and y - x', and test whether some u of the sampler
+gives either. Noise that is an integer number of grid steps has every integer in its support whatever it was
+added to, so the attack learns nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def exact_laplace(scale: float, source: Source) -> Sampler:
 
 
 def reachable(noise: Reals, scale: float) -> npt.NDArray[np.bool_]:
-    """Say of each double whether the textbook sampler can return it for some u."""
+    """Whether the textbook sampler can return each double for some u."""
     size = np.abs(noise)
     near = np.exp(-size / scale)
     grid = 2.0**-53
@@ -57,11 +57,11 @@ def reachable(noise: Reals, scale: float) -> npt.NDArray[np.bool_]:
 
 
 def attack(draw: Sampler, runs: int, *, scale: float, one: float, two: float) -> tuple[Reals, Reals]:
-    """Return scores of both worlds: could `one` have led to y, minus could `two` have.
+    """Return scores of both worlds: whether `one` can give y, minus whether `two` can.
 
     Parameters
     ----------
-    draw : gives noise.
+    draw : returns noise.
     runs : of each world.
     scale : of the noise.
     one, two : inputs of the two worlds.
@@ -84,7 +84,7 @@ def low_byte(values: Reals) -> npt.NDArray[np.intp]:
 
 
 def low_bits(draw: Sampler, runs: int, *, one: float, two: float) -> tuple[Reals, Reals]:
-    """Return scores that the low byte gives: its log ratio, learnt from as many other runs.
+    """Return scores from the low byte: its log ratio, learnt from as many other runs.
 
     Parameters
     ----------
@@ -100,11 +100,11 @@ def support(
 ) -> Finding:
     """Attack noise of a given scale on inputs 0 and 1, whose epsilon is 1/scale, by its bits alone.
 
-    Two attacks, which share `alpha`: which doubles can be reached at all, and what the low byte says.
+    Two attacks share `alpha`: the reachable doubles, and the low byte.
 
     Parameters
     ----------
-    draw : gives noise.
+    draw : returns noise.
     name : of the finding.
     runs : of each world.
     scale : of the noise.

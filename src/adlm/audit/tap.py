@@ -1,9 +1,8 @@
-"""Where the audit stands between a mechanism and its noise.
+"""A noise source that records its inputs and outputs, for the audit.
 
-Every mechanism is given a `Source`, draws noise by its methods, and adds what it gets. A `Tap` is a source
-whose noise is a stand-in that sees what it is added to: that is the mechanism's input. The code under audit
-is the product's own, unchanged; noise made in any other way is noticed, because a tap refuses to give a
-single random byte.
+Every mechanism takes a `Source`, draws noise by its methods, and adds it. A `Tap` is a source whose noise is
+a proxy that records what it is added to: the mechanism's input. The code under audit is the product's own,
+unchanged; noise made in any other way is detected, because a tap refuses to return random bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Shape = int | tuple[int, ...]
 
 @dataclass(frozen=True)
 class Call:
-    """One use of noise: what went in, what came out, and how much was charged by then.
+    """One use of noise: its input, its output, and the charges made by then.
 
     Attributes
     ----------
@@ -45,13 +44,13 @@ class Call:
 
 
 class Tap(Source):
-    """Records the draws of a run; given those of an earlier run, gives their outputs out again.
+    """Records the draws of a run; given those of an earlier run, returns their outputs again.
 
     Parameters
     ----------
     source : where real noise comes from.
-    ledger : what the run charges.
-    frozen : calls of an earlier run. Call i then returns the earlier output, whatever goes in.
+    ledger : the one that the run charges.
+    frozen : calls of an earlier run. Call i then returns the earlier output, whatever its input.
     weaken : factor on every noise scale while the charges stay as they are, for negative controls.
     """
 
@@ -109,11 +108,11 @@ class Tap(Source):
 
 
 class DivergedError(Exception):
-    """The second run went another way than the first: its control flow depends on more than the outputs."""
+    """The second run diverged from the first: its control flow depends on more than the outputs."""
 
 
 class _Noise(np.lib.mixins.NDArrayOperatorsMixin):
-    """Stands for an array of noise: may be added once to integers of its shape, or read as it is."""
+    """Proxy of an array of noise: may be added once to integers of its shape, or read as it is."""
 
     def __init__(self, shape: tuple[int, ...], settle: Callable[[Integers], Integers]) -> None:
         self.shape, self._settle = shape, settle

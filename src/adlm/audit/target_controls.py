@@ -21,7 +21,7 @@ CROWD = 400
 
 
 def _pair(other: float = 0.0) -> tuple[Records, Records]:
-    """A crowd in the middle, and a record whose target is the upper bound, or another one."""
+    """Records in the middle of the domain, and one whose target is the upper bound, or `other`."""
     rng = np.random.default_rng(0)
     values = np.column_stack([rng.random(CROWD), np.eye(3)[rng.integers(0, 3, CROWD)], np.full(CROWD, 0.5)])
     values[: CROWD // 2, -1] += 0.2 * rng.standard_normal(CROWD // 2)
@@ -31,7 +31,7 @@ def _pair(other: float = 0.0) -> tuple[Records, Records]:
 
 
 def _found(name: str, note: str, source: Source, charge: int = GRADIENTS, weaken: int = 1) -> Finding:
-    """Replay the pair and report what its inputs prove against one charge."""
+    """Replay the pair and report the lower bound against one charge."""
     subject: Subject = of_target(name, DELTA, "replace-one")
     subject = replace(subject, weaken=Fraction(1, weaken))
     return replayed(subject, _pair(0.5 if charge == ERRORS else 0.0), charge, note, source)
@@ -52,7 +52,7 @@ def target_half_sensitivity(runs: int, source: Source) -> Finding:
 
 
 def target_half_noise(runs: int, source: Source) -> Finding:
-    """Half of the noise on every part, behind the back of the charges."""
+    """Half of the noise on every part, charged as if it were full."""
     del runs
     return _found("half the noise on a target's gradients", "scales halved", source, weaken=2)
 

@@ -1,8 +1,8 @@
 """Two worlds: run a mechanism many times on each of two neighbours, and distinguish the two by its outputs.
 
-The attacker knows both data sets and the law of the noise, so the score is the log likelihood ratio: no other
-test is better. Inputs come from the product's own code by replay; noise from the product's own sampler, a
-block of runs in one call, or through the whole release again for each run.
+The attacker knows both data sets and the noise's distribution, so the score is the log likelihood ratio,
+which is optimal. Inputs come from the product's code by replay; noise from the product's sampler, a block of
+runs in one call, or from a whole release for each run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from adlm.privacy.accounting import Charge, compose, gaussian_epsilon
 
 Reals = npt.NDArray[np.float64]
 Pair = tuple[Call, Call]
-USUAL = 0.05  # a level that readers are used to
+USUAL = 0.05  # the conventional level
 BLOCK = 1 << 20  # draws of noise held at a time
 
 
@@ -37,19 +37,19 @@ def log_ratio(mechanism: str, scale: Fraction, output: npt.ArrayLike, one: Reals
     output : (..., width) released integers.
     one, two : (width,) inputs of the two worlds.
     """
-    seen, s = np.asarray(output, dtype=np.float64), float(scale)
+    y, s = np.asarray(output, dtype=np.float64), float(scale)
     if mechanism == "laplace":
-        return np.asarray((np.abs(seen - two) - np.abs(seen - one)).sum(-1) / s)
+        return np.asarray((np.abs(y - two) - np.abs(y - one)).sum(-1) / s)
     if mechanism == "gaussian":
-        return np.asarray(((seen - two) ** 2 - (seen - one) ** 2).sum(-1) / (2 * s * s))
-    far, near = (np.sqrt(((seen - centre) ** 2).sum(-1)) for centre in (two, one))
+        return np.asarray(((y - two) ** 2 - (y - one) ** 2).sum(-1) / (2 * s * s))
+    far, near = (np.sqrt(((y - centre) ** 2).sum(-1)) for centre in (two, one))
     return np.asarray((far - near) / s)
 
 
 def scores(pairs: Sequence[Pair], runs: int, source: Source) -> tuple[Reals, Reals]:
     """Return log likelihood ratios of `runs` releases of each world, noise drawn in blocks.
 
-    What the two worlds agree on carries no information and is not drawn.
+    Coordinates that are equal in both worlds carry no information and are not drawn.
     """
     worlds = (np.zeros(runs), np.zeros(runs))
     for call, other in pairs:
@@ -75,10 +75,10 @@ def _moved(call: Call, other: Call) -> list[tuple[Reals, Reals]]:
 
 
 def whole_scores(subject: Subject, neighbours: Neighbours, runs: int, source: Source) -> tuple[Reals, Reals]:
-    """Return log likelihood ratios where every run is a whole release, made anew.
+    """Return log likelihood ratios where every run is a new, whole release.
 
     A release made of one data set is replayed on the other with its outputs frozen, so that stages which
-    follow earlier outputs have in both worlds the inputs that they would have had.
+    depend on earlier outputs have the right inputs in both worlds.
 
     Parameters
     ----------
@@ -89,11 +89,11 @@ def whole_scores(subject: Subject, neighbours: Neighbours, runs: int, source: So
     """
 
     def score(data: Records, other: Records) -> float:
-        made = record(subject, data, source).calls
-        twin = record(subject, other, source, made).calls
+        calls = record(subject, data, source).calls
+        replayed = record(subject, other, source, calls).calls
         return sum(
-            float(log_ratio(seen.mechanism, seen.scale, seen.output, *_inputs((seen, would))).sum())
-            for seen, would in zip(made, twin, strict=True)
+            float(log_ratio(one.mechanism, one.scale, one.output, *_inputs((one, two))).sum())
+            for one, two in zip(calls, replayed, strict=True)
         )
 
     worlds = (np.empty(runs), np.empty(runs))
@@ -117,7 +117,7 @@ def chosen_pairs(subject: Subject, comparison: Comparison) -> tuple[Pair, ...]:
 
 
 def curve(worlds: tuple[Reals, Reals], points: int = 60) -> tuple[Point, ...]:
-    """Return the ROC curve of the scores at thresholds that matter on log axes.
+    """Return the ROC curve of the scores at thresholds spaced for log axes.
 
     Rates below one in the number of runs are drawn as that; between a threshold's point and the origin lies
     the test that accepts by an extra coin.
@@ -154,7 +154,7 @@ def judge(
     ----------
     name : of the finding.
     neighbours : the relation.
-    charges : what the certificate says.
+    charges : of the certificate.
     worlds : scores of the runs in either world.
     rung : of the ladder.
     alpha : level of the test.

@@ -1,4 +1,4 @@
-"""Neighbouring data frames and Parquet files: ordinary records, and one with values as odd as can be."""
+"""Neighbouring data frames and Parquet files: ordinary records, and one with unusual values."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _typed_columns(rng: Random, persons: bool) -> list[Record]:
 
 
 def _frames(columns: dict[str, list[Any]]) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Every library's way to keep columns."""
+    """The columns as a data frame of every library."""
     yield "lists", lambda: Frame(columns)
     yield "NumPy", lambda: Frame({name: np.array(cells) for name, cells in columns.items()})
     yield "Arrow", lambda: pa.table({name: pa.array(cells) for name, cells in columns.items()})

@@ -1,7 +1,7 @@
-"""Search for the neighbours that lose most: how tight is a proved bound, and does anything exceed it?
+"""Search for worst-case neighbours: how tight is a proved bound, and does anything exceed it?
 
-A small evolutionary search over pairs of records and labels. It knows no formula of any mechanism; it is
-given only the share of the declared loss that a pair causes, measured by replay on the real code path.
+A small evolutionary search over pairs of records and labels. It treats mechanisms as black boxes. Its
+objective is the share of the declared loss that a pair causes, measured by replay on the real code path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KEPT = 4
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Two neighbouring data sets and what replay says of them."""
+    """Two neighbouring data sets and their comparison by replay."""
 
     data: Records
     neighbour: Records
@@ -76,18 +76,18 @@ def worst_neighbours(
             return tried[0][2]
     while len(tried) < evaluations:
         parent = tried[int(rng.integers(min(KEPT, len(tried))))][1]
-        width = 0.5 * rng.random() ** 3  # mostly small steps, now and then a large one
+        width = 0.5 * rng.random() ** 3  # mostly small steps, sometimes a large one
         if attempt(_mutated(subject, parent, width, rng)):
             break
     return tried[0][2]
 
 
-def _rank(subject: Subject, found: Neighbours) -> tuple[float, int, float]:
-    """Order by loss; of pairs that lose about the same, fewer numbers that move are easier to attack."""
-    if found.comparison.faults:
+def _rank(subject: Subject, neighbours: Neighbours) -> tuple[float, int, float]:
+    """Order by loss; at about equal loss, pairs that differ in fewer numbers are easier to attack."""
+    if neighbours.comparison.faults:
         return math.inf, 0, math.inf
-    moved = sum(int((one.inputs != two.inputs).sum()) for one, two in found.comparison.pairs)
-    used = found.used(subject)
+    moved = sum(int((one.inputs != two.inputs).sum()) for one, two in neighbours.comparison.pairs)
+    used = neighbours.used(subject)
     return round(used, 3), -moved, used
 
 
@@ -107,7 +107,7 @@ def _draw(subject: Subject, rng: np.random.Generator, rows: int) -> Reals:
 
 
 def _corners(subject: Subject) -> list[_Pair]:
-    """Extreme records: one coordinate alone, all alike, nothing, far outside; equal and unequal labels."""
+    """Extreme records: one coordinate alone, all equal, zero, far outside; equal and unequal labels."""
     rows, width = subject.contributions, subject.width
     full, none = np.ones((rows, width)), np.zeros((rows, width))
     first, last = none.copy(), none.copy()
@@ -119,7 +119,7 @@ def _corners(subject: Subject) -> list[_Pair]:
 
 
 def _mutated(subject: Subject, pair: _Pair, width: float, rng: np.random.Generator) -> _Pair:
-    """Change records a little or a lot; now and then negate, forget one coordinate, or relabel."""
+    """Change records a little or a lot; sometimes negate, zero some coordinates, or relabel."""
     before, after = (
         side + width * max(1.0, float(np.abs(side).max())) * rng.normal(size=side.shape) * rng.integers(0, 2)
         for side in (pair.before, pair.after)
@@ -140,7 +140,7 @@ def _mutated(subject: Subject, pair: _Pair, width: float, rng: np.random.Generat
 
 
 def report(subject: Subject, worst: Neighbours, evaluations: int) -> Finding:
-    """Turn the worst of so many pairs into a finding: exact, as the law of the noise is."""
+    """Turn the worst of all pairs into a finding: exact, by the distribution of the noise."""
     comparison = worst.comparison
     totals = compose(comparison.charged(subject.focus))
     return Finding(

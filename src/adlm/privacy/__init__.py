@@ -1,1 +1,1 @@
-"""What a release costs and says: charges and how they add up, certificates, signatures."""
+"""The cost of a release and its documents: charges and their composition, certificates, signatures."""

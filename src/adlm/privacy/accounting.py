@@ -1,6 +1,6 @@
 """What was released, and what that costs: charges, their composition, the certificate.
 
-A `Charge` is a frozen value; its meaning never changes once it stands in a certificate. The epsilon of a
+A `Charge` is a frozen value; its meaning never changes once it is in a certificate. The epsilon of a
 charge is not stated but computed from its sensitivity and scale, here and nowhere else, so that
 `adlm verify` repeats the proof from the certificate alone.
 """
@@ -49,12 +49,12 @@ def number(value: Epsilon) -> float | None:
 def parse_epsilon(value: object, name: str = "epsilon") -> Fraction:
     """Read a positive, finite privacy budget exactly: 0.1 is one tenth, not the nearest double.
 
-    What is zero or infinite as a double is refused: nothing can be computed with it.
+    A value that is zero or infinite as a double is refused: nothing can be computed with it.
     """
     text = str(value)
     try:
         near = float(text) if "/" not in text else float(Fraction(text))
-        exact = Fraction(text) if 0 < abs(near) < math.inf else Fraction(0)  # of 1e999999999 it never ends
+        exact = Fraction(text) if 0 < abs(near) < math.inf else Fraction(0)  # 1e999999999 would never end
     except (ValueError, ZeroDivisionError, OverflowError):
         near, exact = math.nan, Fraction(0)
     if not math.isfinite(near):
@@ -80,7 +80,7 @@ def gaussian_epsilon(mu: Fraction, delta: Fraction) -> Fraction:
     """Return the epsilon of the Gaussian mechanism with sensitivity `mu` standard deviations, rounded up.
 
     The analytic Gaussian mechanism (Balle and Wang 2018): the smallest multiple of 10^-6 that its closed form
-    allows. Delta falls as epsilon grows, so halving finds it.
+    allows. Delta falls as epsilon grows, so bisection finds it.
     """
 
     def holds(steps: int) -> bool:
@@ -138,8 +138,8 @@ class Charge:
     neighbours : the neighbouring relation that `sensitivity` is for.
     sensitivity, scale : in the same units, normally steps of the noise grid. The proved epsilon is their
         ratio for Laplace and radial noise, and the analytic Gaussian one of their ratio for Gaussian noise.
-    delta : 0 but for Gaussian noise.
-    epsilon_claimed : what the method's authors claim of this step; None where nobody claims otherwise.
+    delta : 0 except for Gaussian noise.
+    epsilon_claimed : the epsilon that the method's authors claim for this step; None if it is the proved one.
     proof : where the bound is proved. A charge without a proof cannot be made.
     unproved : why no epsilon is proved although noise was added; empty when one is.
     """
@@ -259,7 +259,7 @@ class Totals:
 
 
 def compose(charges: Iterable[Charge], delta: Fraction | None = None) -> Totals:
-    """Add charges up.
+    """Compose charges.
 
     Parameters
     ----------
@@ -310,9 +310,9 @@ def left_over(
 
     Parameters
     ----------
-    budget, budget_delta : what may be spent in all.
-    charges : what was spent so far.
-    delta : of the release that is asked for; 0 for pure epsilon.
+    budget, budget_delta : the total budget.
+    charges : those made so far.
+    delta : of the next release; 0 for pure epsilon.
 
     Formal guarantees
     -----------------
@@ -331,10 +331,10 @@ def left_over(
         return Fraction(0)
     try:
         unspent = gaussian_mu(rest, budget_delta) ** 2 - noisy
-    except UserError:  # so little is left that Gaussian noise cannot have it
+    except UserError:  # too little is left for any Gaussian noise
         return Fraction(0)
     if unspent <= 0:
         return Fraction(0)
     mu = Fraction(math.isqrt(math.floor(unspent * 10**24)), 10**12)
-    # a hair below the epsilon of that mu, so that what is made for it has a smaller mu
+    # slightly below the epsilon of that mu, so that noise calibrated to it has a smaller mu
     return max(gaussian_epsilon(mu, delta) - Fraction(1, step), Fraction(0)) if mu else Fraction(0)

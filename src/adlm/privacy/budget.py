@@ -10,7 +10,7 @@ from adlm.privacy.accounting import parse_delta, parse_epsilon, show
 
 @dataclass(frozen=True)
 class Budget:
-    """What may be spent on a data set or on one release: proved epsilon, and delta.
+    """The privacy budget of a data set or of one release: proved epsilon, and delta.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Budget:
 
     @classmethod
     def of(cls, epsilon: object, delta: object = 0) -> Budget:
-        """Make a budget of numbers, or of exact ones such as "1/3".
+        """Make a budget from numbers, or exact ones such as "1/3".
 
         Parameters
         ----------
@@ -43,10 +43,10 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """Make a budget of a text, "EPSILON" or "EPSILON,DELTA", as the command line takes it."""
+        """Parse a budget, "EPSILON" or "EPSILON,DELTA", as on the command line."""
         epsilon, _, delta = text.partition(",")
         return cls(parse_epsilon(epsilon, "budget"), parse_delta(delta or "0"))
 
     def to_dict(self) -> dict[str, str]:
-        """Return epsilon and delta in the words of the command line."""
+        """Return epsilon and delta as strings, as on the command line."""
         return {"epsilon": show(self.epsilon), "delta": f"{float(self.delta):g}"}

@@ -1,4 +1,4 @@
-"""What a release is, what it cost and how to check both: a certificate, with stamps that warn."""
+"""The certificate of a release: its content, its cost and how to check both, with stamps that warn."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PEEKED = "bounds learnt from data"
 NOT_PUBLIC = "NOT PRIVATE: features are not public"
 WEAK_EPSILON = "NOT PRIVATE: epsilon above 100"
 WEAK_DELTA = "NOT PRIVATE: delta of 1/n or more"
-MOST_EPSILON, MOST_DELTA = 100, Fraction(1, 100)  # beyond these nobody would call a release private
-ENGINE = "engine"  # a line of the certificate that its digest does not cover
+MOST_EPSILON, MOST_DELTA = 100, Fraction(1, 100)  # beyond these a release is stamped as not private
+ENGINE = "engine"  # a field of the certificate that its digest does not cover
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a release is, what it cost, and how to check both.
+    """The content of a release, its privacy cost, and how to check both.
 
     Attributes
     ----------
@@ -68,12 +68,12 @@ class Certificate:
 
     @property
     def totals(self) -> Totals:
-        """What the charges cost together."""
+        """The composed cost of the charges."""
         return compose(self.charges)
 
     @property
     def private(self) -> bool:
-        """Whether the release protects anybody: no stamp says otherwise, such as that of seeded noise."""
+        """Whether the release is private: no stamp says otherwise, such as that of seeded noise."""
         return not any(stamp.startswith("NOT PRIVATE") for stamp in self.stamps)
 
     @property
@@ -82,7 +82,7 @@ class Certificate:
         return str(self.to_dict()["digest"])
 
     def statement(self) -> Statement:
-        """What is signed of a release."""
+        """The statement that is signed for a release."""
         digest = self.digest
         return Statement("release", digest, digest)
 
@@ -113,7 +113,7 @@ class Certificate:
 
         Parameters
         ----------
-        raw : what `to_dict` gave, or the JSON of `certificate.json`.
+        raw : the result of `to_dict`, or the JSON of `certificate.json`.
 
         Raises
         ------
@@ -144,10 +144,10 @@ class Certificate:
 
 
 def weaknesses(totals: Totals, n: object = None) -> tuple[str, ...]:
-    """Return the stamps that totals deserve: an epsilon or a delta that nobody would call private.
+    """Return stamps for an epsilon or a delta that is too large to be private.
 
-    A proved epsilon above 100, and a delta of at least 1/n (of at least 1/100 where n is private): so much
-    is met by a mechanism that publishes a random record as it is.
+    A proved epsilon above 100, and a delta of at least 1/n (of at least 1/100 where n is private): a
+    mechanism that publishes a random record in the clear has such a delta.
     """
     most = min(Fraction(1, n), MOST_DELTA) if isinstance(n, int) and n > 0 else MOST_DELTA
     return tuple(

@@ -1,8 +1,8 @@
-"""What a file of tensors says of its privacy by itself: epsilon, delta, relation, unit, digest, signatures.
+"""Privacy metadata in a file of tensors: epsilon, delta, relation, unit, digest, signatures.
 
 The header of `release.safetensors` and `model.safetensors` has one entry, `adlm`: a JSON object that any tool
 which reads such headers can show. An ONNX file has the same values as entries of its metadata. They repeat
-the certificate for whoever has the file alone; loading and `adlm verify` compare them with it.
+the certificate for readers of the file alone; loading and `adlm verify` compare them with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SIGNATURES = ("release_signature", "signature")
 
 
 def unit_of(certificate: Certificate) -> str:
-    """Say whom the guarantee is for: one record, or one person with so many of them at most."""
+    """The unit of privacy: one record, or one person with at most so many records."""
     most = certificate.settings.get("contributions", 1)
     if isinstance(most, int) and most > 1:
         return f"person, of at most {most} records"
@@ -40,7 +40,7 @@ def privacy_header(
     release_signature: Signature | None = None,
     signature: Signature | None = None,
 ) -> dict[str, Any]:
-    """Return what a file says of the release that it is, or was made from, in JSON values.
+    """Return the privacy metadata of a release's file, or of a file made from it, in JSON values.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def privacy_header(
 def header_entries(
     certificate: Certificate, stamps: Sequence[str], **signatures: Signature | None
 ) -> dict[str, str]:
-    """Return `privacy_header` as a file's entries. One alone: safetensors writes several in any order."""
+    """Return `privacy_header` as a single entry, because safetensors writes several in any order."""
     header = privacy_header(certificate, stamps, **signatures)
     return {ENTRY: json.dumps(header, sort_keys=True, allow_nan=False)}
 
@@ -80,7 +80,7 @@ def entries_of(raw: bytes) -> dict[str, str] | None:
 
 
 def check_entries(found: Mapping[str, str], expected: Mapping[str, Any] | None, what: str) -> None:
-    """Refuse a header that says something else than the certificate; signatures may be left out of it."""
+    """Refuse a header that differs from the certificate; signatures may be missing."""
     try:
         header = json.loads(found[ENTRY]) if set(found) == {ENTRY} else None
     except ValueError:

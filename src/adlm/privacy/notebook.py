@@ -1,6 +1,6 @@
-"""How values show themselves in a notebook: one line of facts, and details that unfold. No outside assets.
+"""HTML display of values in a notebook: one line of facts, and details that unfold. No outside assets.
 
-`box` escapes everything that it is given, so nothing in an artefact can add markup to a page.
+`box` escapes all of its inputs, so nothing in an artefact can add markup to a page.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from adlm.privacy.accounting import Charge, Totals, show
 
-MOST_ROWS = 50  # of a table; a notebook is no place for more
+MOST_ROWS = 50  # of a table
 STYLE = (
     "<style>.adlm-box{font:13px/1.5 system-ui,sans-serif;border:1px solid #8888;border-radius:4px;"
     "padding:.4em .7em;display:inline-block;max-width:100%;color:inherit}.adlm-box b.adlm-warn{color:#c33}"
@@ -36,9 +36,9 @@ def box(
 
     Parameters
     ----------
-    facts : what a person looks for first, name and value; always seen.
+    facts : the main facts, name and value; always shown.
     parts : tables that unfold on a click; empty ones are left out.
-    warnings : always seen, before anything else.
+    warnings : always shown, first.
     """
     line = " &middot; ".join(f"{_text(name)} <strong>{_text(value)}</strong>" for name, value in facts)
     warned = "".join(f'<br><b class="adlm-warn">{_text(words)}</b>' for words in warnings)
@@ -57,7 +57,7 @@ def guarantee(totals: Totals) -> list[tuple[str, object]]:
 
 
 def charge_rows(charges: Iterable[Charge]) -> list[tuple[str, ...]]:
-    """Return what was charged: released, noise, epsilon claimed and proved, delta, and the proof."""
+    """Return a row for each charge: content, noise, epsilon claimed and proved, delta, and the proof."""
     return [
         (
             c.what,
@@ -72,7 +72,7 @@ def charge_rows(charges: Iterable[Charge]) -> list[tuple[str, ...]]:
 
 
 def charges_part(charges: Sequence[Charge]) -> Part:
-    """List what was charged, and where each bound is proved."""
+    """List the charges, and where each bound is proved."""
     rows = charge_rows(charges)
     return Part(
         f"{len(rows)} charge{'s' * (len(rows) != 1)}",

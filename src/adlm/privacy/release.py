@@ -1,4 +1,4 @@
-"""What crosses the wall: tensors and a certificate, in a folder.
+"""A release: tensors and a certificate, in a folder. It is all that passes from curator to analyst.
 
 The folder holds `release.safetensors`, `certificate.json` and, when it is signed, `signature.json`. Nothing
 private, no seed and no generator state is in it. Loading checks everything: the certificate's digest, the
@@ -46,9 +46,9 @@ class Release:
     Attributes
     ----------
     tensors : the released numbers, by name.
-    certificate : what was released, what it cost, and which warnings go with it.
-    signature : over the certificate's digest, which covers the tensors; None where nobody signed.
-    engine : where the passes over the records ran. The digest does not cover it, for it changes nothing.
+    certificate : what was released, its privacy cost, and its warnings.
+    signature : over the certificate's digest, which covers the tensors; None if it is not signed.
+    engine : where the passes over the records ran. The digest does not cover it, as it changes no result.
 
     Examples
     --------
@@ -86,11 +86,11 @@ class Release:
         charges: tuple[Charge, ...],
         stamps: tuple[str, ...] = (),
     ) -> Release:
-        """Put tensors and what is known of them together.
+        """Make a release from tensors and their description.
 
         Parameters
         ----------
-        stamps : those of everything that went into the release. What its own totals deserve is added.
+        stamps : those of all inputs of the release. Stamps for its own totals are added.
         """
         weak = weaknesses(compose(charges), settings.get("n")) if charges else ()
         stamps = tuple(dict.fromkeys((*stamps, *weak)))
@@ -114,7 +114,7 @@ class Release:
 
         Parameters
         ----------
-        given : the features, where they are a backbone of your own, which a certificate cannot rebuild.
+        given : the features, if they are a user-supplied backbone, which a certificate cannot rebuild.
 
         Raises
         ------
@@ -140,7 +140,7 @@ class Release:
         ----------
         n : how many.
         seed : of the draw; it has nothing to do with privacy.
-        features : those of the release, where they are a backbone of your own.
+        features : those of the release, if they are a user-supplied backbone.
 
         Returns
         -------
@@ -164,12 +164,12 @@ class Release:
 
         Parameters
         ----------
-        key : of the person who answers for the release (`adlm.privacy.signature.load_key`).
+        key : the signer's private key (`adlm.privacy.signature.load_key`).
         """
         return replace(self, signature=sign(self.certificate.statement(), key))
 
     def save(self, folder: Path | str) -> None:
-        """Write the release to a new folder, whole or not at all.
+        """Write the release to a new folder, atomically.
 
         Parameters
         ----------
@@ -225,7 +225,7 @@ def read_tensors(
 
     Parameters
     ----------
-    header : what its header must say of privacy, if it says anything.
+    header : the privacy metadata that its header must have, if it has any.
     """
     try:
         raw = path.read_bytes()

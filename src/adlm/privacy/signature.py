@@ -1,8 +1,8 @@
-"""Signatures: who says that an artefact is theirs. Ed25519 of the `cryptography` library, nothing of our own.
+"""Signatures of artefacts: Ed25519 of the `cryptography` library.
 
 What is signed is a statement: the kind of an artefact, its digest, and the digest of the certificate of the
-release that it rests on. So a model that was signed cannot be shown with another certificate, nor a
-certificate with other charges, stamps or tensors. A signature says who answers for an artefact; it cannot say
+release that it was made from. So a signed model cannot be combined with another certificate, nor a
+certificate with other charges, stamps or tensors. A signature proves who signed an artefact; it cannot prove
 that noise was drawn.
 """
 
@@ -30,18 +30,18 @@ from adlm.runtime.artefact import canonical, read_json, sha256, sync, write_file
 
 FILE, OF_RELEASE = "signature.json", "release.signature.json"
 ALGORITHM = "ed25519"
-_CONTEXT = b"adlm statement 1\n"  # a signature made for anything else does not fit
+_CONTEXT = b"adlm statement 1\n"  # domain separation: no signature for another purpose is valid here
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What is signed.
+    """The statement that is signed.
 
     Attributes
     ----------
     kind : `release`, `model`, `onnx` or `relevance network`.
     subject : SHA-256 of the artefact, as its kind defines it.
-    release : digest of the release's certificate; empty for what has none.
+    release : digest of the release's certificate; empty if there is none.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Signature:
-    """A statement, the public key of whoever made it, and the signature, both in hexadecimal."""
+    """A statement, the signer's public key, and the signature, both in hexadecimal."""
 
     statement: Statement
     key: str
@@ -68,7 +68,7 @@ class Signature:
         return sha256(bytes.fromhex(self.key))
 
     def check(self, expected: Statement, what: str) -> Signature:
-        """Refuse a signature that is not one of the expected statement by its own key."""
+        """Refuse a signature that is not valid for the expected statement and its key."""
         try:
             public = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.key))
             public.verify(bytes.fromhex(self.value), self.statement.message)
@@ -120,7 +120,7 @@ def sign(statement: Statement, key: Ed25519PrivateKey) -> Signature:
 
 
 def new_key(path: Path) -> str:
-    """Write a new private key, readable by its owner alone, and its public key beside it; return who it is.
+    """Write a new private key, readable by its owner alone, and its public key; return the fingerprint.
 
     The public key is PATH.pub; nothing is overwritten. Both are PEM files that other tools read too.
     """
@@ -182,7 +182,7 @@ def fingerprint(key: Ed25519PublicKey) -> str:
 
 
 def require(signature: Signature | None, trusted: Iterable[Ed25519PublicKey], what: str, remedy: str) -> None:
-    """Refuse what is not signed, or not by a trusted key.
+    """Refuse an artefact that is not signed, or not by a trusted key.
 
     Parameters
     ----------

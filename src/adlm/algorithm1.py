@@ -1,6 +1,6 @@
 """Algorithm 1, Adaptive Laplace Mechanism, line by line.
 
-What each line costs by the paper and what can be proved of it is in the certificate of the release. Line
+The cost of each line, as the paper claims it and as it is proved, is in the certificate of the release. Line
 numbers are the paper's.
 """
 
@@ -56,10 +56,10 @@ def adaptive_laplace_mechanism(
     T, L : training steps and batch size.
     explained : the relevance network and its provenance.
     options : the loss, and what the paper leaves open.
-    ledger : what is charged goes there; a new one in memory when not given.
+    ledger : every charge is written there; a new one in memory when not given.
 
-    Returns the trained network and the release with its certificate: claimed eps1 + eps2 + eps3, and what
-    is proved.
+    Returns the trained network and the release with its certificate: claimed eps1 + eps2 + eps3, and the
+    proved epsilon.
 
     >>> from adlm.analyst.networks import build
     >>> from adlm.public import datasets
@@ -134,7 +134,7 @@ def make_release(
 
 
 def learn(release: Release, network: nn.Module, plan: TrainingConfig, *, device: str = "auto") -> History:
-    """Lines 15 and 20-30, the analyst's: train any network on the release, for as long as one likes.
+    """Lines 15 and 20-30, the analyst's: train any network on the release, for any number of steps.
 
     Parameters
     ----------

@@ -1,1 +1,1 @@
-"""What `adlm` is compared with: differentially private stochastic gradient descent."""
+"""The baseline: differentially private stochastic gradient descent (DP-SGD)."""

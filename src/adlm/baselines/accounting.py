@@ -1,7 +1,7 @@
-"""What T steps of DP-SGD cost, and how much noise a budget needs.
+"""The privacy cost of T steps of DP-SGD, and the noise that a budget needs.
 
 Each step draws every record with probability q (Poisson sampling), clips its gradient to norm C and adds
-Gaussian noise of standard deviation sigma C to the sum. The epsilon stated is the upper end of Opacus's PRV
+Gaussian noise of standard deviation sigma C to the sum. The stated epsilon is the upper bound of Opacus's PRV
 accountant (Gopi, Lee, Wutschitz 2021), which unlike RDP is tight for small budgets too; the search for sigma
 is by dp-accounting's PLD, which is much faster.
 """
@@ -17,12 +17,12 @@ from adlm.errors import UserError
 from adlm.privacy.accounting import gaussian_mu
 
 _MISSING = "DP-SGD needs Opacus, which is not installed here; install it with: pip install adlm[baseline]"
-_PRECISION = 0.002  # of epsilon, relative: how near the search for sigma comes to its aim
-_LARGEST = 1e5  # noise multiplier beyond which nothing is left to learn
+_PRECISION = 0.002  # relative tolerance in epsilon of the search for sigma
+_LARGEST = 1e5  # largest noise multiplier tried
 
 
 def require_opacus() -> None:
-    """Say in one sentence what to install when Opacus is absent."""
+    """Raise an error that says what to install when Opacus is missing."""
     try:
         import opacus  # noqa: F401
     except ImportError:
@@ -30,7 +30,7 @@ def require_opacus() -> None:
 
 
 def _slack(epsilon: float) -> float:
-    """How far above the truth the PRV bound may lie; its memory and time grow as this shrinks."""
+    """Tolerance of the PRV bound above the true epsilon; memory and time grow as it shrinks."""
     return max(0.004 * epsilon, 4e-4)
 
 
@@ -40,7 +40,7 @@ def epsilon_spent(sigma: float, rate: float, steps: int, delta: float, about: fl
 
     Parameters
     ----------
-    about : a guess of the answer, which sets the accountant's mesh.
+    about : a guess of the result, which sets the accountant's mesh.
     """
     require_opacus()
     from opacus.accountants import PRVAccountant
@@ -63,7 +63,7 @@ def quick_epsilon(sigma: float, rate: float, steps: int, delta: float, about: fl
     rate : share of the records in a batch.
     steps : of training.
     delta : of the guarantee.
-    about : the epsilon to expect, which sets the grid.
+    about : the expected epsilon, which sets the grid.
     """
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
     from dp_accounting.pld import PLDAccountant
@@ -101,7 +101,7 @@ def quick_multiplier(epsilon: float, rate: float, steps: int, delta: float, belo
     epsilon, delta : the budget.
     rate : share of the records in a batch.
     steps : of training.
-    below : what is left of epsilon for a bound that lies higher.
+    below : margin of epsilon for a looser bound.
     """
     aim = epsilon - below
 

@@ -1,6 +1,6 @@
-"""DP-SGD on Opacus: the paper's competitor pSGD, as it was set then and as one would set it now.
+"""DP-SGD with Opacus: the paper's competitor pSGD, with its original settings and with current ones.
 
-`ABADI` holds what Abadi et al. 2016 recommend, which the paper used, on the paper's own networks. `TANH` is
+`ABADI` has the settings of Abadi et al. 2016, which the paper used, on the paper's networks. `TANH` is
 the bounded-activation network of Papernot et al. 2021 with large batches, and `LINEAR` a linear head on
 the same public features that our release sums.
 """
@@ -40,18 +40,18 @@ OnEpoch = Callable[[int, nn.Module], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """How DP-SGD is run.
+    """Hyper-parameters of DP-SGD.
 
     Attributes
     ----------
-    name : what the curve is called.
-    batch : expected batch size |L|; each record is drawn with probability |L|/n.
+    name : of the curve.
+    batch : expected batch size |L|; each record is sampled with probability |L|/n.
     epochs : passes over the data, counted in expectation.
     clip : norm C that the gradient of each record is clipped to.
     rate, rate_end : learning rate at the start and from `decay` epochs on, linear in between.
     momentum : of SGD.
     chunk : records whose gradients are held in memory at once.
-    ghost : clip without making each record's gradient (Li et al. 2022): the same step, faster.
+    ghost : ghost clipping, without per-record gradients (Li et al. 2022): the same step, faster.
     source : where the settings come from.
     """
 
@@ -68,7 +68,7 @@ class Settings:
     source: str = ""
 
     def steps(self, n: int) -> int:
-        """Steps that make up the epochs on n records."""
+        """Number of steps of all epochs on n records."""
         return max(1, round(self.epochs * n / min(self.batch, n)))
 
     def learning_rate(self, epoch: float) -> float:
@@ -109,7 +109,7 @@ LINEAR = Settings(
     source="features: this package",
 )
 _LINEAR_UP_TO = (
-    # epsilon up to, epochs, rate: the more noise, the less training pays
+    # epsilon up to, epochs, rate: with more noise, shorter training is better
     (0.03, 5, 15.0),
     (0.07, 10, 15.0),
     (0.2, 10, 30.0),
@@ -121,14 +121,14 @@ _LINEAR_UP_TO = (
 
 
 def linear_for(epsilon: float) -> Settings:
-    """Settings of the linear head that suit a budget."""
+    """Settings of the linear head for a budget."""
     epochs, rate = next((e, r) for bound, e, r in _LINEAR_UP_TO if epsilon <= bound)
     return replace(LINEAR, epochs=epochs, rate=rate)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a DP-SGD run cost, in the words of a release's certificate."""
+    """The privacy cost of a DP-SGD run, with the fields of a release's certificate."""
 
     epsilon: Fraction
     delta: Fraction
@@ -151,7 +151,7 @@ class Certificate:
         return self.totals.to_dict() | settings
 
     def sentence(self) -> str:
-        """Say what was spent, as a release's certificate says it."""
+        """The cost in words, as in a release's certificate."""
         return (
             f"{self.totals.sentence()}; {self.steps} steps, sampling rate {self.rate:.4g}, noise multiplier "
             f"{self.noise_multiplier:.4g}, gradients clipped to {self.clip:g}; {self.accountant}; {self.note}"
@@ -167,7 +167,7 @@ class Trained:
     settings: Settings
 
     def accuracy(self, x: Tensor, labels: npt.NDArray[np.int64]) -> float:
-        """Share of records (n, *shape), scaled as in training, whose class is found."""
+        """Accuracy on records (n, *shape), scaled as in training."""
         return accuracy(self.network, x, labels)
 
 
@@ -197,7 +197,7 @@ def certify(
 
 
 def spend(settings: Settings, n: int, sigma: float, delta: object = "1e-5") -> Certificate:
-    """State what a given noise multiplier costs over all steps.
+    """Return the certificate of a given noise multiplier over all steps.
 
     Parameters
     ----------
@@ -271,7 +271,7 @@ class _Run:
     loss: Any
 
     def step(self, x: Tensor, y: Tensor, rows: Tensor, chunk: int) -> None:
-        """One noisy step on a Poisson sample, its gradients taken a chunk at a time."""
+        """One noisy step on a Poisson sample, its gradients computed in chunks."""
         parts = torch.split(rows, chunk) if len(rows) else (rows,)  # an empty sample still gets its noise
         for index, part in enumerate(parts):
             self.optimiser.zero_grad(set_to_none=True)
@@ -288,7 +288,7 @@ class _Run:
 def _opacus_run(
     network: nn.Module, settings: Settings, certificate: Certificate, n: int, generator: torch.Generator
 ) -> Iterator[_Run]:
-    """Wrap a network and its optimiser for clipped gradients; the network is bare again afterwards."""
+    """Wrap a network and its optimiser for clipped gradients; the network is unwrapped afterwards."""
     from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
@@ -320,13 +320,13 @@ def _opacus_run(
 
 @torch.inference_mode()
 def accuracy(network: nn.Module, x: Tensor, labels: npt.NDArray[np.int64], chunk: int = 2000) -> float:
-    """Share of records whose class has the largest logit.
+    """Accuracy: the share of records whose class has the largest logit.
 
     Parameters
     ----------
     network : classifier.
     x, labels : (n, *shape) records and their (n,) class codes.
-    chunk : records answered at once.
+    chunk : records predicted at once.
     """
     y = torch.from_numpy(labels)
     right = 0

@@ -38,7 +38,7 @@ def uncoupled(network: nn.Module) -> nn.Module:
 
 
 def paper(shape: Shape, classes: int) -> nn.Module:
-    """The paper's network for images of that shape, with nothing that mixes records."""
+    """The paper's network for images of that shape, without layers that mix records."""
     name = "paper-cifar10" if len(shape) == 3 else "paper-mnist"
     return uncoupled(networks.build(name, shape, classes))
 

@@ -1,1 +1,1 @@
-"""Reads the records, once: clips, charges, adds noise, releases."""
+"""Reads the private records: clips, charges, adds noise, releases."""

@@ -1,4 +1,4 @@
-"""Who gets how much of the budget: identical (ILM), linear in the relevance (Eq. 16), or optimal.
+"""Allocation of the budget over features: identical (ILM), linear in the relevance (Eq. 16), or optimal.
 
 Pure functions of public or already private numbers. Noise of scale b_j on coordinate j costs range_j / b_j,
 so eps_j = range_j / b_j is the coordinate's share of the budget and sum_j eps_j the whole.
@@ -31,8 +31,8 @@ def budget_ratios(
 
     Returns
     -------
-    (d,) ratios. A feature whose ratio is zero is withheld; its budget is already with the others. When no
-    feature has any relevance, all are alike.
+    (d,) ratios. A feature whose ratio is zero is not released; its budget goes to the others. If all
+    relevances are zero, all ratios are equal.
     """
     _check(allocation)
     if relevance is None:
@@ -49,7 +49,7 @@ def budget_ratios(
 def noise_scales(
     allocation: str, typical: Sequence[float] | Floats, weight: Sequence[float] | Floats, *, cost: float = 1.0
 ) -> Floats:
-    """Scales b_j whose typical record costs ``cost``: sum_j typical_j / b_j = cost.
+    """Scales b_j under which a typical record costs ``cost``: sum_j typical_j / b_j = cost.
 
     Parameters
     ----------
@@ -57,13 +57,13 @@ def noise_scales(
         |R_j| with weight = R^2), or `optimal` (b_j proportional to (typical_j / weight_j)^(1/3), which
         minimises sum_j weight_j b_j^2).
     typical : (k,) typical |z_j| of a coordinate, m_j.
-    weight : (k,) what an error in the coordinate costs, w_j.
-    cost : what the typical record shall cost.
+    weight : (k,) weight w_j of an error in the coordinate.
+    cost : of the typical record.
 
     Returns
     -------
-    (k,) scales; infinite where the coordinate is to be withheld, which is where typical or weight is zero,
-    except that identical noise withholds nothing.
+    (k,) scales; infinite for coordinates that are not released, which are those where typical or weight is
+    zero, except that identical noise releases all.
     """
     _check(allocation)
     m, w = _finite("typical", typical), _finite("weight", weight)

@@ -1,9 +1,8 @@
 """Clip by privacy cost, in integers: the code that bounds a record is the code that states its sensitivity.
 
-A record's vector z is divided by a public grid step per coordinate and rounded towards zero, so that noise of
-one integer scale on every coordinate is noise of a different real scale on each: that is the adaptive
-allocation. What a record can cost is then a norm of integers, checked exactly; floating point can cost
-accuracy, never privacy.
+A record's vector z is divided by a public grid step per coordinate and rounded towards zero. So noise of one
+integer scale on every coordinate is noise of a different real scale on each: the adaptive allocation. The
+cost of a record is then a norm of integers, checked exactly; floating point can cost accuracy, never privacy.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ class Clip:
         return np.asarray(self.scales) * (self.clip_norm / self.feature_norm_bound)
 
     def integers(self, z: npt.ArrayLike) -> Reals:
-        """Shrink (n, k) rows into the ball and round them towards zero: whole numbers, as doubles."""
+        """Shrink (n, k) rows into the ball and round them towards zero: integers, as doubles."""
         values = np.asarray(z)
         if values.ndim != 2 or values.shape[1] != len(self.scales):
             raise UserError(f"features must be (n, {len(self.scales)}), got {values.shape}")
@@ -121,13 +120,13 @@ class Clip:
             over = over[self._exceeds(rows[over])]
 
     def _size(self, ratio: Reals, scratch: Reals) -> Reals:
-        """Return the norms of rows, about; the scratch is written over."""
+        """Return approximate norms of rows; the scratch is overwritten."""
         if self.norm == "l1":
             return np.asarray(np.abs(ratio, out=scratch).sum(1))
         return np.asarray(np.sqrt(np.multiply(ratio, ratio, out=scratch).sum(1)))
 
     def _exceeds(self, rows: Reals) -> npt.NDArray[np.bool_]:
-        """Whether rows are outside the ball. Sums of whole numbers below 2^53 are exact in doubles."""
+        """Whether rows are outside the ball. Sums of integers below 2^53 are exact in doubles."""
         if self.norm == "l1":
             return np.asarray(np.abs(rows).sum(1) > self.feature_norm_bound)
         return np.asarray((rows * rows).sum(1) > self.feature_norm_bound**2)

@@ -1,7 +1,7 @@
-"""Take public features of private records: in batches, with progress, kept on disk if asked.
+"""Compute public features of private records: in batches, with progress, cached on disk on request.
 
-A file of features of private records is private data: it is made readable by its owner alone, never goes
-into a release, and `adlm cache clear` removes it.
+A file of features of private records is private data: it is readable by its owner alone, never goes into a
+release, and `adlm cache clear` removes it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from adlm.runtime.part_store import private_folder
 
 
 def cache_folder() -> Path:
-    """Return where features of private records are kept; ADLM_CACHE moves it."""
+    """Return the folder of cached features of private records; ADLM_CACHE sets it."""
     return private_folder()
 
 
 def clear_cache() -> int:
-    """Remove every kept file of features; return how many there were."""
+    """Remove every cached file of features; return their number."""
     folder = cache_folder()
     count = len(list(folder.glob("*.npy")))
     shutil.rmtree(folder, ignore_errors=True)
@@ -52,7 +52,7 @@ def featurise(
     -----------------
     A record's features are a function of that record alone, to the last bit. On a processor adlm's own maps
     work on one image at a time and on exact grids, so that neither the size of a batch, nor a place in it,
-    nor threads show (the rung separability of the audit). A map that a person brought along promises no such
+    nor threads show (the rung separability of the audit). A user-supplied map promises no such
     thing. Under replace-one every other record keeps its place; under add-remove, where they move up, it maps
     each record alone. Narrow features can depend on `cache`: they are then cut from wide ones.
     """

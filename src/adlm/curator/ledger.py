@@ -1,11 +1,10 @@
 """A data set's ledger: a file with a budget, written before any noise is drawn.
 
-The file is JSON lines: a header, then one line a group of charges. The header keeps the budget, or that there
-is none, and is written with the first charge: a command which fails before it charges anything decides
-nothing. A line is appended under an exclusive
-lock and made durable before the caller goes on, so two processes cannot both have the last of a budget, and
-a crash can lose a release but never a charge. A last line without its newline was never acknowledged, so no
-noise followed it; it is dropped.
+The file is JSON lines: a header, then one line a group of charges. The header has the budget, or that there
+is none, and is written with the first charge, so a command that fails before it charges sets no budget. A
+line is appended under an exclusive lock and made durable before the caller continues. So two processes cannot
+both spend the rest of a budget, and a crash can lose a release but never a charge. A last line without its
+newline was never acknowledged, so no noise followed it; it is dropped.
 """
 
 from __future__ import annotations
@@ -39,8 +38,8 @@ class Ledger:
 
     Parameters
     ----------
-    path : the ledger's file; None keeps the charges in memory, for data that nobody else will read.
-    budget : what may be spent in all. A file keeps the budget of its first charge; another one is refused.
+    path : the ledger's file; None keeps the charges in memory, for data that are read only here.
+    budget : the total that may be spent. A file keeps the budget of its first charge; another one is refused.
     allow_unproved : whether a charge without a proved epsilon may be made against a budget.
 
     Attributes
@@ -85,7 +84,7 @@ class Ledger:
             return tuple(self._read(file))
 
     def totals(self) -> Totals | None:
-        """What was spent so far, or None when nothing was."""
+        """The total spent so far, or None when nothing was."""
         charges = self.charges
         return compose(charges) if charges else None
 
@@ -112,7 +111,7 @@ class Ledger:
         return _left(self.budget, charges, delta, neighbours)
 
     def check(self, *charges: Charge) -> None:
-        """Refuse charges that could not be made now: all that `charge` does but the writing.
+        """Refuse charges that could not be made now: `charge` without writing.
 
         Raises
         ------
@@ -144,7 +143,7 @@ class Ledger:
             before = self._read(file)
             self._check([*before, *charges], before)
             lines = self._lines(charges, first=not os.fstat(file.fileno()).st_size)
-            # Before the writing: who is stopped in between must not think that nothing was spent.
+            # Before writing: an interrupted caller must not conclude that nothing was spent.
             self.made.extend(charges)
             try:
                 self._append(file, lines)
@@ -155,7 +154,7 @@ class Ledger:
 
     def _check(self, after: Sequence[Charge], before: Sequence[Charge]) -> None:
         if self.budget is None:
-            return  # every charge is kept, and nothing is promised of their sum
+            return  # without a budget every charge is recorded and none is refused
         requested = max((c.delta for c in after[len(before) :]), default=Fraction(0))
         if any(c.delta > self.budget.delta for c in after):
             raise UserError(
@@ -201,9 +200,9 @@ class Ledger:
         return charges
 
     def _understood(self, raw: bytes) -> tuple[list[Charge], int]:
-        """Return the charges of a file's content, and how many bytes at its end were never acknowledged."""
+        """Return the charges in a file's content, and the number of unacknowledged bytes at its end."""
         whole, newline, torn = raw.rpartition(b"\n")
-        if raw[: len(_START)] != _START[: len(raw)]:  # somebody's file, not a torn header
+        if raw[: len(_START)] != _START[: len(raw)]:  # another kind of file, not a torn header
             raise UserError(
                 f"{self.path} is not an adlm ledger, and was left as it is; give another file, or a new name"
             )
@@ -266,7 +265,7 @@ class Ledger:
 
 @dataclass(frozen=True)
 class LedgerView:
-    """A ledger as it was when it was read. It has no way to charge anything, and its file is not touched."""
+    """A read-only snapshot of a ledger. It cannot charge anything, and its file is not touched."""
 
     path: Path
     budget: Budget | None
@@ -285,7 +284,7 @@ class LedgerView:
         return cls(Path(path), book.budget, tuple(charges))
 
     def left(self, delta: Fraction = Fraction(0), neighbours: str | None = None) -> Fraction | None:
-        """Return what `Ledger.left` does."""
+        """The same as `Ledger.left`."""
         return None if self.budget is None else _left(self.budget, self.charges, delta, neighbours)
 
 
@@ -306,7 +305,7 @@ def _hashed(body: dict[str, Any]) -> bytes:
 
 
 def default_path(name: str) -> Path:
-    """Return where this person's ledger of a data set is kept; ADLM_LEDGERS moves the folder."""
+    """Return the default path of the user's ledger of a data set; ADLM_LEDGERS sets the folder."""
     folder = os.environ.get("ADLM_LEDGERS") or str(Path(user_data_dir("adlm")) / "ledgers")
     plain = "".join(c if c.isalnum() or c in "-_" else "-" for c in Path(name).name)
     mark = "" if plain == name else f"-{sha256(name.encode())[:12]}"

@@ -1,9 +1,9 @@
-"""Noise that is really Laplace, and really Gaussian: exact samplers on the integers.
+"""Exact samplers of Laplace, Gaussian and radial noise on the integers.
 
-Floating-point samplers leave holes in the support of their output, and an attacker who looks at the low
-bits can tell neighbouring inputs apart (Mironov 2012; the audit shows it). Here every draw is an integer,
-and its law is exact: each Bernoulli trial compares fresh random bits with the binary digits of its
-probability, to as many digits as it takes to tell them apart. The bits are AES-256 in counter mode, keyed
+Floating-point samplers leave gaps in the support of their output, and an attacker who looks at the low
+bits can distinguish neighbouring inputs (Mironov 2012; the audit shows it). Here every draw is an integer,
+and its distribution is exact: each Bernoulli trial compares fresh random bits with the binary digits of its
+probability, to as many digits as needed to distinguish them. The bits are AES-256 in counter mode, keyed
 by the operating system.
 
 A mechanism chooses a grid, so that its values are integers and the scale is a number of grid steps.
@@ -41,7 +41,7 @@ Integers = npt.NDArray[np.int64]
 
 _LANES = 1 << 15  # draws made together; small enough for their bytes to stay in the processor's cache
 _MAX_SCALE = 1 << 55  # the largest digit of a draw must fit in 63 bits
-_WHOLE = 24  # whole parts of a normal draw that are tried together
+_WHOLE = 24  # integer parts of a normal draw that are tried together
 _ALL = slice(None)
 _TAIL = 91  # digits stop where exp(-2^i / s) < exp(-91) < 2^-131; the rest is drawn exactly, and never
 
@@ -166,7 +166,7 @@ def _even_chain(
 
 
 def _hazard(k: int) -> Probability:
-    """Pr[whole part = k | at least k] when Pr[k] is proportional to exp(-k^2/2)."""
+    """Pr[integer part = k | at least k] when Pr[k] is proportional to exp(-k^2/2)."""
 
     def evaluate() -> Any:
         first = mpmath.exp(-mpmath.mpf(k * k) / 2)
@@ -182,7 +182,7 @@ def _hazard(k: int) -> Probability:
 
 @lru_cache(maxsize=1)
 def _whole_part_trials() -> Trials:
-    """Trials whose first success is the whole part of |Y| before rejection."""
+    """Trials whose first success is the integer part of |Y| before rejection."""
     return Trials(tuple(_hazard(k) for k in range(_WHOLE)))
 
 
@@ -212,17 +212,17 @@ def _half_normal(count: int, source: RandomBits) -> tuple[Integers, _Uniform]:
 
 
 def _exponential(count: int, source: RandomBits) -> tuple[Integers, _Uniform]:
-    """Draw standard exponentials k + x: the whole part is geometric, and x is accepted with exp(-x)."""
+    """Draw standard exponentials k + x: the integer part is geometric, and x is accepted with exp(-x)."""
     x = _Uniform(count, source)
     kept = np.flatnonzero(_even_chain(x, np.arange(count), False, source))
     return _geometric(kept.size, Fraction(1), source), x.take(kept)
 
 
-_Sampler = Callable[[int, RandomBits], tuple[Integers, _Uniform]]  # gives k and x, fewer than asked for
+_Sampler = Callable[[int, RandomBits], tuple[Integers, _Uniform]]  # returns k and x, fewer than requested
 
 
 class _Reals:
-    """Exact non-negative reals k + x, filled by a sampler that rejects, read to any number of digits."""
+    """Exact non-negative reals k + x from a rejection sampler, with any number of digits."""
 
     def __init__(self, count: int, draw: _Sampler, source: RandomBits) -> None:
         self._parts: list[tuple[Integers, _Uniform, int]] = []
@@ -234,7 +234,7 @@ class _Reals:
             filled += used
 
     def digits(self, limbs: int) -> tuple[npt.NDArray[Any], ...]:
-        """Return k and so many 64-bit digits of x, (count,) each."""
+        """Return k and `limbs` 64-bit digits of x, (count,) each."""
         none = (np.empty(0, dtype=np.int64), *(np.empty(0, dtype=np.uint64) for _ in range(limbs)))
         parts = [(k[:n], *(x.digit(i)[:n] for i in range(limbs))) for k, x, n in self._parts]
         return tuple(np.concatenate(arrays) for arrays in zip(none, *parts, strict=True))
@@ -255,8 +255,8 @@ def _nearest(numerator: Any, denominator: Any) -> Any:
 def _product(whole: Integers, digit: npt.NDArray[np.uint64], scale: int) -> tuple[Integers, Integers]:
     """Round (k + x) s to the nearest integers by the first 64-bit digit of x.
 
-    Also gives the lanes in which further digits decide: they add less than s to the 64 digits of x s behind
-    the point, so those that lie less than s below a half.
+    Also returns the lanes in which further digits decide: they add less than s to the 64 fractional digits
+    of x s, so these are the lanes that lie less than s below a half.
     """
     mask = (1 << 32) - 1
     upper, lower = digit >> 32, digit & mask
@@ -268,16 +268,16 @@ def _product(whole: Integers, digit: npt.NDArray[np.uint64], scale: int) -> tupl
 
 
 class Source(RandomBits):
-    """Random bits, and exact noise on the integers that is made of them.
+    """Random bits, and exact noise on the integers from them.
 
-    The audit's tap is a subclass: whoever is given a `Source` draws all noise through its three methods.
+    The audit's tap is a subclass: mechanisms draw all noise through the three methods of their `Source`.
     """
 
     def laplace(self, shape: int | tuple[int, ...], scale: Scale) -> Integers:
         """Draw from the discrete Laplace law Pr[k] = tanh(1/2s) exp(-|k|/s), exactly.
 
-        The work per draw does not depend on the value drawn, but for comparisons that run past their first
-        byte, whose number says nothing of the outcome.
+        The work per draw does not depend on the value drawn, except for comparisons past their first byte,
+        whose number is independent of the outcome.
         """
         exact = _checked(scale)
         size = math.prod(shape) if isinstance(shape, tuple) else shape

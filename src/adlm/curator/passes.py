@@ -1,10 +1,9 @@
 """Passes over private records: `partial(part) -> integers`, and `merge`.
 
 A pass is a function of a part of the records and of public or released numbers, which are sent along with it
-(the means, the basis, the head of a gradient round). Integers are added up by whoever has them, so neither
-the order of the parts, nor their number, nor the machines they lie on can be seen in the sum. Noise is drawn
-by the caller, once, from the sum. A function that is sent to workers knows nothing of noise, ledgers or
-budgets.
+(the means, the basis, the head of a gradient round). Sums are exact integers, so neither the order of the
+parts, nor their number, nor the machines that hold them affect the result. The caller adds noise to the sum,
+once. A function that is sent to workers has no access to noise, ledgers or budgets.
 """
 
 from __future__ import annotations
@@ -36,37 +35,37 @@ Batches = Callable[[], Iterable[tuple[Any, NDArray[np.int64]]]]  # called once a
 Chain = tuple[Transform, ...]
 
 ROWS = 1 << 12  # most records worked on at once: sums of doubles are exact
-BLOCK_ROWS = 1 << 9  # worked on at once, to stay in a processor's cache, unless a pass asks for more
+BLOCK_ROWS = 1 << 9  # worked on at once, to stay in a CPU cache, unless a pass sets `block_rows`
 PART_ROWS = 1 << 16  # records of a part
 MOST_THREADS = 8
 
 
 class Records(ABC):
-    """Private records in parts, wherever they are. Passes go over them; none of them is ever given out.
+    """Private records in parts, on any machine. Passes read them; no record is ever returned.
 
-    `rows` is their number where that is known before a pass, else 0; it is for showing progress alone.
+    `rows` is their number if it is known before a pass, else 0; it is used only to show progress.
     """
 
     rows: int = 0
 
     @abstractmethod
     def total(self, partial: Partial, advance: progress.Advance | None = None) -> Totals | None:
-        """Add up what `partial` gives of every part; None if there are no records.
+        """Sum `partial` over all parts; None if there are no records.
 
         Parameters
         ----------
-        partial : takes (n, ...) arrays of up to ROWS records; what it gives for records depends on them and
-            on public or released numbers alone. Its `block_rows`, if it has one, says how many suit it.
-        advance : is told how many records are done.
+        partial : takes (n, ...) arrays of up to ROWS records; its result depends on them and on public or
+            released numbers alone. Its `block_rows`, if any, is its preferred number of records.
+        advance : called with the number of records done.
         """
 
     @abstractmethod
     def keep(self, function: Keep, advance: progress.Advance | None = None) -> tuple[Records, Totals | None]:
-        """Add up in one pass, and keep what `function` makes of every part for later passes."""
+        """Sum in one pass, and store the result of `function` for every part for later passes."""
 
     @abstractmethod
     def mapped(self, transform: Transform) -> Records:
-        """Return the records as `transform` gives them, anew in each pass."""
+        """Return the records after `transform`, which is applied in each pass."""
 
     def close(self) -> None:
         """Let go of what was kept."""
@@ -74,19 +73,19 @@ class Records(ABC):
 
 
 def threads_here() -> int:
-    """Return how many threads a pass may use."""
+    """Return the number of threads that a pass may use."""
     here = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     return min(here, MOST_THREADS)
 
 
 class LocalRecords(Records):
-    """Records on this machine; parts are worked on by a few threads.
+    """Records on this machine; parts are processed by a few threads.
 
     Parameters
     ----------
-    loaders : gives functions that load a part each, anew for each pass.
-    chain : what is done to a part before it is added up.
-    store : what holds the parts, if anything does.
+    loaders : returns functions that load a part each, called for each pass.
+    chain : transforms of a part before it is summed.
+    store : the store of the parts, if any.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class LocalRecords(Records):
 
     @classmethod
     def of_store(cls, store: PartStore) -> LocalRecords:
-        """Records that are kept."""
+        """Records in a store."""
         return cls(lambda: (bind(store.read, i) for i in range(len(store))), store=store)
 
     @classmethod
@@ -117,27 +116,27 @@ class LocalRecords(Records):
         return cls(loaders)
 
     def total(self, partial: Partial, advance: progress.Advance | None = None) -> Totals | None:
-        """Add up."""
-        found: Totals | None = None
+        """Sum over all parts."""
+        total: Totals | None = None
 
         def work(part: Part) -> tuple[int, Totals]:
             return len(part[0]), sum_part(part, self._chain, partial)
 
         for rows, sums in self._run(work):
-            found = merge(found, sums)
+            total = merge(total, sums)
             if advance is not None:
                 advance(rows)
-        return found
+        return total
 
     def keep(self, function: Keep, advance: progress.Advance | None = None) -> tuple[Records, Totals | None]:
-        """Add up and keep."""
-        store, found = PartStore(), None
+        """Sum over all parts, and store them."""
+        store, total = PartStore(), None
         for kept, sums in self._run(lambda part: keep_part(part, self._chain, function)):
             store.append(kept)
-            found = merge(found, sums)
+            total = merge(total, sums)
             if advance is not None:
                 advance(len(kept[0]))
-        return LocalRecords.of_store(store), found
+        return LocalRecords.of_store(store), total
 
     def mapped(self, transform: Transform) -> Records:
         """Add a step before every pass."""
@@ -149,7 +148,7 @@ class LocalRecords(Records):
             self._store.close()
 
     def _run(self, work: Callable[[Part], Any]) -> Iterator[Any]:
-        """Do the work for each part; a single part is not worth a thread."""
+        """Process each part; a single part is not worth a thread."""
         loaders = iter(self._loaders())
         first = next(loaders, None)
         if first is None:
@@ -162,7 +161,7 @@ class LocalRecords(Records):
             return
         waiting: deque[Future[Any]] = deque()
         threads = threads_here()
-        # OpenMP has a number of threads for each thread, and new ones start with that of the machine.
+        # OpenMP's number of threads is set per thread, and new threads start with that of the machine.
         started = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
         with _one_thread_each(), started as pool:
             waiting.extend(pool.submit(_loaded, work, loader) for loader in (first, second))
@@ -188,7 +187,7 @@ def _loaded(work: Callable[[Part], Any], loader: Callable[[], Part]) -> Any:
 
 @contextlib.contextmanager
 def _one_thread_each() -> Iterator[None]:
-    """Keep libraries from using further threads inside each of ours."""
+    """Limit libraries to one thread inside each of ours."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -199,27 +198,27 @@ def _one_thread_each() -> Iterator[None]:
 
 
 def blocks_of(part: Part, rows: int = BLOCK_ROWS) -> Iterator[Part]:
-    """Cut a part into blocks that fit into a processor's cache."""
+    """Split a part into blocks that fit into a CPU cache."""
     for start in range(0, len(part[0]), rows):
         yield tuple(array[start : start + rows] for array in part)
 
 
 def sum_part(part: Part, chain: Chain, partial: Partial) -> Totals:
-    """Add up what a partial gives of a part, block by block."""
-    found: tuple[Integers, ...] | None = None
+    """Sum a partial over a part, block by block."""
+    total: tuple[Integers, ...] | None = None
     keep_freed()
     with torch.inference_mode():
         for block in blocks_of(part, getattr(partial, "block_rows", BLOCK_ROWS)):
             for transform in chain:
                 block = transform(block)
             sums = partial(block)
-            found = sums if found is None else tuple(a + b for a, b in zip(found, sums, strict=True))
-    assert found is not None
-    return tuple(Total.of(np.asarray(array, dtype=np.int64)) for array in found)
+            total = sums if total is None else tuple(a + b for a, b in zip(total, sums, strict=True))
+    assert total is not None
+    return tuple(Total.of(np.asarray(array, dtype=np.int64)) for array in total)
 
 
 def keep_part(part: Part, chain: Chain, function: Keep) -> tuple[Part, Totals]:
-    """Return what is kept of a part, and what it adds to the sums."""
+    """Return the stored form of a part, and its partial sums."""
     kept: list[Part] = []
 
     def partial(block: Part) -> tuple[Integers, ...]:
@@ -232,5 +231,5 @@ def keep_part(part: Part, chain: Chain, function: Keep) -> tuple[Part, Totals]:
 
 
 def as_records(given: Records | Batches) -> Records:
-    """Return records, whichever way they are given."""
+    """Return records as they are, or from batches."""
     return given if isinstance(given, Records) else LocalRecords.of_batches(given)

@@ -1,4 +1,4 @@
-"""Random bits, and trials that compare them with a probability to as many digits as it takes."""
+"""Random bits, and Bernoulli trials that compare them with a probability to as many digits as needed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from adlm.errors import UserError
 class RandomBits:
     """Uniform random bytes: AES-256 in counter mode.
 
-    `system()` is keyed by the operating system and is the only source that protects anybody.
-    `seeded_with(seed)` repeats itself; whatever is made with it must be stamped `NOT PRIVATE: seeded`.
+    `system()` is keyed by the operating system and is the only source that gives privacy.
+    `seeded_with(seed)` is reproducible; every release made with it must be stamped `NOT PRIVATE: seeded`.
     """
 
     def __init__(self, key: bytes, *, seeded: bool) -> None:
@@ -39,7 +39,7 @@ class RandomBits:
 
     @classmethod
     def seeded_with(cls, seed: int) -> Self:
-        """Return a source that depends on the seed alone. What it makes is not private."""
+        """Return a source that depends on the seed alone. Its noise gives no privacy."""
         return cls(hashlib.sha256(f"adlm seeded noise {seed}".encode()).digest(), seeded=True)
 
     def octets(self, count: int) -> npt.NDArray[np.uint8]:
@@ -99,7 +99,7 @@ class Trials:
         return self._limbs[index]
 
     def draw(self, lanes: int, source: RandomBits) -> npt.NDArray[np.bool_]:
-        """Return (trials, lanes) outcomes: is the uniform real behind the random digits below p?"""
+        """Return (trials, lanes) outcomes: whether the uniform real with these random digits is below p."""
         octets = source.octets(len(self.probabilities) * lanes).reshape(-1, lanes)
         first = self.first_octet()[:, None]
         outcome = octets < first

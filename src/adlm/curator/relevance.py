@@ -1,7 +1,7 @@
 """The private relevance of every feature: lines 1-7 of Algorithm 1, Lemmas 1 and 2.
 
-Relevances of a record are scaled to [0, 1], put on a grid, summed as integers over the records, and get exact
-Laplace noise. What the sum says of a record beyond that depends on where the relevance network comes from.
+Relevances of a record are scaled to [0, 1], truncated to a grid, summed as integers over the records, and get
+exact Laplace noise. The guarantee also depends on the provenance of the relevance network.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Provenance = str | Certificate
 
 @dataclass(frozen=True)
 class RelevanceSource:
-    """The network that relevances are taken from.
+    """The network whose output is explained by relevances.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class RelevanceSource:
     provenance : `public` when no private record had a part in the network; the certificate of the release
         it was trained on; or `private`, which is allowed and makes the proved epsilon infinite. There is no
         default.
-    mu : what LRP adds to its denominators.
+    mu : stabiliser that LRP adds to its denominators.
     """
 
     network: nn.Module
@@ -51,14 +51,14 @@ class RelevanceSource:
 
 @dataclass(frozen=True)
 class PrivateRelevance:
-    """Noisy average relevance of each feature, and what it cost.
+    """Noisy average relevance of each feature, and its charges.
 
     Attributes
     ----------
     values : (d,) R_j, in the order of the flattened record.
-    charges : the charge of this step, after those that the relevance network's own certificate carries.
-    settings : what a certificate says of this step.
-    stamps : warnings that the relevance network's own certificate carries.
+    charges : the charge of this step, after those in the relevance network's certificate.
+    settings : of this step, for the certificate.
+    stamps : warnings in the relevance network's certificate.
     """
 
     values: npt.NDArray[np.float64]
@@ -68,7 +68,7 @@ class PrivateRelevance:
 
 
 def scaled(relevances: Tensor) -> Tensor:
-    """Min-max scale each record's relevances (n, d) to [0, 1]; a record without any spread is all zero.
+    """Min-max scale each record's relevances (n, d) to [0, 1]; constant relevances become zero.
 
     Formal guarantees
     -----------------
@@ -91,8 +91,8 @@ def relevance_sum(
     ----------
     network : classifier of scaled records.
     x, domain : (n, *shape) private records, and their domain.
-    mu : what LRP adds to its denominators.
-    batch_size : records explained at once; none depends on it.
+    mu : stabiliser that LRP adds to its denominators.
+    batch_size : records explained at once; the result does not depend on it.
     """
     records = np.asarray(x)
     total = np.zeros(domain.size, dtype=np.int64)
@@ -110,7 +110,7 @@ def relevance_sum(
 def relevance_charge(
     domain: Domain, records: int, epsilon: Fraction, sensitivity: str = "paper", unproved: str = ""
 ) -> Charge:
-    """What the average relevance over so many records costs.
+    """The charge of the average relevance over a number of records.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def private_relevance(
     epsilon : eps1.
     ledger : the charge is written there before noise is drawn.
     source : of the noise.
-    rows : average over the first so many records only; the sensitivity then has that number in it.
+    rows : average over this many first records only; the sensitivity then depends on that number.
     sensitivity : `paper` for Delta_R = 2d/n, `tight` for d/n: relevances in [0, 1] differ by 1 at most.
 
     Formal guarantees
@@ -192,8 +192,8 @@ def private_relevance(
 
 
 def _check_network(network: nn.Module, shape: tuple[int, ...], mu: float) -> None:
-    """Refuse a network that does not take such records, that relevance cannot follow, or whose answer for a
-    record depends on its company. It is tried on noise, never on records, so it is free.
+    """Refuse a network that does not take such records, that LRP does not support, or whose output for a
+    record depends on the rest of its batch. It is run on random inputs, never on records: no privacy cost.
     """
     device = next(network.parameters()).device
     probe = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0)).to(device)
@@ -216,7 +216,7 @@ def _check_network(network: nn.Module, shape: tuple[int, ...], mu: float) -> Non
 
 
 def _provenance(provenance: Provenance) -> tuple[tuple[Charge, ...], str, str]:
-    """Charges the network brings along, why nothing is proved (if so), and what the certificate says."""
+    """Charges of the network, why nothing is proved (if so), and the entry of the certificate."""
     if isinstance(provenance, Certificate):
         return provenance.charges, "", f"certificate {provenance.to_dict()['digest']}"
     if provenance == "public":

@@ -16,9 +16,9 @@ def add_class_sums(table: Integers, rows: Reals, codes: Integers, count: int) ->
     Parameters
     ----------
     table : (M, 1 + k), changed in place: `count` for each record of a class, then sums of its rows.
-    rows : (n, k) clipped records, whole numbers of grid steps as doubles.
+    rows : (n, k) clipped records in grid steps, integers as doubles.
     codes : (n,) classes.
-    count : what one record adds to its class's count, in grid steps.
+    count : increment of a class's count for one record, in grid steps.
     """
     for start in range(0, len(rows), EXACT_ROWS):
         block, labels = rows[start : start + EXACT_ROWS], codes[start : start + EXACT_ROWS]

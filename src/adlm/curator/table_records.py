@@ -1,4 +1,4 @@
-"""Records of a table in passes: what is kept of them, what they are encoded as, what is counted of them."""
+"""Transforms of a table's records in passes: stored columns to encoded records, features and counts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 @dataclass(frozen=True)
 class Expanded:
-    """From what is kept of a table's records, an array a column and the classes, to their encoding."""
+    """From the stored columns of a table's records, with their classes, to their encoding."""
 
     table: TableDomain
 
@@ -48,7 +48,7 @@ class TableFeatures:
 
 @dataclass(frozen=True, eq=False)
 class IndicatorCounts:
-    """How often a table's indicators are on in a part: (width,)."""
+    """Counts of a table's active indicators in a part: (width,)."""
 
     indicators: TableIndicators
     clip: Clip
@@ -62,11 +62,11 @@ class IndicatorCounts:
 
 
 def encoded_records(given: Records | Callable[[], Iterable[Encoded]], table: TableDomain) -> Records:
-    """Return encoded records: kept ones are expanded, others are so already."""
+    """Return encoded records: stored ones are expanded, others are encoded already."""
     return given.mapped(Expanded(table)) if isinstance(given, Records) else as_records(given)
 
 
 def _in_cache(x: NDArray[np.float32], width: int) -> Iterator[Tensor]:
-    """Cut encoded records so that rows of some width that are made of them stay in a processor's cache."""
+    """Split encoded records so that their rows of some width fit into a CPU cache."""
     for rows in blocks_in_cache(len(x), width // 3):  # fewer rows would spend more on calls
         yield torch.from_numpy(x[rows])

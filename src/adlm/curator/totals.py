@@ -1,6 +1,6 @@
 """Sums of integers that are exact whatever the number of records: two limbs of 32 and 64 bits.
 
-A part of up to 2^16 records adds numbers of at most 2^47 each to a sum, so what one part gives fits in 64
+A part of up to 2^16 records adds numbers of at most 2^47 each to a sum, so the sum of one part fits in 64
 bits. The sum of all parts need not: products of clipped records reach 2^63 with 2^23 records. Here a sum is
 high * 2^32 + low with 0 <= low < 2^32, so that it is exact up to 2^95. Proof: docs/proof-moments.md.
 """
@@ -47,12 +47,12 @@ Totals = tuple[Total, ...]
 
 
 def merge(left: Totals | None, right: Totals) -> Totals:
-    """Add up what two parts gave; nothing is the sum of no parts."""
+    """Add the sums of two parts; None is the sum of no parts."""
     return right if left is None else tuple(a + b for a, b in zip(left, right, strict=True))
 
 
 def added(parts: Iterable[Totals]) -> Totals | None:
-    """Merge what parts gave, in whatever order they come."""
+    """Add the sums of all parts, in any order."""
     total: Totals | None = None
     for part in parts:
         total = merge(total, part)
@@ -60,9 +60,9 @@ def added(parts: Iterable[Totals]) -> Totals | None:
 
 
 def clamped(noisy: npt.NDArray[Any]) -> Integers:
-    """Return noisy sums as 64-bit integers, cut off at +-2^62.
+    """Return noisy sums as 64-bit integers, clipped at +-2^62.
 
-    What is cut off is already noisy, so this costs no privacy; it never acts with up to 10^10 records.
+    Only noisy numbers are clipped, so this costs no privacy; it has no effect with up to 10^10 records.
     """
     if noisy.dtype != object:
         return np.asarray(noisy, dtype=np.int64)
@@ -70,7 +70,7 @@ def clamped(noisy: npt.NDArray[Any]) -> Integers:
 
 
 def halved(noisy: npt.NDArray[Any]) -> tuple[Integers, int]:
-    """Return noisy products as 64-bit integers, and the even number of bits that were dropped to fit them in.
+    """Return noisy products as 64-bit integers, and the even number of bits dropped to make them fit.
 
     The number of bits is a function of the noisy products, so this costs no privacy. It is 0 up to 2^22
     records.

@@ -1,4 +1,4 @@
-"""A part of the records, taken so that no record decides about another."""
+"""A subset of the records, such that no record affects whether another is read."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ STEPS = 1 << 64
 def window(
     x: npt.ArrayLike, codes: npt.ArrayLike, limit: int, *, neighbours: str, size: int
 ) -> npt.NDArray[np.int64]:
-    """Return which records to read when only so many are asked for: their places, in order.
+    """Return the indices of the records to read when only some are wanted, in order.
 
     Parameters
     ----------
     x, codes : (n, *shape) records as they are stored, and (n,) class codes.
-    limit : how many records to read.
-    size : a public number of records, which says how large a part `limit` is; not used under replace-one.
+    limit : number of records to read.
+    size : a public number of records, of which `limit` is a share; not used under replace-one.
 
     Formal guarantees
     -----------------

@@ -1,1 +1,1 @@
-"""The mechanisms: each reads records, is charged, and gives noisy numbers."""
+"""The mechanisms: each reads records, is charged, and releases noisy numbers."""

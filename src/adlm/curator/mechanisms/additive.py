@@ -1,8 +1,8 @@
 """The release of a table: class tables of every column, then column weights and residual tables.
 
-Where column weights would drown in noise, class offsets and one temperature take their place. Each stage is
-a noisy sum over the records of vectors that depend on one record and on what the stages before it released.
-All of them are bounded in integers. Proofs: docs/proof-tables.md.
+Where noise would dominate column weights, class offsets and one temperature are released instead. Each stage
+is a noisy sum over the records of vectors that depend on one record and on the output of earlier stages. All
+of them are bounded in integers. Proofs: docs/proof-tables.md.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def release(
 
     Parameters
     ----------
-    batches : records of an engine, or a function that gives ((n, width) features, (n,) codes) batches, the
+    batches : records of an engine, or a function that yields ((n, width) features, (n,) codes) batches, the
         same ones each time it is called.
     features : the public map that made them; its table declares the relation and a person's records.
     plan : the public settings.
@@ -104,7 +104,7 @@ class UnscaledIndicators:
     unit: float
 
     def __call__(self, z: npt.ArrayLike) -> Reals:
-        """Undo the features' unit: indicators that are on are 1."""
+        """Undo the features' scaling to unit length: active indicators are 1."""
         values = np.asarray(z)
         if values.ndim != 2 or values.shape[1] != self.width:
             raise UserError(f"a table's features are (n, {self.width}), got {values.shape}")
@@ -115,7 +115,7 @@ class UnscaledIndicators:
 
 @dataclass(frozen=True)
 class ClassTables:
-    """What a part adds to the class tables and counts, (M, 1 + k), and to n."""
+    """Partial sums of the class tables and counts, (M, 1 + k), and of n."""
 
     indicators_of: UnscaledIndicators
     clip: Clip
@@ -131,7 +131,7 @@ class ClassTables:
 
 @dataclass(frozen=True)
 class Derivatives:
-    """What a part adds to the gradient and the curvature in column weights."""
+    """Partial sums of the gradient and the curvature in column weights."""
 
     indicators_of: UnscaledIndicators
     column_weights: additive.ColumnWeights
@@ -152,7 +152,7 @@ class Derivatives:
 
 @dataclass(frozen=True)
 class Residuals:
-    """What a part adds to the residual tables: (rows k,)."""
+    """Partial sums of the residual tables: (rows k,)."""
 
     indicators_of: UnscaledIndicators
     point: additive.Linear
@@ -171,21 +171,21 @@ class Residuals:
 
 @dataclass(frozen=True)
 class ScalingSums:
-    """What a part adds to the sums of a step of offsets and temperature: (M + 2,)."""
+    """Partial sums of a step of offsets and temperature: (M + 2,)."""
 
     indicators_of: UnscaledIndicators
     model: additive.Linear
     scaling: Scaling
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
-        """Sum what each record adds."""
+        """Sum the numbers of each record."""
         scores = self.model.logits(self.indicators_of(part[0])) - self.model.bias
         return (self.scaling.shares_of(scores, part[1]).sum(0),)
 
 
 @dataclass(frozen=True)
 class RightCount:
-    """How many records of a part a model gets right: (1,). One record changes it by at most one."""
+    """Number of records that a model classifies correctly: (1,). One record changes it by at most one."""
 
     indicators_of: UnscaledIndicators
     model: additive.Linear

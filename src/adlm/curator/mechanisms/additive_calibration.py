@@ -46,7 +46,7 @@ class TableScales:
 def calibrate(
     plan: TablePlan, budget: Budget, neighbours: str, contributions: int = 1
 ) -> Calibration[TableScales]:
-    """Share a budget between the stages.
+    """Divide a budget between the stages.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def scaling_sensitivity(norm: Norm, neighbours: str) -> Fraction:
     """Return the distance of neighbours' sums of a step of scaling, in grid steps.
 
     Predicted probabilities are non-negative and add up to at most UNIT; the first derivative is within BOUND
-    of nought and the second in [0, BOUND].
+    of zero and the second in [0, BOUND].
     """
     if norm == "l1":
         return Fraction(UNIT + 2 * BOUND if neighbours == "add-remove" else 2 * UNIT + 3 * BOUND)

@@ -1,4 +1,4 @@
-"""From a plan and a budget to noise: what all mechanisms share.
+"""Calibration of noise to a plan and a budget, shared by all mechanisms.
 
 Every kind of release goes `plan -> calibrate() -> Calibration(scales, charges) -> release()`.
 """
@@ -34,7 +34,7 @@ class Calibration(NamedTuple, Generic[Scales]):
 
 
 class Stage(NamedTuple):
-    """One stage of a release: what it releases, what moves it, its noise and its proof."""
+    """One stage of a release: its content, sensitivity, noise and proof."""
 
     what: str
     sensitivity: Fraction
@@ -50,8 +50,8 @@ class Spending:
     ----------
     mechanism : the noise of every stage.
     neighbours : the relation of the charges.
-    loss : what the budget allows one record: mu, whose square adds up, for Gaussian noise, and epsilon, which
-        adds up, for pure noise.
+    loss : privacy loss that the budget allows one record: mu for Gaussian noise, where mu^2 adds up, or
+        epsilon for pure noise, which adds up.
     contributions : records that one person may have.
     delta : of the charges; 0 for pure noise.
     """
@@ -64,7 +64,7 @@ class Spending:
     stages: list[Stage] = field(default_factory=list)
 
     def scale(self, what: str, sensitivity: Fraction, share: Fraction, proof: str) -> int:
-        """Return the smallest whole noise scale for a share of the budget, and note the stage.
+        """Return the smallest integer noise scale for a share of the budget, and record the stage.
 
         Parameters
         ----------
@@ -94,7 +94,7 @@ def within_budget(
 
     Parameters
     ----------
-    calibrated : gives scales and charges for what one record may lose: mu for Gaussian noise, epsilon for
+    calibrated : returns scales and charges for the loss of one record: mu for Gaussian noise, epsilon for
         pure noise.
     budget : epsilon and delta; delta 0 gives pure noise.
     contributions : records that one person may have.
@@ -102,7 +102,7 @@ def within_budget(
     if not budget.delta:
         return calibrated(budget.epsilon / contributions)
     mu = gaussian_mu(budget.epsilon, budget.delta) / contributions
-    while True:  # once, unless rounding up in the charge costs more than rounding down in mu left
+    while True:  # once, unless the charge is rounded up by more than mu was rounded down
         calibration = calibrated(mu)
         if compose(calibration.charges).epsilon_proved <= budget.epsilon:
             return calibration
@@ -111,14 +111,14 @@ def within_budget(
 
 @dataclass(frozen=True)
 class Upstream:
-    """What a release inherits from the steps before it.
+    """Inputs that a release inherits from earlier steps.
 
     Attributes
     ----------
     settings : public facts for the certificate, such as the plan and its reasons.
-    stamps, unproved : what the inputs bring along: warnings, and why no epsilon is proved.
-    charges : of what the settings were chosen by, such as private relevances; in the ledger already.
-    tensors : go into the release beside its own; private already, or public.
+    stamps, unproved : of the inputs: warnings, and why no epsilon is proved.
+    charges : of private inputs to the settings, such as private relevances; in the ledger already.
+    tensors : go into the release besides its own; private already, or public.
     charged : the release's own charges are in the ledger already, because a first stage has been made.
     """
 
@@ -134,5 +134,5 @@ NOTHING_BEFORE = Upstream()
 
 
 def off_diagonal(diagonal: int) -> int:
-    """Return the smallest whole scale that is at least the diagonal's over sqrt(2)."""
+    """Return the smallest integer scale that is at least the diagonal's over sqrt(2)."""
     return math.isqrt((diagonal * diagonal - 1) // 2) + 1

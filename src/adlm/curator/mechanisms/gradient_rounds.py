@@ -40,7 +40,7 @@ from adlm.runtime.roots import root_up
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 Small = npt.NDArray[np.int16]
-OnGrid = Reals | Small | torch.Tensor  # features in grid steps, or what `GradientClip.extended` gives
+OnGrid = Reals | Small | torch.Tensor  # features in grid steps, or the result of `GradientClip.extended`
 
 ROWS = 1 << 12  # records worked on at once: 2^12 products below 2^30 add up exactly in doubles
 LARGEST_SMALL = (1 << 15) - 1  # that 16 bits hold
@@ -99,10 +99,10 @@ class GradientClip:
         return Fraction(self.bound if neighbours == "add-remove" else 2 * self.bound)
 
     def extended(self, z: Reals | Small) -> Iterator[tuple[slice, torch.Tensor]]:
-        """Give (z, c, 0, ...) as doubles, a few rows at a time: as many as a processor's own cache holds.
+        """Yield (z, c, 0, ...) as doubles, a few rows at a time: as many as a CPU cache holds.
 
-        Rows end in zeros up to whole vectors, on which products are faster. Those that are given next take
-        the place of those before.
+        Rows are padded with zeros to whole SIMD vectors, on which products are faster. The buffer is reused
+        for the next rows.
         """
         rows, width = z.shape
         blocks = list(blocks_in_cache(rows, min(width // 2, 512)))  # fewer rows would spend more on calls
@@ -116,22 +116,22 @@ class GradientClip:
             yield block, values
 
     def allowed(self, z: Reals | Small) -> Integers:
-        """Return what the squared norm of each record's residual may be: (n,).
+        """Return the largest allowed squared norm of each record's residual: (n,).
 
         The product with |(c, z)|^2, which is exact, then stays within the square of the bound.
         """
         squares = np.empty(len(z))
         for rows, values in self.extended(z):
-            squares[rows] = torch.linalg.vecdot(values, values).numpy()  # whole numbers: exact in any order
+            squares[rows] = torch.linalg.vecdot(values, values).numpy()  # integers: exact in any order
         return np.asarray(self.bound**2 // squares.astype(np.int64))
 
     def scores(self, z: OnGrid, head: Head) -> Reals:
-        """Return (n, M) scores of features on the grid: exact, for every sum stays below 2^53 steps.
+        """Return (n, M) scores of features on the grid: exact, as every sum stays below 2^53 steps.
 
-        z may be what `extended` gives, and then is not extended again.
+        z may be the result of `extended`, and then is not extended again.
         """
         weights, classes = torch.from_numpy(head.columns), len(head.integers)
-        scores = np.empty((classes, len(z)))  # class by class: what follows runs along records
+        scores = np.empty((classes, len(z)))  # class by class: later operations run along records
         blocks = [(slice(0, len(z)), z)] if isinstance(z, torch.Tensor) else self.extended(z)
         for rows, values in blocks:
             scores[:, rows] = torch.mm(values, weights).numpy().T[:classes]
@@ -144,20 +144,20 @@ class GradientClip:
         probability = exact.exp(scores)
         probability *= PROBABILITY_UNIT
         np.rint(probability, out=probability)
-        probability /= probability.sum(1)[:, None]  # whole numbers: exact in any order
+        probability /= probability.sum(1)[:, None]  # integers: exact in any order
         return probability
 
     def residuals(
         self, z: Reals | Small, codes: Integers, head: Head, allowed: Integers | None = None
     ) -> Reals:
-        """Return (n, M) bounded residuals p - y, whole numbers of steps of 1 / RESIDUAL_UNIT.
+        """Return (n, M) bounded residuals p - y, integers in steps of 1 / RESIDUAL_UNIT.
 
         Parameters
         ----------
-        z : (n, k) features in grid steps, whole numbers.
+        z : (n, k) features in grid steps, integers.
         codes : (n,) classes; of a numeric target its positions.
         head : the head of this round.
-        allowed : what `allowed` gives for z, if it is known already.
+        allowed : the result of `allowed` for z, if it is known already.
         """
         return self.shrunk(self.errors(z, codes, head), self.allowed(z) if allowed is None else allowed)
 
@@ -193,14 +193,14 @@ class GradientClip:
         Parameters
         ----------
         z, codes, head : (n, k) features in grid steps, (n,) classes, and the head of this round.
-        allowed : what `allowed` gives for z, if it is known already.
+        allowed : the result of `allowed` for z, if it is known already.
         """
         bounds = self.allowed(z) if allowed is None else allowed
         gradient_rows, width = self.rows(head), z.shape[1]
         sums = torch.zeros((gradient_rows, in_vectors(width + 1)), dtype=torch.float64)
         for rows, values in self.extended(z):  # once for both products
-            found = self.shrunk(self.errors(values, codes[rows], head), bounds[rows])
-            sums.addmm_(torch.from_numpy(found.T), values)  # exact: products below 2^29, 2^12 records
+            residuals = self.shrunk(self.errors(values, codes[rows], head), bounds[rows])
+            sums.addmm_(torch.from_numpy(residuals.T), values)  # exact: products below 2^29, 2^12 records
         total = np.empty((gradient_rows, 1 + width), dtype=np.int64)
         total[:, 0] = sums[:, width]
         total[:, 1:] = sums[:, :width]
@@ -211,7 +211,7 @@ class GradientClip:
 class BinaryClip(GradientClip):
     """The L2 ball of the gradient of the second of two classes; that of the first is its negative.
 
-    Radial noise costs the more the more numbers it covers, so half of them are left out.
+    Radial noise grows with the number of coordinates, so half of them are left out.
 
     Parameters
     ----------
@@ -246,21 +246,21 @@ def clip_of(rounds: GradientRounds) -> GradientClip:
 
 @dataclass(frozen=True)
 class RoundSum:
-    """What a part adds to the gradients at a head: (rows, 1 + k)."""
+    """Partial sums of the gradients at a head: (rows, 1 + k)."""
 
     block_rows: ClassVar[int] = ROWS
     clip: GradientClip
     head: Head
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
-        """Sum the bounded gradients of records that `on_grid` kept."""
+        """Sum the bounded gradients of records from `on_grid`."""
         z, codes, allowed = part
         return (self.clip.gradient(z, codes, self.head, allowed),)
 
 
 @dataclass(frozen=True)
 class RightCount:
-    """How many records of a part a head gets right: (1,). One record changes it by at most one."""
+    """Number of records that a head classifies correctly: (1,). One record changes it by at most one."""
 
     block_rows: ClassVar[int] = ROWS
     clip: GradientClip
@@ -275,7 +275,7 @@ class RightCount:
 
 @dataclass(frozen=True)
 class PredictedSum:
-    """What a part adds to the probabilities that a head predicts: (M,) in steps of 1 / RESIDUAL_UNIT."""
+    """Partial sums of the probabilities that a head predicts: (M,) in steps of 1 / RESIDUAL_UNIT."""
 
     block_rows: ClassVar[int] = ROWS
     clip: GradientClip
@@ -295,7 +295,7 @@ class Centred:
     clip: GradientClip
 
     def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
-        """Return what is kept of a part."""
+        """Return the part to store for later passes."""
         z, codes, _ = part
         moved = np.clip(z.astype(np.int64) - self.centre, -LARGEST_SMALL, LARGEST_SMALL)
         return on_grid(moved.astype(np.int16), codes, self.clip), ()
@@ -303,7 +303,7 @@ class Centred:
 
 @dataclass(frozen=True)
 class GradientRecords:
-    """Records as gradient rounds keep them: features on their grid, classes, and what residuals are allowed.
+    """Records as gradient rounds store them: features on their grid, classes, and bounds of residuals.
 
     Integers add up, so neither order, nor threads, nor machines matter.
     """
@@ -315,7 +315,7 @@ class GradientRecords:
 
     @classmethod
     def of(cls, z: Small, codes: Integers, clip: GradientClip) -> GradientRecords:
-        """Keep records that are in memory."""
+        """Store records that are in memory."""
         store = PartStore()
         store.append(on_grid(z, codes, clip))
         return cls(LocalRecords.of_store(store), clip, z.shape[1], len(codes))
@@ -327,7 +327,7 @@ class GradientRecords:
         return total[0].integers()
 
     def around(self, centre: Integers) -> GradientRecords:
-        """Take the features less a released centre, (k,) in grid steps, and let go of these records."""
+        """Return records with features less a released centre, (k,) in grid steps; these are closed."""
         kept, _ = self.records.keep(Centred(centre, self.clip))
         self.records.close()
         return GradientRecords(kept, self.clip, self.width, self.n)
@@ -339,14 +339,14 @@ class GradientRecords:
         return total[0].integers()
 
     def correct(self, head: Head) -> npt.NDArray[Any]:
-        """Count the records that a head gets right: (1,)."""
+        """Count the records that a head classifies correctly: (1,)."""
         total = self.records.total(RightCount(self.clip, head))
         assert total is not None
         return total[0].integers()
 
 
 def on_grid(z: Small, codes: Integers, clip: GradientClip) -> Part:
-    """Return what is kept of records: what each residual is allowed is the same in every round."""
+    """Return the stored form of records; the bound of each residual is the same in every round."""
     return z, np.asarray(codes, dtype=np.int32), clip.allowed(z)
 
 
@@ -359,7 +359,7 @@ def run_rounds(
 ) -> Integers:
     """Release the noisy gradients of all rounds: (T, M, 1 + k), or (T, 1, 1 + k) where one row is enough.
 
-    The charge must be in the ledger before this is called. Each head is made of released gradients alone.
+    The charge must be in the ledger before this is called. Heads are computed from released gradients alone.
 
     Parameters
     ----------

@@ -1,8 +1,8 @@
-"""Two models of a table from one pure budget, and the one that gets more records right is kept.
+"""Two models of a table from one pure budget, of which the more accurate one is kept.
 
-Under pure epsilon neither an additive model nor gradient rounds are best on every table, and what decides it
-is in the records. So each gets a part of epsilon, and each has a noisy count of the records that it gets
-right. The counts are released and charged like everything else. Proof: docs/proof-gradients.md.
+Under pure epsilon neither an additive model nor gradient rounds are best on every table, and which is better
+depends on the records. So each gets a part of epsilon, and each has a noisy count of the records that it
+classifies correctly. The counts are released and charged like all else. Proof: docs/proof-gradients.md.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
 # Settled on held-out training records (docs/reproduction.md).
 SELECTION_FROM, CATEGORICAL_FROM = 800.0, 2_000.0
 LEAST_SHARE = Fraction(1, 10)
-# Gradient rounds have more parameters, and look better on the records that they were made of than on others.
-# They must be ahead by this many times the square root of the number that the additive model gets wrong.
+# Gradient rounds have more parameters, so their training accuracy is more optimistic. They must be ahead by
+# this many times the square root of the additive model's number of errors.
 MARGIN = 2.0
 NOT_KEPT = ", of the model that was not kept"
 
@@ -140,7 +140,7 @@ def plan_selection(table: TableDomain, n: int, epsilon: Fraction, fourier: int =
 
 
 def calibrate(plan: SelectionPlan, table: TableDomain, budget: Budget) -> Calibration[SelectionScales]:
-    """Share a pure budget between both models.
+    """Divide a pure budget between both models.
 
     Formal guarantees
     -----------------
@@ -163,7 +163,7 @@ def release(
     source: Source,
     stamps: tuple[str, ...] = (),
 ) -> Release:
-    """Make both releases of a table, and keep the one whose model gets more records right.
+    """Make both releases of a table, and keep the one whose model classifies more records correctly.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ def calibrate(config: MomentConfig, neighbours: str) -> Calibration[Scales]:
 
 
 def _calibrated(config: MomentConfig, neighbours: str, loss: Fraction) -> Calibration[Scales]:
-    """Share out what one record may lose: mu for Gaussian noise, epsilon for pure noise."""
+    """Divide the loss of one record between the stages: mu for Gaussian noise, epsilon for pure noise."""
     spending = Spending(config.mechanism, neighbours, loss, config.contributions, config.delta)
     if config.rounds is not None:
         return spending.calibration(calibrate_rounds(config, config.rounds, spending))
@@ -41,7 +41,7 @@ def _calibrated(config: MomentConfig, neighbours: str, loss: Fraction) -> Calibr
 
 
 def _one_by_one(config: MomentConfig, spending: Spending) -> Scales:
-    """Class sums, second moments, and products across the basis, each with a charge of its own."""
+    """Class sums, second moments, and products across the basis, each with its own charge."""
     neighbours, mechanism = spending.neighbours, config.mechanism
     proof = f"{PROOF} {'Theorem 2' if mechanism == 'gaussian' else 'Theorem 1'}"
     clip, fine_clip = config.clip(), config.second_clip()

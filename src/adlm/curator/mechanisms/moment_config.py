@@ -17,7 +17,7 @@ from adlm.privacy.budget import Budget
 from adlm.public.planning.moments import MomentPlan
 
 CHECK_SHARE = Fraction(1, 50)
-CALIBRATIONS = 2  # times that a table's class offsets are moved by sums of predicted probabilities
+CALIBRATIONS = 2  # corrections of a table's class offsets by sums of predicted probabilities
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,10 @@ class MomentConfig:
     contributions : records one person may have; the guarantee is for a person.
     pure : the noise on class sums when delta is 0: `laplace`, best for sparse vectors, or `radial`, best for
         dense ones.
-    rounds : gradient rounds after the class sums; they take what `share_sums` leaves.
+    rounds : gradient rounds after the class sums; they get the rest of the budget after `share_sums`.
     indicators : the counts of a table that come before everything else, and their share of the budget.
-    check_share : of what indicators leave of the budget, to count the records that the last head gets right.
+    check_share : of the budget without indicators, to count the records that the last head classifies
+        correctly.
     """
 
     epsilon: Fraction
@@ -106,7 +107,7 @@ class MomentConfig:
 
     @classmethod
     def of(cls, plan: MomentPlan, budget: Budget, contributions: int = 1) -> MomentConfig:
-        """Follow a plan, with a budget for one person's records."""
+        """Return the settings of a plan, with a budget for one person's records."""
         cross = second = None
         if plan.cross_clip_norms and plan.q < plan.k:
             cross = CrossMoments(*plan.cross_clip_norms, plan.cross_share)
@@ -144,7 +145,7 @@ class MomentConfig:
 
     @property
     def calibrations(self) -> int:
-        """How often sums of predicted probabilities are released: for tables, with delta."""
+        """Number of releases of sums of predicted probabilities: for tables, with delta."""
         return CALIBRATIONS if self.rounds is not None and self.indicators is not None and self.delta else 0
 
     def second_clip(self) -> Clip | None:
@@ -158,7 +159,7 @@ class MomentConfig:
 
     @property
     def joint(self) -> bool:
-        """Whether sums and second moments see the same clipped rows, so that their cost is joint."""
+        """Whether sums and second moments use the same clipped rows, so that their cost is joint."""
         return (
             self.second is not None
             and self.delta > 0

@@ -87,14 +87,14 @@ def release(
 
     Parameters
     ----------
-    batches : records of an engine, or a function that gives ((n, width) features, (n,) class codes) batches,
+    batches : records of an engine, or a function that yields ((n, width) features, (n,) class codes) batches,
         the same ones each time it is called.
     domain : of the records; its relation is that of the charges.
     features : the public map that made the features.
     config : the public settings, with the budget.
     ledger : the charges are written there before noise is drawn.
     source : of the noise.
-    upstream : what the steps before this one bring along.
+    upstream : inputs from earlier steps.
 
     Formal guarantees
     -----------------
@@ -108,14 +108,14 @@ def release(
 
 @dataclass(frozen=True)
 class Measured:
-    """The noisy numbers of a release, before they are put together with their certificate.
+    """The noisy numbers of a release, before its certificate is made.
 
     Attributes
     ----------
     tensors : the noisy integers and their grid steps, by name.
-    settings : what the certificate says of the config and its noise.
-    charges : what the numbers cost; in the ledger.
-    seeded : whether the noise is repeatable, which the certificate is stamped with.
+    settings : the config and its noise, for the certificate.
+    charges : of the numbers; in the ledger.
+    seeded : whether the noise is reproducible, which the certificate is stamped with.
     """
 
     tensors: Mapping[str, Tensor]
@@ -124,7 +124,7 @@ class Measured:
     seeded: bool
 
     def release(self, domain: Domain, features: Mapping[str, Any], upstream: Upstream) -> Release:
-        """Put the numbers together with what is known of their features and of the steps before."""
+        """Make the release, with the description of its features and of earlier steps."""
         return Release.make(
             dict(self.tensors) | dict(upstream.tensors),
             kind="moments",
@@ -145,7 +145,7 @@ def measure(
     source: Source,
     upstream: Upstream = NOTHING_BEFORE,
 ) -> Measured:
-    """Go over the records and draw the noise: all of a release that needs records.
+    """Pass over the records and draw the noise: all of a release that needs records.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ def _gradients(
     sums: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], float],
     source: Source,
 ) -> dict[str, Tensor]:
-    """Release gradient rounds, and a check of the head that they give; `sums` are noisy, with step and sd."""
+    """Release gradient rounds, and a check of their final head; `sums` are noisy, with step and sd."""
     assert config.rounds is not None
     table, step, sd = sums
     offsets = class_offsets(table[:, 0], sd)
@@ -244,7 +244,7 @@ def _calibrate_head(
     released: tuple[npt.NDArray[np.int64], Scales],
     source: Source,
 ) -> tuple[Head, npt.NDArray[np.int64]]:
-    """Move a head's class offsets by noisy sums of what it predicts; the sums are (calibrations, M)."""
+    """Correct a head's class offsets by noisy sums of its predictions; the sums are (calibrations, M)."""
     assert config.rounds is not None
     (table, scales), step = released, 1 / config.clip().count
     sd = noise_spread(config.mechanism, 1 + config.k) * scales.sums
@@ -258,7 +258,7 @@ def _calibrate_head(
 
 
 def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> dict[str, Any]:
-    """Return what a certificate says of the config and its noise.
+    """Return the config and its noise, for the certificate.
 
     Parameters
     ----------
@@ -308,7 +308,7 @@ def noise_spread(mechanism: Mechanism, width: int) -> float:
 
 @dataclass(frozen=True)
 class ClassSums:
-    """What a part adds to the class sums and counts, to its products when one pass serves both, and to n.
+    """Partial sums of class sums and counts, of products when one pass serves both, and of n.
 
     Attributes
     ----------
@@ -326,7 +326,7 @@ class ClassSums:
 
     @classmethod
     def of(cls, config: MomentConfig, classes: int) -> ClassSums:
-        """Take what a pass needs of a config; the budget stays behind."""
+        """Return the part of a config that a pass needs, without the budget."""
         if config.second is None or config.second.later:
             return cls(classes, config.k, config.clip())
         products = None if config.joint else config.second_clip()
@@ -339,13 +339,13 @@ class ClassSums:
         rows = self.clip.integers(values)
         table = np.zeros((self.classes, 1 + self.k), dtype=np.int64)
         add_class_sums(table, rows, codes, self.clip.count)
-        mine = rows[:, : self.q] if self.products is None else self.products.integers(values[:, : self.q])
-        return table, stage.products_of(mine, mine), np.array([len(rows)], dtype=np.int64)
+        factors = rows[:, : self.q] if self.products is None else self.products.integers(values[:, : self.q])
+        return table, stage.products_of(factors, factors), np.array([len(rows)], dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class ClassSumsKept:
-    """The same, and what gradient rounds keep of the part."""
+    """The same, and the part as gradient rounds store it."""
 
     sums: ClassSums
     clip: GradientClip
@@ -360,14 +360,14 @@ def _sums(
     records: Records | Batches, classes: int, config: MomentConfig
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, int, GradientRecords | None]:
     """Sum clipped records by class, and their products when the same pass serves for both."""
-    given, sums = as_records(records), ClassSums.of(config, classes)
+    private, sums = as_records(records), ClassSums.of(config, classes)
     gradient_records = None
-    with progress.bar(given.rows, "class sums", "records") as advance:
+    with progress.bar(private.rows, "class sums", "records") as advance:
         if config.rounds is None:
-            total = given.total(sums, advance)
+            total = private.total(sums, advance)
         else:
             clip = clip_of(config.rounds)
-            records, total = given.keep(ClassSumsKept(sums, clip), advance)
+            records, total = private.keep(ClassSumsKept(sums, clip), advance)
     if total is None:
         raise UserError("there are no records to release; give at least one")
     table, second, (n,) = (part.integers() for part in total)

@@ -38,10 +38,10 @@ def release(
 
     Parameters
     ----------
-    records : what is private, with its domain.
+    records : the private records, with their domain.
     settings : the public settings.
     relevance : the private relevances; None for ILM, whose allocation is `identical`.
-    ledger : all charges but those of the relevances, which it has already, are written there first.
+    ledger : all charges are written there first, except those of the relevances, which it already has.
     source : of the noise.
 
     Formal guarantees
@@ -179,7 +179,7 @@ def _streamed_shapes(mechanism: RecordMechanism, n: int) -> dict[str, tuple[int,
 def _write_header(
     file: IO[bytes], small: Mapping[str, Tensor], streamed: Mapping[str, tuple[int, ...]]
 ) -> dict[str, int]:
-    """Begin a safetensors file as its own writer would: 64-bit tensors first, each group by name.
+    """Write the header of a safetensors file in the library's order: 64-bit tensors first, each by name.
 
     Returns where each streamed tensor begins.
     """

@@ -1,6 +1,6 @@
 """The record release: every record with adaptive noise, once (lines 8-19 of Algorithm 1).
 
-Each feature has a grid of its own, fine enough for its noise to have the same integer scale as all others:
+Each feature has its own grid, fine enough for its noise to have the same integer scale as all others:
 the unit is b_j / SCALE. Records are truncated to the grid, so a release is integer arithmetic and exact
 noise; the product with the unit comes afterwards. Records pass in chunks.
 """
@@ -42,10 +42,10 @@ class PrivateRecords:
     Attributes
     ----------
     x : (n, *shape) records in the units of the domain.
-    labels : n labels; None where labels are given no budget.
+    labels : n labels; None where labels have no budget.
     domain : of the records.
-    features : what the certificate says of how they were encoded; a table's columns.
-    stamps : warnings that travel with whatever is made of them.
+    features : their encoding, for the certificate; a table's columns.
+    stamps : warnings for every release of them.
     """
 
     x: npt.ArrayLike
@@ -62,7 +62,7 @@ class Settings:
     Attributes
     ----------
     epsilon2, epsilon3 : budgets that the paper gives to the features and to the labels; epsilon3 = 0 leaves
-        labels out of the release, for networks that learn records alone.
+        labels out of the release, for unsupervised networks.
     batch_size : |L|.
     delta_h0 : sensitivity of the private layer, and `delta_h0_rule`, how it was found: `counted` (Lemma 3
         with the neurons of a network's first layer), `per-patch` (the authors' code), `given` (by the
@@ -104,7 +104,7 @@ class Settings:
 
     @property
     def labelled(self) -> bool:
-        """Whether anything of the labels is released."""
+        """Whether labels are released."""
         return self.epsilon3 > 0
 
     @property
@@ -115,12 +115,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class RecordMechanism:
-    """Settings made ready for one data set: ratios, units, and the charges they amount to.
+    """The settings for one data set: ratios, units, and charges.
 
     Attributes
     ----------
-    ratios : (d,) beta_j; a feature with ratio zero is withheld, and so is one whose grid has no step.
-    units : (d,) size of a grid step of each feature; infinite where it is withheld.
+    ratios : (d,) beta_j; a feature with ratio zero, or whose grid has no step, is not released.
+    units : (d,) size of a grid step of each feature; infinite where it is not released.
     steps : (d,) grid steps between the bounds of each feature.
     label_unit, label_steps : the same for a label in {0, 1}.
     bias_unit : the same unit at ratio one, for the bias.
@@ -137,7 +137,7 @@ class RecordMechanism:
 
     @property
     def charges(self) -> tuple[Charge, ...]:
-        """What the features and what the labels cost, if labels are released.
+        """The charges of the features and, if they are released, of the labels.
 
         Formal guarantees
         -----------------
@@ -237,14 +237,14 @@ def mechanism_for(settings: Settings, domain: Domain, relevance: PrivateRelevanc
     units = np.divide(unit / SCALE, ratios, out=np.full_like(ratios, np.inf), where=ratios > 0)
     units[~np.isfinite(units)] = np.inf
     ratios = np.where(np.isfinite(units), ratios, 0.0)
-    # floor(x / unit) in the same arithmetic as the records meet, at the largest x there is
+    # floor(x / unit) in the same arithmetic as for records, at the largest possible x
     steps = np.where(ratios > 0, np.floor(1.0 / units), 0.0)
     if not math.isfinite(float(steps.max())) or float(steps.max()) > 2.0**60:
         raise UserError("a budget is so large that its grid does not fit in 64 bits; lower epsilon.")
     return RecordMechanism(
         settings,
         domain,
-        np.where(steps > 0, ratios, 0.0),  # noise alone would be left of the others
+        np.where(steps > 0, ratios, 0.0),  # the others would be noise alone
         units,
         steps.astype(np.int64),
         label / SCALE,
@@ -256,6 +256,6 @@ def mechanism_for(settings: Settings, domain: Domain, relevance: PrivateRelevanc
 def calibrate(
     settings: Settings, domain: Domain, relevance: PrivateRelevance | None
 ) -> Calibration[RecordMechanism]:
-    """Return the grids of a release, on which all noise has the scale SCALE, and what they cost."""
+    """Return the grids of a release, on which all noise has the scale SCALE, and their charges."""
     mechanism = mechanism_for(settings, domain, relevance)
     return Calibration(mechanism, mechanism.charges)

@@ -81,8 +81,8 @@ def release(
 
     Parameters
     ----------
-    passes : records that an engine keeps, or a function that gives (encoded records, positions of the target)
-        batches, the same ones each time it is called.
+    passes : records that an engine holds, or a function that yields (encoded records, positions of the
+        target) batches, the same ones each time it is called.
     table : the declared table.
     plan : the public settings.
     budget : epsilon and delta; delta 0 gives radial noise.
@@ -161,7 +161,7 @@ def second_sd(config: RegressionConfig, scale: int) -> float:
 
 @dataclass(frozen=True, eq=False)
 class RegressionCounts:
-    """What a part adds to the counts of indicators and of the target's bins, and to n."""
+    """Partial sums of the counts of indicators and of the target's bins, and of n."""
 
     indicators: IndicatorCounts
     bins: Clip
@@ -174,19 +174,19 @@ class RegressionCounts:
 
 @dataclass(frozen=True)
 class OnGrid:
-    """Keeps features on their grid; nothing is summed."""
+    """Stores features on their grid; nothing is summed."""
 
     clip: TargetClip
     width: int
 
     def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
-        """Return what is kept of a part."""
+        """Return the part to store for later passes."""
         return on_grid(feature_integers(part[0][:, : self.width]), part[1], self.clip), ()
 
 
 @dataclass(frozen=True)
 class TargetProducts:
-    """What a part adds to the products of (constant, z, weight t / FARTHEST)."""
+    """Partial sums of products of (constant, z, weight t / FARTHEST)."""
 
     clip: Clip
     target: TargetClip
@@ -203,7 +203,7 @@ class TargetProducts:
 
 @dataclass(frozen=True)
 class SquaredErrors:
-    """What a part adds to the clipped squared errors of the head and of the mean: (2,)."""
+    """Partial sums of the clipped squared errors of the head and of the mean: (2,)."""
 
     clip: TargetClip
     head: Head
@@ -227,7 +227,7 @@ def _noisy_products(
 
 
 def _facts(config: RegressionConfig, scales: RegressionScales, n: int | None) -> dict[str, Any]:
-    """Return what a certificate says of the design and its noise; deviations are in grid steps."""
+    """Return the design and its noise, for the certificate; deviations are in grid steps."""
 
     def spread(width: int) -> float:
         return 1.0 if config.budget.delta else math.sqrt(1.0 + width)

@@ -43,7 +43,7 @@ Reals = npt.NDArray[np.float64]
 
 PROOF = "docs/proof-gradients.md"
 ERRORS = "squared errors of the model and of the mean"
-MIDDLE = TargetScale(0.5, 0.25)  # stands in where only bounds are asked for, which do not depend on it
+MIDDLE = TargetScale(0.5, 0.25)  # placeholder where only bounds are needed, which do not depend on it
 ERROR_UNIT = 1 << 16  # grid steps in one squared standard deviation
 
 
@@ -76,7 +76,7 @@ class TargetClip(GradientClip):
     def squared_errors(self, z: Reals, codes: Integers, head: Head) -> Integers:
         """Return (n, 2) clipped squared errors, of the head and of the mean, in steps of 1 / ERROR_UNIT.
 
-        A prediction is brought back between the bounds of the target. Each entry lies between 0 and
+        A prediction is clipped to the bounds of the target. Each entry lies between 0 and
         `error_bound`.
         """
         truth = self.scale.standardised(codes / TARGET_UNIT)
@@ -116,7 +116,7 @@ class RegressionScales:
 
 @dataclass(frozen=True)
 class RegressionConfig:
-    """What a release for a numeric target is made by; all of it public.
+    """The public settings of a release for a numeric target.
 
     Attributes
     ----------
@@ -150,13 +150,13 @@ class RegressionConfig:
 
     @property
     def learnt(self) -> str:
-        """What the model is learnt from, in words."""
+        """Description of the statistics that the model is fitted to."""
         if self.plan.method == "moments":
             return "second moments of features and target"
         return f"gradients of {self.plan.rounds.rounds} rounds"
 
     def learnt_sensitivity(self, neighbours: str) -> Fraction:
-        """Return how far neighbours move what the model is learnt from."""
+        """Return the sensitivity of the statistics that the model is fitted to."""
         if self.plan.method == "moments":
             clip = self.second_clip()
             return (

@@ -1,8 +1,8 @@
-"""The second stage of a moment release: how records spread around the class means already released.
+"""The second stage of a moment release: covariance around the class means already released.
 
 A record minus the noisy mean of its class is shorter than the record, so that its products need less noise;
-and what they add up to, the covariance within classes, is what a discriminant asks for. Only released numbers
-decide where this stage looks. Proofs: docs/proof-moments.md.
+and their sum, the covariance within classes, is what a discriminant needs. The basis of this stage depends
+on released numbers alone. Proofs: docs/proof-moments.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Outside = tuple[Reals, Clip, Clip]  # (k, k - q) directions, the clips inside an
 Basis = Literal["leading", "means"]
 Around = Literal["origin", "means"]
 GRID = 2.0**20  # steps of a record and of a direction: k products of them add up below 2^53
-DIAGONAL, OFF_DIAGONAL = 5, 7  # whole-number weights of a triangle's entries: 7 / 5 is just below sqrt(2)
+DIAGONAL, OFF_DIAGONAL = 5, 7  # integer weights of a triangle's entries: 7 / 5 is just below sqrt(2)
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Second:
     Attributes
     ----------
     basis : `leading` takes the first q coordinates; `means` the span of the class means as already released,
-        then the leading coordinates made orthogonal to it, so that stage two looks where stage one found the
+        then the leading coordinates made orthogonal to it, so that stage two covers the directions between
         classes.
     around : `origin`, or `means`: each record less the released mean of its class.
     clip_norm : clip norm of the q numbers.
@@ -119,7 +119,7 @@ class Second:
 
 
 def triangle_sensitivity(clip: Clip, neighbours: str) -> Fraction:
-    """Return the L2 distance of neighbours' weighted triangles: 5 on the diagonal, 7 beside it.
+    """Return the L2 distance of neighbours' weighted triangles: 5 on the diagonal, 7 off it.
 
     25 D_jj^2 + 49 D_jm^2 (j < m) is at most 25 times the squared Frobenius norm, which counts D_jm twice.
     """
@@ -147,9 +147,9 @@ def frame(sums: Reals, q: int) -> Reals:
 def second_moment_basis(
     tensors: Mapping[str, Tensor], settings: Mapping[str, Any], second: Second
 ) -> tuple[dict[str, Reals], Outside | None]:
-    """Return where the second stage is taken, from noisy class sums alone: centres, basis, what is outside.
+    """Return the centres, basis and complement of the second stage, from noisy class sums alone.
 
-    A class mean lies in the unit ball of its features; a noisy one is brought back to it.
+    A class mean lies in the unit ball of its features; a noisy one is projected back to it.
     """
     known: dict[str, Reals] = {}
     released = Moments.from_tensors(tensors, settings)
@@ -172,15 +172,15 @@ def second_moment_basis(
 def turned(rows: Reals, directions: Reals) -> Reals:
     """Return rows @ directions on a grid so coarse that every sum is exact in doubles.
 
-    So a record's numbers do not depend on where in a batch it stands, or on how a library orders its sums.
-    Features have norm at most 1; an entry beyond 4 is cut off.
+    So a record's numbers do not depend on its position in a batch, or on how a library orders its sums.
+    Features have norm at most 1; an entry beyond 4 is clipped.
     """
     return np.asarray(np.trunc(np.clip(rows, -4.0, 4.0) * GRID) @ np.rint(directions * GRID) / GRID**2)
 
 
 @dataclass(frozen=True)
 class Products:
-    """The products of clipped records: what a part adds to the second moments, and to those across the basis.
+    """Partial sums of products of clipped records: second moments, and those across the basis.
 
     Attributes
     ----------

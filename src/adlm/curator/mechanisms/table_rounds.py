@@ -58,8 +58,8 @@ CATEGORICAL_FROM, CATEGORICAL_ENERGY = 300.0, 0.25
 ADDITIVE_RECORDS, ADDITIVE_RANGE = 40_000, (600.0, 50_000.0)
 INDICATORS_SHARE, VALUES_SHARE, SUMS_SHARE = Fraction(1, 20), Fraction(1, 20), Fraction(1, 20)
 PURE_SHARE = Fraction(1, 10)  # of indicators, and of class sums, under pure epsilon
-MOST_NOISE = 0.5  # on second moments of rows of length 1, above which they say too little
-MOST_CHECK, CHECK_NOISE = Fraction(1, 10), 0.03  # share of the count of right records, and its noise over n
+MOST_NOISE = 0.5  # on second moments of rows of length 1, above which they are not released
+MOST_CHECK, CHECK_NOISE = Fraction(1, 10), 0.03  # largest share of the accuracy check, noise over n
 COUNT, PURE_COUNT = 0.7, 0.2  # share of a record's length that counts it; 0.7 costs replace-one nothing
 
 
@@ -167,7 +167,7 @@ def fourier_count(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction
 
 
 def check_share(signal: float, neighbours: str) -> Fraction:
-    """Return the share that counts the records that a model gets right: more where noise would hide them.
+    """Return the share for the count of correctly classified records: more where noise would hide it.
 
     Parameters
     ----------
@@ -265,7 +265,7 @@ def configured(plan: TableRoundsPlan, table: TableDomain, budget: Budget) -> Mom
 
 
 def calibrate(plan: TableRoundsPlan, table: TableDomain, budget: Budget) -> Calibration[Scales]:
-    """Share a budget between counts of indicators, class sums and gradient rounds; see `moments`."""
+    """Divide a budget between counts of indicators, class sums and gradient rounds; see `moments`."""
     return moments.calibrate(configured(plan, table, budget), table.neighbours)
 
 
@@ -283,7 +283,7 @@ def release(
 
     Parameters
     ----------
-    passes : records that an engine keeps, or a function that gives ((n, width) encoded records, (n,) class
+    passes : records that an engine holds, or a function that yields ((n, width) encoded records, (n,) class
         codes) batches, the same ones each time.
     table : the declared table.
     plan : the public settings.
@@ -335,7 +335,7 @@ def release(
 
 @dataclass(frozen=True, eq=False)
 class ValueProducts:
-    """What a part adds to the second moments of standardised values, in rows of length 1: (d, d)."""
+    """Partial sums of second moments of standardised values, in rows of length 1: (d, d)."""
 
     features: ScaledTable
     clip: Clip

@@ -34,7 +34,7 @@ from adlm.public.features.identity import Identity
 
 Reals = npt.NDArray[np.float64]
 Control = Callable[[int, Source], Finding]
-# Left out where half of the noise is looked for: in one dimension ten thousand runs of radial noise tell.
+# Not among the half-noise controls: in one dimension ten thousand runs of radial noise are enough.
 DENSE_RADIAL = ("class sums, radial", "second moments, radial", "second moments around means, radial")
 STEPS = 1 << 20  # grid steps in one unit
 

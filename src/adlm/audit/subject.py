@@ -42,7 +42,7 @@ def release_vectors(
     Parameters
     ----------
     data : (n, k) feature vectors with class codes.
-    domain, config : what is public.
+    domain, config : the public settings.
     ledger, source : the ledger to charge, and the noise source.
     """
     return release_moments(

@@ -40,7 +40,7 @@ class Row:
     Attributes
     ----------
     accuracies : accuracy by epsilon, as its authors state it; or one of them by `average`.
-    status : `claimed` by its authors, `reproduced` by somebody else, or `disputed` since.
+    status : `claimed` by its authors, `reproduced` by others, or `disputed` since.
     relation, delta, seeds, public_data : as the source states them; None or empty where it does not.
     link : where the figures come from.
     average_over : the smallest and the largest epsilon of an average.

@@ -44,7 +44,7 @@ class PilotRelease:
     Attributes
     ----------
     relevance : (k,) mean |R_j| by LRP; `typical` : (k,) mean |z_j|, both over drawn vectors.
-    charges : what it cost.
+    charges : of the first release.
     """
 
     relevance: Tensor

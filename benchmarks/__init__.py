@@ -1,4 +1,4 @@
-"""What is measured, outside the wheel: experiments, the bench, and counts of the source itself."""
+"""Measurements, outside the wheel: experiments, the bench, and counts of the source itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures of results: one style, and SVG files whose bytes depend on what is drawn alone."""
+"""Figures of results: one style, and reproducible SVG files."""
 
 from __future__ import annotations
 

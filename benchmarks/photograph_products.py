@@ -1,8 +1,8 @@
-"""Products of leading coordinates on CIFAR-10, with noise in floating point: what settled their number.
+"""Products of leading coordinates on CIFAR-10, with noise in floating point: how their number was chosen.
 
 Gradient rounds as the rule plans them for 50,000 records under add-remove and delta 1e-5, on the first
-training images, measured on the last 5,000; the test split is never read. The noise is plain Gaussian noise
-of the size that 50,000 records would meet. This is for choosing settings, never for a release.
+training images, validated on the last 5,000; the test split is never read. The noise is plain Gaussian noise
+of the relative size for 50,000 records. This is for choosing settings, never for a release.
 
 `python benchmarks/photograph_products.py --records 30000 --cases 0/0/8 77/0.5/8` (leading/share/epsilon)
 """
@@ -34,7 +34,7 @@ ROWS = 1000
 
 @dataclass(frozen=True)
 class Split:
-    """Features and classes of records that are learnt from, and of those that are held out."""
+    """Features and classes of training records, and of held-out ones."""
 
     z: Tensor
     codes: Tensor
@@ -43,7 +43,7 @@ class Split:
 
 
 def wide(z: Tensor, leading: int, share: float) -> Tensor:
-    """Put products of the leading coordinates beside (n, k) features; none if `leading` is 0."""
+    """Append products of the leading coordinates to (n, k) features; none if `leading` is 0."""
     if not leading:
         return z
     products = PairProducts(Identity((z.shape[1],)), leading, share)
@@ -51,7 +51,7 @@ def wide(z: Tensor, leading: int, share: float) -> Tensor:
 
 
 def accuracy(split: Split, epsilon: float, path: float, seed: int) -> float:
-    """Return the share of held-out records that the head of noisy rounds gets right.
+    """Return the held-out accuracy of the head of noisy rounds.
 
     Parameters
     ----------
@@ -91,17 +91,17 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", default=["0/0/8", "77/0.5/8"], help="leading/share/epsilon")
     parser.add_argument("--path", type=float, default=NaturalImages.path)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
+    options = parser.parse_args()
     records = datasets.load("cifar10", "train")
-    rows = np.r_[: given.records, len(records) - HELD_OUT : len(records)]
+    rows = np.r_[: options.records, len(records) - HELD_OUT : len(records)]
     z = torch.tensor(featurise(records.x[rows], records.domain, NaturalImages(), cache=True))
     codes = torch.from_numpy(records.y[rows])
-    for case in given.cases:
+    for case in options.cases:
         leading, share, epsilon = case.split("/")
         both = wide(z, int(leading), float(share))
         split = Split(both[:-HELD_OUT], codes[:-HELD_OUT], both[-HELD_OUT:], codes[-HELD_OUT:])
-        found = accuracy(split, float(epsilon), given.path, given.seed)
-        print(f"leading {leading}, share {share}, epsilon {epsilon}: {100 * found:.1f}", flush=True)
+        correct = accuracy(split, float(epsilon), options.path, options.seed)
+        print(f"leading {leading}, share {share}, epsilon {epsilon}: {100 * correct:.1f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Print how one release, training and evaluation walk through the packages: `python benchmarks/walk.py`.
 
 Every function counts when it is first called, in that order, so that a loop counts once. A change is a step
-from a function of one package to a function of another. Modules that lie on top count as a package, `top`.
-MNIST is used where it is at hand (ADLM_DATA), digits otherwise.
+from a function of one package to a function of another. Top-level modules count as a package, `top`.
+MNIST is used where it is available (ADLM_DATA), digits otherwise.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Walk:
         self.steps: list[tuple[str, str]] = []
 
     def __call__(self, frame: FrameType, event: str, _: Any) -> None:
-        """Note a call; this is what `sys.setprofile` wants."""
+        """Record a call, as a function for `sys.setprofile`."""
         code = frame.f_code
         function = (
             code.co_flags & inspect.CO_OPTIMIZED
@@ -50,25 +50,25 @@ class Walk:
 
 
 def walk(data: str, folder: Path) -> Walk:
-    """Release, train and evaluate in this process, and note the way."""
+    """Release, train and evaluate in this process, and record the calls."""
     import adlm.analyst.fit
     import adlm.serving.predict
     import adlm.workflows.privatise  # noqa: F401  (what runs when a module is imported is no part of the walk)
     from adlm.cli import app
 
-    found = Walk()
+    recorded = Walk()
     words = [
         ["release", "--data", data, "--epsilon", "1", "--out", f"{folder}/R", "--quiet"],
         ["train", f"{folder}/R", "--out", f"{folder}/M", "--quiet"],
         ["evaluate", f"{folder}/M", "--data", data, "--quiet"],
     ]
     for command in words:
-        sys.setprofile(found)
+        sys.setprofile(recorded)
         try:
             app.app(command, standalone_mode=False)
         finally:
             sys.setprofile(None)
-    return found
+    return recorded
 
 
 def main() -> None:
@@ -85,11 +85,11 @@ def main() -> None:
                 datasets.load("mnist", "test")
             except UserError:
                 data = "digits"
-        found = walk(data, Path(folder))
-    for package, steps in itertools.groupby(found.steps, key=lambda step: step[0]):
+        recorded = walk(data, Path(folder))
+    for package, steps in itertools.groupby(recorded.steps, key=lambda step: step[0]):
         names = [name for _, name in steps]
         print(f"{package:12} {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else ""))
-    changes = found.changes()
+    changes = recorded.changes()
     pairs = Counter(frozenset(pair) for pair in changes)
     top = sum("top" in pair for pair in changes)
     print(f"\n{data}: {len(changes)} changes of package, {top} through the top")

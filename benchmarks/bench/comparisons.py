@@ -1,4 +1,4 @@
-"""The comparisons of the bench, each a function that gives ratios."""
+"""The comparisons of the bench, each a function that returns ratios."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DRAWS = 60_000 * 784  # MNIST: a draw for each pixel
 
 @dataclass(frozen=True)
 class Scale:
-    """How much work to do; ratios hardly depend on it, their spread does."""
+    """Amount of work; it affects the spread of ratios, hardly the ratios."""
 
     quick: bool
     repeats: int
@@ -61,7 +61,7 @@ def noise(scale: Scale) -> list[Ratio]:
         actions["opendp"] = lambda: clock(lambda size: opendp(), sample)
     rates = interleave(actions, scale.repeats)
     detail = {"draws": draws}
-    found = [
+    ratios = [
         ratio(
             "noise: exact Laplace rate over numpy's float rate",
             rates["exact"],
@@ -72,9 +72,9 @@ def noise(scale: Scale) -> list[Ratio]:
     ]
     name = "noise: exact Laplace rate over opendp's"
     if opendp is None:
-        return [*found, Ratio(name, None, note="opendp is not installed: pip install opendp")]
+        return [*ratios, Ratio(name, None, note="opendp is not installed: pip install opendp")]
     more = ratio(name, rates["exact"], rates["opendp"], at_least=100, detail=detail)
-    return [*found, more]
+    return [*ratios, more]
 
 
 def _opendp(sample: int) -> Any | None:
@@ -100,7 +100,7 @@ def featurising(scale: Scale) -> list[Ratio]:
 
     images = 1000 if scale.quick else 4000
     x = torch.rand(images, 28, 28)
-    own, whole = Scattering((28, 28), 2, 8), PriorProjection("drawn")
+    own, full_map = Scattering((28, 28), 2, 8), PriorProjection("drawn")
 
     def clock(module: torch.nn.Module, threads: int) -> float:
         before = torch.get_num_threads()
@@ -121,7 +121,7 @@ def featurising(scale: Scale) -> list[Ratio]:
         done = subprocess.run(words, capture_output=True, text=True, check=True)
         return images / float(done.stdout.strip().splitlines()[-1])
 
-    found: list[Ratio] = []
+    ratios: list[Ratio] = []
     for threads in sorted({1, torch.get_num_threads()}):
         how = "one thread each" if threads == 1 else f"{threads} threads each"
         names = (
@@ -131,7 +131,7 @@ def featurising(scale: Scale) -> list[Ratio]:
         actions = {
             "own": partial(clock, own, threads),
             "kymatio": partial(theirs, threads),
-            "whole": partial(clock, whole, threads),
+            "whole": partial(clock, full_map, threads),
         }
         try:
             rates = interleave(actions, scale.repeats)
@@ -142,11 +142,11 @@ def featurising(scale: Scale) -> list[Ratio]:
             )
             return [Ratio(name, None, note=note) for name in names]
         detail = {"images": images, "threads": threads}
-        found += [
+        ratios += [
             ratio(names[0], rates["own"], rates["kymatio"], at_least=5, detail=detail),
             ratio(names[1], rates["whole"], rates["kymatio"], detail=detail),
         ]
-    return found
+    return ratios
 
 
 NETWORKS = {
@@ -161,14 +161,14 @@ def training(scale: Scale) -> list[Ratio]:
 
     On the paper's network for MNIST at the paper's batch size, and on the smaller network that is recommended
     for DP-SGD: how much slower Opacus is than plain training depends on the network. Plain PyTorch and Opacus
-    take each batch whole, as they are written; the product's loop and the last line take it in chunks.
+    process each batch at once, as they are written; the product's loop and the last line use chunks.
     """
-    found = []
+    ratios = []
     for network, (batch, records, called) in NETWORKS.items():
-        given = {"n": batch if scale.quick else records, "batch": batch, "network": network}
+        parameters = {"n": batch if scale.quick else records, "batch": batch, "network": network}
         own, plain, opacus, chunks = kinds = ("epoch-release", "epoch-plain", "epoch-opacus", "chunks")
-        subjects: dict[str, tuple[str, dict[str, Any]]] = {kind: (kind, given) for kind in kinds}
-        subjects[chunks] = (opacus, given | {"chunk": ROWS})
+        subjects: dict[str, tuple[str, dict[str, Any]]] = {kind: (kind, parameters) for kind in kinds}
+        subjects[chunks] = (opacus, parameters | {"chunk": ROWS})
         rounds = _measured(subjects, scale.repeats)
         seconds, peak = column(rounds, "seconds"), column(rounds, "peak")
         for what, figures, above, below, most in (
@@ -179,26 +179,26 @@ def training(scale: Scale) -> list[Ratio]:
             (f"record release over Opacus in chunks of {ROWS}, time", seconds, own, chunks, None),
         ):
             name = f"epoch, {called}: {what}"
-            found.append(ratio(name, figures[above], figures[below], at_most=most, detail=given))
-    return found
+            ratios.append(ratio(name, figures[above], figures[below], at_most=most, detail=parameters))
+    return ratios
 
 
 def networks(scale: Scale) -> list[Ratio]:
     """The paper's networks with local response normalisation, against its formula and against none."""
-    found = []
+    ratios = []
     for name, called, shape, batch in (
         ("paper-mnist", "the paper's MNIST network", [28, 28], 256),
         ("paper-cifar10", "the paper's CIFAR-10 network", [3, 32, 32], 64),
     ):
-        given = {"network": name, "shape": shape, "batch": batch, "times": 2 if scale.quick else 6}
+        settings = {"network": name, "shape": shape, "batch": batch, "times": 2 if scale.quick else 6}
         kinds = ("ours", "formula", "none")
         rounds = _measured(
-            {kind: ("steps-normalised", given | {"normalisation": kind}) for kind in kinds}, scale.repeats
+            {kind: ("steps-normalised", settings | {"normalisation": kind}) for kind in kinds}, scale.repeats
         )
         seconds = column(rounds, "seconds")
-        detail = given | {"records_a_second": batch / min(seconds["ours"])}
+        detail = settings | {"records_a_second": batch / min(seconds["ours"])}
         formula, ours, without = (seconds[kind] for kind in ("formula", "ours", "none"))
-        found += [
+        ratios += [
             ratio(
                 f"step, {called}: LRN by its formula over ours, time",
                 formula,
@@ -208,14 +208,14 @@ def networks(scale: Scale) -> list[Ratio]:
             ),
             ratio(f"step, {called}: with LRN over without, time", ours, without, at_most=2.0, detail=detail),
         ]
-    return found
+    return ratios
 
 
 def pipeline(scale: Scale) -> list[Ratio]:
     """Raw data to an evaluated model at epsilon 0.5, against DP-SGD to its own best accuracy.
 
-    DP-SGD is run to its end in the first round, which tells its accuracy. In later rounds, and in a quick
-    run, it makes some epochs and their time is multiplied: all take the same.
+    DP-SGD is run to its end in the first round, for its accuracy. In later rounds, and in a quick run, it
+    runs some epochs and their time is multiplied, as all epochs take the same time.
     """
     from adlm.baselines import dpsgd
 
@@ -244,7 +244,7 @@ def pipeline(scale: Scale) -> list[Ratio]:
 
 def growth(scale: Scale) -> list[Ratio]:
     """How time and memory of a release grow: exponents over doubled sizes."""
-    base = 5000 if scale.quick else 20_000  # enough for memory to show over what a process takes anyway
+    base = 5000 if scale.quick else 20_000  # enough for memory to exceed a process's baseline
     few = base // 4
     sizes = [base, 2 * base, 4 * base]
     rounds = _measured({str(n): ("records", {"n": n}) for n in sizes}, scale.repeats)
@@ -293,13 +293,13 @@ def tables(scale: Scale) -> list[Ratio]:
 
 
 def rounds(scale: Scale) -> list[Ratio]:
-    """What gradient rounds of images cost, beside the whole way without them."""
+    """The time of gradient rounds of images, against the whole pipeline without them."""
     way = {"data": scale.data, "n": 6000 if scale.quick else None, "epsilon": "1", "cache": False}
-    found = _measured(
+    figures = _measured(
         {"with": ("pipeline-release", way), "without": ("pipeline-release", way | {"second": 0})},
         scale.repeats,
     )
-    seconds = column(found, "seconds")
+    seconds = column(figures, "seconds")
     added = [a - b for a, b in zip(seconds["with"], seconds["without"], strict=True)]
     return [
         ratio(
@@ -340,11 +340,11 @@ def _measured(
     subjects: Mapping[str, tuple[str, Mapping[str, Any]]], repeats: int
 ) -> dict[str, list[Figures]]:
     """Measure subjects in turn, each time in a new process."""
-    found: dict[str, list[Figures]] = {name: [] for name in subjects}
+    figures: dict[str, list[Figures]] = {name: [] for name in subjects}
     for _ in range(repeats):
-        for name, (subject, given) in subjects.items():
-            found[name].append(measure(subject, dict(given)))
-    return found
+        for name, (subject, parameters) in subjects.items():
+            figures[name].append(measure(subject, dict(parameters)))
+    return figures
 
 
 def one_image(scale: Scale) -> list[Ratio]:

@@ -1,4 +1,4 @@
-"""Releases of tables by both engines, and by the way that files are read: measured side by side."""
+"""Releases of tables by both engines, and by each way of reading files: measured side by side."""
 
 from __future__ import annotations
 
@@ -53,12 +53,11 @@ def write_numbers(folder: Path, rows: int, kinds: tuple[str, ...]) -> dict[str, 
 
 
 def release_numbers(given: Given) -> Figures:
-    """Release a table of numbers: read once and kept, or read anew and cell by cell in each pass.
+    """Release a table of numbers: read once and stored, or read again cell by cell in each pass.
 
-    `mechanism` is `class tables` (four passes), `rounds` (over thirty), or what the rule chooses.
-    `processor` has the processor seconds of this process and of the cluster's, for a machine that is not
-    idle. With `threads` nothing in this process uses more of them, Arrow included; Ray does the same to its
-    workers.
+    `mechanism` is `class tables` (four passes), `rounds` (over thirty), or the rule's choice. `processor` has
+    the CPU seconds of this process and of the cluster's, for a machine that is not idle. `threads` limits the
+    threads of this process, Arrow included; Ray does the same to its workers.
     """
     from adlm import privatise
     from adlm.curator import passes
@@ -121,30 +120,29 @@ def _by_ray(given: Given, table: Any) -> Figures:
 
 
 def of_cluster(what: str) -> list[float]:
-    """Return what the processes of this process's Ray cluster took.
+    """Return the resources used by the processes of this process's Ray cluster.
 
-    `processor` is the processor seconds of all of them; `peak` the largest resident sizes of workers, in
-    bytes.
+    `processor` is the CPU seconds of all of them; `peak` the largest resident sizes of workers, in bytes.
     """
-    found, mine = [], f"_{os.getpid()}/"
+    values, session = [], f"_{os.getpid()}/"
     tick = os.sysconf("SC_CLK_TCK")
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             after = (folder / "stat").read_text().rpartition(")")[2].split()
             own, parent = _command(folder), _command(Path("/proc", after[1]))
-            worker = "raylet" in parent and mine in parent
-            if not (worker or (what == "processor" and mine in own)):
+            worker = "raylet" in parent and session in parent
+            if not (worker or (what == "processor" and session in own)):
                 continue
             if what == "processor":
-                found.append((int(after[11]) + int(after[12])) / tick)
+                values.append((int(after[11]) + int(after[12])) / tick)
             else:
                 status = (folder / "status").read_text().splitlines()
-                found.append(
+                values.append(
                     float(next(line for line in status if line.startswith("VmHWM:")).split()[1]) * 1024
                 )
         except (OSError, StopIteration, IndexError):
             continue
-    return found
+    return values
 
 
 def _command(process: Path) -> str:
@@ -152,11 +150,11 @@ def _command(process: Path) -> str:
 
 
 def reading(scale: Scale) -> list[Ratio]:
-    """Releases from CSV and from Parquet, kept numbers against cells read one by one in each pass."""
+    """Releases from CSV and from Parquet, stored numbers against cells read one by one in each pass."""
     rows = 30_000 if scale.quick else 500_000
     with tempfile.TemporaryDirectory() as folder:
         files = write_numbers(Path(folder), rows, ("csv", "parquet"))
-        found = _figures(
+        figures = _figures(
             {
                 f"{kind}{' again' if again else ''}": {"file": str(file), "each_pass": again}
                 for kind, file in files.items()
@@ -164,8 +162,8 @@ def reading(scale: Scale) -> list[Ratio]:
             },
             scale.repeats,
         )
-    seconds = column(found, "seconds")
-    digests = {name: each[0]["digest"] for name, each in found.items()}
+    seconds = column(figures, "seconds")
+    digests = {name: each[0]["digest"] for name, each in figures.items()}
     detail = {"rows": rows, "seconds": seconds, "same": digests["csv"] == digests["csv again"]}
     note = f"{rows:,} rows of {COLUMNS} numeric columns, epsilon {EPSILON}"
     csv, packed = seconds["csv"], seconds["parquet"]
@@ -191,40 +189,42 @@ def reading(scale: Scale) -> list[Ratio]:
 def engines(scale: Scale) -> list[Ratio]:
     """The engines local and ray on the same files: time, memory of driver and workers, and the digest."""
     rows = 200_000 if scale.quick else 20_000_000
-    found: list[Ratio] = []
+    ratios: list[Ratio] = []
     with tempfile.TemporaryDirectory() as folder:
         for mechanism, count in (("class tables", rows), ("rounds", max(rows // 20, 50_000))):
-            found += _side_by_side(Path(folder), mechanism, count, scale.repeats)
-    return found
+            ratios += _side_by_side(Path(folder), mechanism, count, scale.repeats)
+    return ratios
 
 
 def _side_by_side(folder: Path, mechanism: str, rows: int, repeats: int) -> list[Ratio]:
     progress.say(f"bench: engines, {mechanism}: writing {rows:,} and {rows // 4:,} rows")
     file = str(write_numbers(folder, rows, ("parquet",))["parquet"])
     few = str(write_numbers(folder, rows // 4, ("parquet",))["parquet"])
-    whole: Given = {"file": file, "rows": rows, "mechanism": mechanism}
+    common: Given = {"file": file, "rows": rows, "mechanism": mechanism}
     quarter: Given = {"file": few, "rows": rows // 4, "mechanism": mechanism}
-    given: dict[str, Given] = {
-        "local": whole | {"threads": 1},
-        "ray, 1 worker": whole | {"threads": 1, "engine": "ray", "workers": 1},
+    runs: dict[str, Given] = {
+        "local": common | {"threads": 1},
+        "ray, 1 worker": common | {"threads": 1, "engine": "ray", "workers": 1},
         "local, a quarter": quarter | {"threads": 1},
         "ray, a quarter": quarter | {"threads": 1, "engine": "ray", "workers": 1},
-        "local, 2 threads": whole | {"threads": 2},
-        "ray, 2 workers": whole | {"threads": 1, "engine": "ray", "workers": 2},
+        "local, 2 threads": common | {"threads": 2},
+        "ray, 2 workers": common | {"threads": 1, "engine": "ray", "workers": 2},
     }
     try:
-        found = _figures(given, repeats)
+        figures = _figures(runs, repeats)
     except RuntimeError as error:
         return [Ratio(f"engine ray over local, {mechanism}", None, note=str(error))]
-    digests = {each[0]["digest"] for name, each in found.items() if "quarter" not in name}
+    digests = {each[0]["digest"] for name, each in figures.items() if "quarter" not in name}
     detail = {
         "rows": rows,
         "mechanism": mechanism,
-        "seconds": column(found, "seconds"),
-        "processor": column(found, "processor"),
-        "started": {n: [f["started"] for f in e] for n, e in found.items() if "started" in e[0]},
-        "driver_peak": {name: max(f["peak"] for f in each) for name, each in found.items()},
-        "workers_peak": {n: max(f["workers_peak"] for f in e) for n, e in found.items() if "started" in e[0]},
+        "seconds": column(figures, "seconds"),
+        "processor": column(figures, "processor"),
+        "started": {n: [f["started"] for f in e] for n, e in figures.items() if "started" in e[0]},
+        "driver_peak": {name: max(f["peak"] for f in each) for name, each in figures.items()},
+        "workers_peak": {
+            n: max(f["workers_peak"] for f in e) for n, e in figures.items() if "started" in e[0]
+        },
         "same_digest": len(digests) == 1,
     }
     equal = f"{rows:,} rows of {COLUMNS} numeric columns by {mechanism}; digests equal: {len(digests) == 1}"
@@ -235,7 +235,7 @@ def _side_by_side(folder: Path, mechanism: str, rows: int, repeats: int) -> list
         def values(of: str) -> list[float]:
             added = "started" if what == "seconds with start" else None
             key = "seconds" if added else what
-            return [f[key] + (f.get(added, 0.0) if added else 0.0) for f in found[of]]
+            return [f[key] + (f.get(added, 0.0) if added else 0.0) for f in figures[of]]
 
         return ratio(
             f"{name}, {mechanism}", values(one), values(other), at_most=asked, note=note, detail=detail
@@ -255,7 +255,7 @@ def _side_by_side(folder: Path, mechanism: str, rows: int, repeats: int) -> list
 
 
 def _said(detail: dict[str, Any]) -> str:
-    """Seconds, processor seconds and memory of each run, in a sentence."""
+    """Seconds, CPU seconds and memory of each run, in a sentence."""
     parts = []
     for name, seconds in detail["seconds"].items():
         memory = f"driver {detail['driver_peak'][name] / 1e6:.0f} MB"
@@ -267,18 +267,18 @@ def _said(detail: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _figures(given: dict[str, Given], repeats: int) -> dict[str, list[Figures]]:
+def _figures(runs: dict[str, Given], repeats: int) -> dict[str, list[Figures]]:
     from benchmarks.bench.subjects import measure
 
-    found: dict[str, list[Figures]] = {name: [] for name in given}
+    collected: dict[str, list[Figures]] = {name: [] for name in runs}
 
     def run(name: str) -> float:
         progress.say(f"bench: {name}: begun")
-        figures = measure("numbers", given[name])
-        found[name].append(figures)
+        figures = measure("numbers", runs[name])
+        collected[name].append(figures)
         used = f", {figures['processor']:.1f} processor seconds" if "processor" in figures else ""
         progress.say(f"bench: {name}: {figures['seconds']:.1f} s{used}, {figures['peak'] / 1e6:.0f} MB")
         return float(figures["seconds"])
 
-    interleave({name: lambda name=name: run(name) for name in given}, repeats)  # type: ignore[misc]
-    return found
+    interleave({name: lambda name=name: run(name) for name in runs}, repeats)  # type: ignore[misc]
+    return collected

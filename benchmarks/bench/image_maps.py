@@ -1,4 +1,4 @@
-"""Features of single images, mapped alone, against the plain forms of the same maps."""
+"""Features of single images, against reference implementations of the same maps."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Mapped = Callable[[torch.Tensor], torch.Tensor]
 
 
 def photographs(scale: Scale) -> list[Ratio]:
-    """Features of photographs and of drawn images, each image mapped alone, against their plain forms.
+    """Features of photographs and of drawn images, each mapped alone, against reference implementations.
 
-    One thread. The plain forms get their images in batches of 500, and then one by one.
+    One thread. The reference implementations get images in batches of 500, and then one by one.
     """
     images = 250 if scale.quick else 2000
     natural, drawn = NaturalImages(1000), PriorProjection("drawn")
@@ -41,14 +41,14 @@ def photographs(scale: Scale) -> list[Ratio]:
         try:
             with torch.inference_mode():
                 mapped(x[:8])
-                start = time.process_time()  # of this process: others on the machine do not count
+                start = time.process_time()  # of this process alone
                 for part in torch.split(x, rows):
                     mapped(part)
                 return images / (time.process_time() - start)
         finally:
             torch.set_num_threads(before)
 
-    found = []
+    ratios = []
     for name, (x, own, plain) in maps.items():
         actions = {
             "own": partial(clock, own, x),
@@ -60,5 +60,5 @@ def photographs(scale: Scale) -> list[Ratio]:
         for form, called in (("batches", "in batches"), ("alone", "one by one")):
             title = f"features: {name}' rate over their plain form {called}, one thread"
             asked = 3 if name == "photographs" else None
-            found.append(ratio(title, rates["own"], rates[form], at_least=asked, detail=detail))
-    return found
+            ratios.append(ratio(title, rates["own"], rates[form], at_least=asked, detail=detail))
+    return ratios

@@ -1,6 +1,6 @@
-"""Time kymatio's scattering: run by whatever interpreter has it, so it imports nothing of this package.
+"""Time kymatio's scattering, in an environment that has it; so this script imports nothing of this package.
 
-`PYTHON kymatio_rate.py IMAGES SIDE THREADS` prints the seconds that one pass takes after one to warm up.
+`PYTHON kymatio_rate.py IMAGES SIDE THREADS` prints the seconds of one pass after a warm-up pass.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Features of drawn images in their plain form, to hold the fast one against: order by order."""
+"""Reference implementation of the features of drawn images, to compare the fast one with: order by order."""
 
 from __future__ import annotations
 

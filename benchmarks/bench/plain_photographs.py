@@ -1,7 +1,7 @@
-"""Features of photographs in their plain form, to hold the fast one against: the formulas, batch by batch.
+"""Reference implementation of the features of photographs, to compare the fast one with.
 
 A convolution, two rectified copies of it and pooling; a joint histogram of every pixel before it is
-pooled; scattering of the image and then of its mirror image. It gives the same features but for rounding.
+pooled; scattering of the image and then of its mirror image. The features are the same up to rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from adlm.public.features.pooled_patches import CONTRAST_FLOOR
 from adlm.public.features.scattering import Scattering
 from adlm.public.features.tents import tent_means
 
-ROWS = 16  # images that patches are cut from together
+ROWS = 16  # images whose patches are extracted together
 
 
 def plain_features(features: NaturalImages, x: Tensor) -> Tensor:
@@ -39,15 +39,15 @@ def plain_features(features: NaturalImages, x: Tensor) -> Tensor:
 
 def plain_patches(patches: Patches, x: Tensor) -> Tensor:
     """Patch features by a convolution."""
-    grid, found = patches.grid, []
+    grid, features = patches.grid, []
     for part in torch.split(x, ROWS):
         d = functional.conv2d(part, patches.both) / plain_contrast(part, patches.filters.shape[-1])
         up = tent_means((d - patches.threshold).relu_(), grid)
         down = tent_means(d.neg_().sub_(patches.threshold).relu_(), grid)
         pooled = torch.stack([up, down], 1).reshape(len(part), 2, 2, -1, grid, grid)
         folded = 0.5 * (pooled[:, :, 0] + pooled[:, :, 1].flip(4))
-        found.append(folded.reshape(len(part), -1).sqrt())
-    return torch.cat(found)
+        features.append(folded.reshape(len(part), -1).sqrt())
+    return torch.cat(features)
 
 
 def plain_contrast(x: Tensor, side: int) -> Tensor:

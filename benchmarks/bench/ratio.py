@@ -1,4 +1,4 @@
-"""What a comparison gives: a ratio, its spread over repeats, and whether it is what was asked for."""
+"""The result of a comparison: a ratio, its spread over repeats, and whether it meets its target."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ratio:
     ----------
     value : median over repeats; None when it could not be measured, and `note` says why.
     low, high : smallest and largest over repeats.
-    sense, asked : what is asked of the value, if anything.
+    sense, asked : the target of the value, if any.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Ratio:
 
     @property
     def met(self) -> bool | None:
-        """Whether the value is what is asked for; None when nothing is asked or known."""
+        """Whether the value meets its target; None without a target or a value."""
         if self.value is None or self.asked is None:
             return None
         return self.value >= self.asked if self.sense == "at least" else self.value <= self.asked
@@ -46,12 +46,12 @@ class Ratio:
 
 
 def interleave(actions: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
-    """Run each action in turn, `repeats` rounds, so that a slow minute falls on all of them alike."""
-    found: dict[str, list[float]] = {name: [] for name in actions}
+    """Run each action in turn, `repeats` rounds, so that slow periods affect all of them equally."""
+    results: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(repeats):
         for name, action in actions.items():
-            found[name].append(action())
-    return found
+            results[name].append(action())
+    return results
 
 
 def ratio(
@@ -70,9 +70,9 @@ def ratio(
     ----------
     name : of the ratio.
     above, below : figures of each round, in the same unit.
-    at_least, at_most : the bound that it is judged by, if any.
+    at_least, at_most : the target, if any.
     note : a sentence for the table.
-    detail : figures to keep beside it.
+    detail : figures to store with it.
     """
     values = [a / b for a, b in zip(above, below, strict=True)]
     asked = at_most if at_least is None else at_least

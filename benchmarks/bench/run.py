@@ -29,22 +29,22 @@ def run(only: Sequence[str], scale: Scale, out: Path | None, command: str) -> di
     only : names; all when empty.
     scale : sizes of the work.
     out : the folder; None writes nothing.
-    command : what the page says it was made by.
+    command : the command that is shown on the page.
     """
     for name in only:
         if name not in COMPARISONS:
             raise UserError(f"there is no comparison {name!r}; choose from {', '.join(COMPARISONS)}")
-    found: list[Ratio] = []
+    ratios: list[Ratio] = []
     for name in only or COMPARISONS:
         progress.say(f"bench: {name}")
-        found += COMPARISONS[name](scale)
+        ratios += COMPARISONS[name](scale)
     result: dict[str, Any] = {
         "command": command,
         "quick": scale.quick,
         "repeats": scale.repeats,
         "cores": os.cpu_count(),
         "software": {"adlm": __version__, "torch": torch.__version__, "python": platform.python_version()},
-        "ratios": [ratio.to_dict() for ratio in found],
+        "ratios": [ratio.to_dict() for ratio in ratios],
     }
     if out is not None:
         write_file(out / BENCH, canonical(result), what="bench")

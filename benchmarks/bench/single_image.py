@@ -1,4 +1,4 @@
-"""How long one image takes, from its file to a class, beside a plain network for images of the same size."""
+"""Time of one prediction, from an image file to a class, against VGG-11 on images of the same size."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def vgg11(channels: int, size: int) -> nn.Module:
 
 
 def model_of(domain: Domain) -> Model:
-    """A model of the domain, made of a release of noise; its head does not matter here."""
+    """A model of the domain, from a release of random records; its head does not affect the time."""
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (16, *domain.shape), dtype=np.uint8)
     return fit(privatise(x, np.arange(16) % 2, domain=domain, epsilon=5, seed=0))
 
 
 def single_image(repeats: int, asked: int) -> list[Ratio]:
-    """Predict on one JPEG file against a forward pass of VGG-11: time of one processor, with one thread each.
+    """Predict on one JPEG file against a forward pass of VGG-11: CPU time, with one thread each.
 
     Parameters
     ----------
     repeats : times that both are measured.
     asked : predictions of each measurement, of which the median counts.
     """
-    found = []
+    ratios = []
     for name, domain in IMAGES.items():
         channels, size = 3 if len(domain.shape) == 3 else 1, domain.shape[-1]
         rng = np.random.default_rng(1)
@@ -80,15 +80,15 @@ def single_image(repeats: int, asked: int) -> list[Ratio]:
         limit = [MOST_MILLISECONDS / 1000] * len(times["ours"])
         for other, below, most in (("a VGG-11 forward pass", times["plain"], 4), ("50 ms", limit, 1)):
             title = f"one image: from a JPEG file to a class over {other}, {name}"
-            found.append(ratio(title, times["ours"], below, at_most=most, detail=detail))
-    return found
+            ratios.append(ratio(title, times["ours"], below, at_most=most, detail=detail))
+    return ratios
 
 
 def _median(action: Callable[[], None], asked: int) -> float:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        action()  # what is made once, such as filters, is loading
+        action()  # warm-up: what is computed once, such as filters, belongs to loading
         taken = []
         for _ in range(asked):
             start = time.process_time()

@@ -1,4 +1,4 @@
-"""Work that is measured in a process of its own, so that its peak memory is its own.
+"""Work that is measured in a separate process, for its own peak memory.
 
 `python -m benchmarks.bench.subjects NAME '{"n": 1800}'` prints one JSON object with `seconds` and `peak`, the
 process's largest resident set in bytes.
@@ -41,7 +41,7 @@ def measure(name: str, given: Given) -> Figures:
 
 
 def _noise_images(given: Given) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Images as large as MNIST's, of noise: speed does not depend on what is in them."""
+    """Random images of MNIST's size: speed does not depend on their content."""
     chance = np.random.default_rng(0)
     side = int(given.get("side", 28))
     x = chance.integers(0, 256, (given["n"], side, side), dtype=np.uint8)
@@ -106,7 +106,7 @@ def epoch_release(given: Given) -> Figures:
 
 
 def epoch_plain(given: Given) -> Figures:
-    """The same epoch in plain PyTorch on raw records, with the usual loss."""
+    """The same epoch in plain PyTorch on raw records, with cross-entropy."""
     import torch
 
     x, y = _noise_images(given)
@@ -124,7 +124,7 @@ def epoch_plain(given: Given) -> Figures:
 
 
 def epoch_opacus(given: Given) -> Figures:
-    """The same epoch by DP-SGD on Opacus, the min-max layer left out, which it cannot train."""
+    """The same epoch by DP-SGD with Opacus, without the min-max layer, which it cannot train."""
     import torch
 
     from adlm.baselines import dpsgd, networks
@@ -141,7 +141,7 @@ def epoch_opacus(given: Given) -> Figures:
 
 
 def _best_of(epoch: Callable[[], object], given: Given) -> Figures:
-    """Time an epoch after one to warm up, with a thread a core."""
+    """Time an epoch after a warm-up epoch, with one thread a core."""
     epoch()
     start = time.perf_counter()
     for _ in range(given.get("times", 1)):
@@ -152,8 +152,8 @@ def _best_of(epoch: Callable[[], object], given: Given) -> Figures:
 def steps_normalised(given: Given) -> Figures:
     """Training steps of one of the paper's networks, on one core.
 
-    `normalisation` is `ours`, `formula` (the same layer as autograd makes it of its formula, maps outermost
-    in memory as torch has them) or `none`.
+    `normalisation` is `ours`, `formula` (the same layer by autograd, in torch's channels-first layout) or
+    `none`.
     """
     import torch
     from torch import Tensor, nn
@@ -191,9 +191,7 @@ def steps_normalised(given: Given) -> Figures:
 
     step()
     taken = []
-    for _ in range(
-        given.get("times", 1)
-    ):  # of the core's own time: other work on the machine has no part in it
+    for _ in range(given.get("times", 1)):  # CPU time, so other work on the machine is not counted
         start = time.process_time()
         step()
         taken.append(time.process_time() - start)
@@ -249,7 +247,7 @@ def pipeline_opacus(given: Given) -> Figures:
 
 
 def to_the_end(seconds: float, training: float, share: float) -> float:
-    """What work takes when only a share of its training was done: the rest of the steps take as long."""
+    """Extrapolate the time of work of which only a share of training was done; steps take equal time."""
     return seconds + training * (1 / share - 1)
 
 
@@ -275,7 +273,7 @@ def release_records_to_disk(given: Given) -> Figures:
 
 
 def release_moments_of(given: Given) -> Figures:
-    """Class sums and second moments of vectors that are there already."""
+    """Class sums and second moments of vectors in memory."""
     from adlm.curator.ledger import Ledger
     from adlm.curator.mechanisms.moments import MomentConfig
     from adlm.curator.mechanisms.moments import release as release_moments
@@ -306,7 +304,7 @@ def release_moments_of(given: Given) -> Figures:
         )
         return time.perf_counter() - start
 
-    release(min(100, len(z)))  # what is imported and calibrated once is no part of growth
+    release(min(100, len(z)))  # warm-up: imports and calibration are not part of growth
     return {"seconds": release(len(z))}
 
 
@@ -359,7 +357,7 @@ WIDE = (10, 44, 7)  # numeric and boolean columns, classes
 
 
 def wide_domain() -> Any:
-    """Declare a made table of 54 columns and 7 classes."""
+    """Declare a synthetic table of 54 columns and 7 classes."""
     from adlm.public.domain.column import Column
     from adlm.public.domain.table import TableDomain
 
@@ -370,7 +368,7 @@ def wide_domain() -> Any:
 
 
 def wide_batches(rows: int) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]:
-    """Make the rows of that table, a batch at a time: values, and positions of classes."""
+    """Yield the rows of that table, a batch at a time: values, and positions of classes."""
     numeric, boolean, classes = WIDE
     chance = np.random.default_rng(0)
     for start in range(0, rows, 8192):
@@ -383,9 +381,9 @@ def wide_batches(rows: int) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArr
 
 
 def release_wide_table(given: Given) -> Figures:
-    """Release a made table of 54 columns and 7 classes: by the rule's gradient rounds, or by class tables.
+    """Release a synthetic table of 54 columns and 7 classes: by the rule's gradient rounds, or class tables.
 
-    Batches are made anew in each pass, so that memory is the release's own.
+    Batches are generated in each pass, so that memory is that of the release alone.
     """
     from adlm.workflows.privatise import privatise
 
@@ -426,8 +424,8 @@ def main(words: list[str]) -> None:
 def peak_memory() -> int:
     """Return the largest resident size of this process in bytes.
 
-    Linux lets `ru_maxrss` start from the size of the process that forked this one, so the high-water mark of
-    this program's own memory is read where there is one.
+    On Linux `ru_maxrss` starts from the size of the parent process, so this process's own high-water mark is
+    read where there is one.
     """
     status = Path("/proc/self/status")
     if status.exists():

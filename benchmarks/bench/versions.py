@@ -1,4 +1,4 @@
-"""`adlm release` of this version beside that of another checkout, on the same files, in turn."""
+"""`adlm release` of this version against that of another checkout, on the same files, in turn."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def versions(scale: Scale) -> list[Ratio]:
             f"{scale.against} is no checkout of this project: it has no src/adlm; "
             "make one with `git worktree add PATH COMMIT`"
         )
-    found: list[Ratio] = []
+    ratios: list[Ratio] = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         rows = 20_000 if scale.quick else 460_000
@@ -48,13 +48,13 @@ def versions(scale: Scale) -> list[Ratio]:
             _declared(place / "wide.toml", wide_domain().to_toml()),
         )
         what = f"{rows:,} rows of 54 columns, delta 1e-5"
-        found += _beside(scale, trees, wide, what, "1e-5", at_most=1.0)
+        ratios += _beside(scale, trees, wide, what, "1e-5", at_most=1.0)
         rows = 20_000 if scale.quick else 5_000_000
         numbers = write_numbers(place, rows, ("parquet",))["parquet"], _declared(place / "n.toml", DOMAIN)
         for delta, kind in (("1e-5", "delta 1e-5"), ("0", "pure epsilon")):
             what = f"{rows:,} rows of ten numeric columns, {kind}"
-            found += _beside(scale, trees, numbers, what, delta, at_most=0.5)
-    return found
+            ratios += _beside(scale, trees, numbers, what, delta, at_most=0.5)
+    return ratios
 
 
 def _beside(
@@ -64,12 +64,12 @@ def _beside(
     figures: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
 
     def run(name: str) -> float:
-        found = _released(trees[name], *files, delta)
-        figures[name].append(found)
+        result = _released(trees[name], *files, delta)
+        figures[name].append(result)
         progress.say(
-            f"bench: {what}, {name} version: {found['seconds']:.1f} s, {found['processor']:.1f} processor s"
+            f"bench: {what}, {name} version: {result['seconds']:.1f} s, {result['processor']:.1f} processor s"
         )
-        return float(found["seconds"])
+        return float(result["seconds"])
 
     interleave({name: lambda name=name: run(name) for name in trees}, scale.repeats)  # type: ignore[misc]
     seconds, used = column(figures, "seconds"), column(figures, "processor")

@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 
 
 def wide(scale: Scale) -> list[Ratio]:
-    """What gradient rounds of a table cost, beside its class tables."""
+    """The time and memory of gradient rounds of a table, against its class tables."""
     rows = 20_000 if scale.quick else 460_000
-    given = {
+    runs = {
         "rounds": {"n": rows, "additive": False},
         "tables": {"n": rows, "additive": True},
         "quarter": {"n": rows // 4, "additive": False},
     }
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in given}
+    collected: dict[str, list[dict[str, Any]]] = {name: [] for name in runs}
 
     def run(name: str) -> float:
-        figures = measure("wide-table", given[name])
-        found[name].append(figures)
+        figures = measure("wide-table", runs[name])
+        collected[name].append(figures)
         times = f"{figures['seconds']:.1f} s, {figures['processor']:.1f} processor seconds"
         progress.say(f"bench: table of 54 columns, {name}: {times}, {figures['peak'] / 1e6:.0f} MB")
         return float(figures["seconds"])
 
-    interleave({name: lambda name=name: run(name) for name in given}, scale.repeats)  # type: ignore[misc]
-    seconds = column(found, "seconds")
-    used = column(found, "processor")
-    peak = column(found, "peak")
+    interleave({name: lambda name=name: run(name) for name in runs}, scale.repeats)  # type: ignore[misc]
+    seconds = column(collected, "seconds")
+    used = column(collected, "processor")
+    peak = column(collected, "peak")
     detail = {"rows": rows, "seconds": seconds, "processor": used}
     note = f"{rows:,} rows; processor seconds: " + ", ".join(f"{n} {min(u):.1f}" for n, u in used.items())
     return [

@@ -1,11 +1,11 @@
-"""Why the paper's accuracy takes what it takes: the authors' reading with one setting changed at a time.
+"""Ablation of the paper's accuracy: the authors' reading with one setting changed at a time.
 
-The base has a quarter of the maps and batches of 60 records instead of 1,800: what training averages over
-steps is the noise image, of which there is one a step whatever the batch, so small batches see as much of the
-noise at a thirtieth of the cost. The authors' published code takes 80,000 steps at a rate of 0.0003.
+The base has a quarter of the maps and batches of 60 records instead of 1,800. Training averages the noise
+image, of which there is one a step whatever the batch, so small batches average as much noise at a thirtieth
+of the cost. The authors' published code takes 80,000 steps at a rate of 0.0003.
 
-`AS_PUBLISHED` is what their code does beside sharing noise, as it stood when the corrected paper appeared, in
-April 2018. Its first version had |L| = 10,000 in the noise, changed to the paper's 1,800 two days later.
+`AS_PUBLISHED` has the other properties of their code besides shared noise, as of April 2018, when the
+corrected paper appeared. Its first version had |L| = 10,000 in the noise, changed to 1,800 two days later.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _DESCRIPTIONS: dict[str, Callable[[Any], str]] = {
 
 
 def label(method: str, settings: Mapping[str, Any]) -> str:
-    """Say what a trial changes of the base."""
+    """Describe the change of a trial from the base."""
     changed = [say(settings[key]) for key, say in _DESCRIPTIONS.items() if settings.get(key) != BASE.get(key)]
     words = (["ILM"] if method.startswith("ilm") else []) + changed
     return ", ".join(words) or "the authors' reading"

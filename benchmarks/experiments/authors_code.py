@@ -1,4 +1,4 @@
-"""What the authors' published code does beside sharing its noise, each as a setting of its own.
+"""Properties of the authors' published code besides shared noise, each as a separate setting.
 
 Facts of github.com/haiphanNJIT/PrivateDeepLearning that the paper does not state; the trials of
 `paper-ablation` switch them on one at a time. None is part of Algorithm 1, and nothing is proved with them:
@@ -31,7 +31,7 @@ STABILISER = 1.0  # mu of their LRP
 
 
 class Shift(nn.Module):
-    """Adds one constant vector to what passes, in training and in tests alike."""
+    """Adds one constant vector to its input, in training and at test time."""
 
     by: Tensor
 
@@ -56,10 +56,10 @@ def shift_last_layer(network: nn.Sequential, noise: Tensor) -> nn.Sequential:
 
 @lru_cache(maxsize=4)
 def sharp_relevance(data: str, n: int | None, epsilon1: str, seed: int) -> PrivateRelevance:
-    """Relevances as the authors' code takes them: few features have most of the budget, and many none.
+    """Relevances as in the authors' code: few features have most of the budget, and many none.
 
     The average over 2,000 records of a network that was trained on them is scaled to [0, 1] over the features
-    (not each record by itself), raised to the fourth power, and gets Laplace noise of scale 2d/(|D| eps1),
+    (not each record by itself) and raised to the fourth power. It gets Laplace noise of scale 2d/(|D| eps1),
     which is larger than most of the averages.
     """
     declared = benchmark_data.domain(data, "replace-one")

@@ -1,7 +1,6 @@
-"""What experiments work on: data sets by name, their public features taken once, releases of them.
+"""Data of the experiments: data sets by name, their public features computed once, releases of them.
 
-The data sets are public, so their features may be kept on disk; whoever keeps features of private records
-keeps private records.
+The data sets are public, so their features may be cached on disk; features of private records are private.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def scaled(data: str, part: str) -> Tensor:
 
 @lru_cache(maxsize=4)
 def features(data: str, wide: int | None = None) -> Features:
-    """The public features that suit a data set; `wide` asks for more directions than they keep."""
+    """The public features for a data set; `wide` is a larger number of directions than the default."""
     if data in TABLES:
         return TabularFeatures(_table(data).table)
     suited = for_domain(declared(data))
@@ -88,11 +87,12 @@ def features(data: str, wide: int | None = None) -> Features:
 
 @lru_cache(maxsize=8)
 def vectors(data: str, part: str, wide: int | None = None) -> npt.NDArray[np.float32]:
-    """All features of a split, (n, width), kept on disk; without products, which are quickly made."""
-    return featurise(split(data, part).x, declared(data), _plain(features(data, wide)), cache=True)
+    """All features of a split, (n, width), cached on disk; without products, which are fast to compute."""
+    return featurise(split(data, part).x, declared(data), without_products(features(data, wide)), cache=True)
 
 
-def _plain(public: Features) -> Features:
+def without_products(public: Features) -> Features:
+    """Return the map whose coordinates are multiplied, if that is what features do."""
     return public.inner if isinstance(public, PairProducts) else public
 
 
@@ -112,7 +112,7 @@ def narrowed(
 
 
 def _taken(kept: Features, z: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """What a map within the plain one gives, from what the plain one gave."""
+    """The features of a map that is derived from the plain one, from the plain one's."""
     if not isinstance(kept, Narrowed | PairProducts):
         return z
     taken = np.empty((len(z), kept.width), np.float32)
@@ -129,10 +129,10 @@ def domain(data: str, neighbours: str) -> Domain:
 
 @dataclass(frozen=True)
 class ReleaseRequest:
-    """What a trial asks of a moment release beside its budget; by default what `adlm.privatise` does.
+    """Settings of a moment release besides its budget; by default those of `adlm.privatise`.
 
-    `n` keeps the first records, `classes` those of the first classes; `wide` takes more public directions
-    than are kept, `times` changes the rule's k by a factor, the others override it.
+    `n` selects the first records, `classes` those of the first classes; `wide` uses more public directions
+    than the default, `times` changes the rule's k by a factor, the others override it.
     """
 
     n: int | None = None
@@ -171,7 +171,7 @@ def planned(data: str, epsilon: str, delta: str, request: ReleaseRequest) -> Mom
 
 
 def dpsgd_width(data: str, epsilon: str, delta: str, neighbours: str) -> int:
-    """Features that DP-SGD learns from: all of them, products of pairs where the rule takes those too.
+    """Number of features for DP-SGD: all of them, with products of pairs where the rule uses those too.
 
     Parameters
     ----------
@@ -181,13 +181,13 @@ def dpsgd_width(data: str, epsilon: str, delta: str, neighbours: str) -> int:
     """
     public = features(data)
     k = planned(data, epsilon, delta, ReleaseRequest(neighbours=neighbours)).k
-    return max(k, _plain(public).width)
+    return max(k, without_products(public).width)
 
 
 def moment_release(
     data: str, request: ReleaseRequest | None = None, *, epsilon: str, delta: str = "0", seed: int
 ) -> Release:
-    """Make the release that `adlm.privatise` makes, on features that were taken before.
+    """Make the same release as `adlm.privatise`, from cached features.
 
     Parameters
     ----------
@@ -227,7 +227,7 @@ def measured(
     head : classifier of features.
     data : data set.
     released : the features of the release.
-    request : what the release was asked for.
+    request : settings of the release.
     """
     request = request or ReleaseRequest()
     kept = request.kept(data, "test")

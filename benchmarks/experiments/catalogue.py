@@ -1,7 +1,7 @@
-"""The experiments by name, and what their presets run.
+"""The experiments by name, and the trials of their presets.
 
 `quick` takes minutes on two cores: where it trains a narrower network than the paper's, the paper's sizes
-still set the sensitivities. `full` is the paper's scale; it says how long it will take before it starts.
+still set the sensitivities. `full` is the paper's scale; its duration is estimated before it starts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Group:
     settings: dict[str, Any] | Callable[[str], dict[str, Any]] = field(default_factory=dict)
 
     def settings_at(self, epsilon: str) -> dict[str, Any]:
-        """The settings, where they depend on epsilon those for it."""
+        """The settings at an epsilon."""
         return self.settings(epsilon) if callable(self.settings) else self.settings
 
 
@@ -59,7 +59,7 @@ class Experiment:
 
     @property
     def title(self) -> str:
-        """What it asks, in a line."""
+        """Its question, in a line."""
         return TITLES[self.name]
 
     def trials(
@@ -70,7 +70,7 @@ class Experiment:
         seeds: int | None = None,
         methods: Sequence[str] | None = None,
     ) -> list[Trial]:
-        """The trials of a preset, with epsilons, seeds and methods changed as asked.
+        """The trials of a preset, with epsilons, seeds and methods optionally replaced.
 
         Parameters
         ----------
@@ -282,7 +282,7 @@ def _allocation(widths: tuple[int, ...], seeds: int) -> tuple[Group, ...]:
 
 
 def _rule(name: str, data: str, **settings: Any) -> Experiment:
-    """The rule's plan against plans beside it, on records that the rule was not made on."""
+    """The rule's plan against neighbouring plans, on records that the rule was not tuned on."""
     alternatives: tuple[tuple[str, dict[str, Any]], ...] = (
         ("moments", {}),
         ("sums-only", {"second": 0}),

@@ -1,4 +1,4 @@
-"""What a linear head on the same features reaches without privacy: logistic regression, no noise."""
+"""Accuracy of a linear head on the same features without privacy: logistic regression, no noise."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch.nn import functional
 
 from benchmarks.experiments import benchmark_data
 
-RIDGES = (1e-2, 3e-3, 1e-3)  # the one that is best on HELD_OUT of the training records is taken
+RIDGES = (1e-2, 3e-3, 1e-3)  # chosen on a share HELD_OUT of the training records
 HELD_OUT = 0.1
-SCALE = 30.0  # rows have length 1, and heads are long: steps of one size suit both
+SCALE = 30.0  # of rows, which have length 1, while heads are long: so one step size suits both
 ITERATIONS = 60
 
 
@@ -22,7 +22,7 @@ def logistic_regression(z: Tensor, codes: Tensor, classes: int, ridge: float) ->
     ----------
     z : (n, width) features around their mean.
     codes : (n,) classes.
-    classes : how many.
+    classes : number of classes.
     ridge : on the squared weights, for rows of length SCALE.
     """
     weights = torch.zeros(z.shape[1] + 1, classes, requires_grad=True)
@@ -46,7 +46,7 @@ def scores(z: Tensor, weights: Tensor) -> Tensor:
 
 
 def ceiling(data: str, n: int | None = None) -> float:
-    """Test accuracy of logistic regression on all features; the ridge is settled on training records.
+    """Test accuracy of logistic regression on all features; the ridge is chosen on training records.
 
     Parameters
     ----------
@@ -58,11 +58,11 @@ def ceiling(data: str, n: int | None = None) -> float:
     codes = torch.from_numpy(benchmark_data.split(data, "train").first(n).y)
     centre = z.mean(0)
     z -= centre
-    seen = len(z) - max(1, round(HELD_OUT * len(z)))
+    split = len(z) - max(1, round(HELD_OUT * len(z)))
 
     def held_out(ridge: float) -> float:
-        weights = logistic_regression(z[:seen], codes[:seen], classes, ridge)
-        return float((scores(z[seen:], weights).argmax(1) == codes[seen:]).double().mean())
+        weights = logistic_regression(z[:split], codes[:split], classes, ridge)
+        return float((scores(z[split:], weights).argmax(1) == codes[split:]).double().mean())
 
     weights = logistic_regression(z, codes, classes, max(RIDGES, key=held_out))
     test = torch.from_numpy(np.array(benchmark_data.narrowed(data, "test", width))) - centre

@@ -1,4 +1,4 @@
-"""Fit diffprivlib's linear regression: run by the interpreter that has it, so it imports nothing of adlm.
+"""Fit diffprivlib's linear regression, in its own environment; so this script imports nothing of adlm.
 
 `PYTHON diffprivlib_linear.py FOLDER EPSILON RUNS` reads `x.npy`, (n, k) values in [0, 1], and `y.npy`, (n,)
 values in [0, 1], and prints a JSON list of {"weight": [...], "bias": ...}, one a run.
@@ -15,12 +15,12 @@ from diffprivlib.models import LinearRegression  # type: ignore[import-not-found
 def main() -> None:
     folder, epsilon = Path(sys.argv[1]), float(sys.argv[2])
     x, y = np.load(folder / "x.npy"), np.load(folder / "y.npy")
-    found = []
+    models = []
     for _ in range(int(sys.argv[3])):
         model = LinearRegression(epsilon=epsilon, bounds_X=(0.0, 1.0), bounds_y=(0.0, 1.0))
         model.fit(x, y)
-        found.append({"weight": model.coef_.ravel().tolist(), "bias": float(model.intercept_)})
-    print(json.dumps(found))
+        models.append({"weight": model.coef_.ravel().tolist(), "bias": float(model.intercept_)})
+    print(json.dumps(models))
 
 
 if __name__ == "__main__":

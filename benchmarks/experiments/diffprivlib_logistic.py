@@ -1,4 +1,4 @@
-"""Fit diffprivlib's logistic regression: run by the interpreter that has it, so it imports nothing of adlm.
+"""Fit diffprivlib's logistic regression, in its own environment; so this script imports nothing of adlm.
 
 `PYTHON diffprivlib_logistic.py FOLDER EPSILON C RUNS` reads `x.npy`, (n, k) rows of L2 norm at most 1, and
 `y.npy`, (n,) codes of two classes, and prints a JSON list of {"weight": [...], "bias": ...}, one a run.
@@ -18,14 +18,14 @@ ITERATIONS = 1000
 def main() -> None:
     folder, epsilon, inverse_penalty = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
     x, y = np.load(folder / "x.npy"), np.load(folder / "y.npy")
-    found = []
+    models = []
     for _ in range(int(sys.argv[4])):
         model = LogisticRegression(
             epsilon=epsilon, data_norm=DATA_NORM, C=inverse_penalty, max_iter=ITERATIONS
         )
         model.fit(x, y)
-        found.append({"weight": model.coef_[0].tolist(), "bias": float(model.intercept_[0])})
-    print(json.dumps(found))
+        models.append({"weight": model.coef_[0].tolist(), "bias": float(model.intercept_[0])})
+    print(json.dumps(models))
 
 
 if __name__ == "__main__":

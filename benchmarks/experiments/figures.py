@@ -1,4 +1,4 @@
-"""Figures of a summary, as small SVG files that are the same each time they are drawn."""
+"""Figures of a summary, as small, reproducible SVG files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _FLAT = {"no-noise": ("-.", "#444444"), "ceiling": ("--", "#444444"), "prior": (
 
 
 def names(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = (), kept: str = "") -> list[Path]:
-    """Where `draw` puts the figures of a summary.
+    """Paths of the figures of a summary, as `draw` writes them.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def names(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = (), 
 
 
 def draw(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = (), kept: str = "") -> list[Path]:
-    """Draw what suits the kind of experiment; return the files, whose names end in `kept`.
+    """Draw the figures for the kind of experiment; return the files, whose names end in `kept`.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def draw(summary: Mapping[str, Any], folder: Path, curves: Sequence[str] = (), k
 
 
 def _log_axis(axes: Any, values: Sequence[float]) -> None:
-    """A logarithmic x axis with its ticks where something was measured, in plain figures."""
+    """A logarithmic x axis with ticks at the measured values, in plain numbers."""
     axes.set_xscale("log")
     ticks = sorted(set(values))
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
@@ -99,7 +99,7 @@ def _curve(rows: Sequence[Mapping[str, Any]], method: str) -> list[Mapping[str, 
 
 
 def _legend(row: Mapping[str, Any], claimed: bool) -> str:
-    """A curve's label with what its epsilon means."""
+    """A curve's label with the meaning of its epsilon."""
     if not claimed:
         label = str(row["label"])
         return label if row["neighbours"] in label else f"{label} ({row['neighbours']})"
@@ -148,7 +148,7 @@ def _labelled(figure: Any, axes: Any, title: str, *, columns: int) -> Any:
 
 
 def _published(axes: Any, figures: Sequence[Mapping[str, Any]], *, separate: bool) -> None:
-    """Marks for what others have published; each method by itself, or one mark for each source."""
+    """Marks for published figures; one for each method, or one for each source."""
     names = [f"{f['what']} ({f['source']})" if separate else f["source"] for f in figures]
     for mark, name in zip("x+1234*dDsv^", dict.fromkeys(names), strict=False):
         own = [figure for figure, its in zip(figures, names, strict=True) if its == name]
@@ -166,7 +166,7 @@ def _published(axes: Any, figures: Sequence[Mapping[str, Any]], *, separate: boo
 
 
 def _over_steps(summary: Mapping[str, Any], epsilon: float) -> Any | None:
-    """Accuracy over training steps; what is not trained, or pays for each step, is a line at its end."""
+    """Accuracy over training steps; methods without training, or that pay for each step, are lines."""
     rows = [row for row in summary["rows"] if row["epsilon"] == epsilon or row["method"] == "no-noise"]
     rows = [
         {key: value for key, value in row.items() if key != "history" or row["method"] != "psgd-abadi"}
@@ -189,7 +189,7 @@ def _over_steps(summary: Mapping[str, Any], epsilon: float) -> Any | None:
 
 
 def _ablation(summary: Mapping[str, Any]) -> Any:
-    """Accuracy over training steps for each change, beside what is published."""
+    """Accuracy over training steps for each change, with the published figures."""
     figure, axes = new(6.4, 5.4)
     for row in summary["rows"]:
         x, y = [point[0] for point in row["history"]], [100 * point[1] for point in row["history"]]

@@ -1,4 +1,4 @@
-"""Published figures beside ours: one table and one picture for each data set (docs/frontier.md).
+"""Published figures and ours: one table and one picture for each data set (docs/frontier.md).
 
 python -m benchmarks.experiments.frontier_page results   # draw the pictures
 """
@@ -19,7 +19,7 @@ from benchmarks.experiments.tabulate import grid, percent
 DPSGD = ("psgd-linear", "psgd-linear-replace-one")
 OURS = ("moments-pure", "moments", "moments-add-remove", *DPSGD)
 OUR_EPSILONS = (0.1, 0.5, 1.0, 3.0, 8.0)
-LEAST_RELEASES = 5  # of a figure of ours; what has fewer stays in `results/`
+LEAST_RELEASES = 5  # of a figure of ours; figures with fewer stay in `results/`
 FEATURES = "none; features from random processes"
 HEADINGS = ("method", "from", "status", "relation", "delta", "seeds", "public data")
 PICTURE = "published.svg"
@@ -96,7 +96,7 @@ def _delta(delta: float) -> str:
 
 
 def draw(summary: Mapping[str, Any], folder: Path) -> Path:
-    """Draw our curves and everybody's marks."""
+    """Draw our curves and marks for published figures."""
     figure, axes = new(7.4, 5.4)
     values, ticks = [], set(OUR_EPSILONS)
     for method in OURS:
@@ -148,7 +148,7 @@ def draw(summary: Mapping[str, Any], folder: Path) -> Path:
 
 
 def _photographs(row: published.Row) -> bool:
-    """Whether real images of other people were used beside the private ones."""
+    """Whether public photographs were used besides the private images."""
     return row.public_data not in ("", "none", "images of random processes")
 
 

@@ -1,4 +1,4 @@
-"""Fit interpret's DP-EBM: run by the interpreter that has it, so it imports nothing of adlm.
+"""Fit interpret's DP-EBM, in its own environment; so this script imports nothing of adlm.
 
 `PYTHON interpret_ebm.py FOLDER EPSILON DELTA RUNS` reads `x.npy` and `test.npy`, (n, d) columns, `y.npy`,
 (n,) codes, and `kinds.json`, `continuous` (in [0, 1], NaN where missing) or `nominal` (codes) for a column.

@@ -1,4 +1,4 @@
-"""Every kind of network on record releases of scikit-learn's digits, beside its control without noise.
+"""Every kind of network on record releases of scikit-learn's digits, with its control without noise.
 
     python -m benchmarks.experiments.kinds --out results/kinds.jsonl
     python -m benchmarks.experiments.kinds --table results/kinds.jsonl
@@ -37,7 +37,7 @@ L = 100
 
 
 def run(out: Path) -> None:
-    """Run what is not in the file yet and append it."""
+    """Run the networks and budgets that are not in the file yet and append them."""
     done = (
         {tuple(json.loads(line)["key"]) for line in out.read_text().splitlines()} if out.exists() else set()
     )
@@ -45,26 +45,26 @@ def run(out: Path) -> None:
         for scale in (None, *SCALES):
             if (name, str(scale)) in done:
                 continue
-            found = {"key": [name, str(scale)]} | (_control(name) if scale is None else _noisy(name, scale))
+            row = {"key": [name, str(scale)]} | (_control(name) if scale is None else _noisy(name, scale))
             out.parent.mkdir(parents=True, exist_ok=True)
             with out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(found) + "\n")
-            print(json.dumps(found), flush=True)
+                file.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
 
 
 def _control(name: str) -> dict[str, Any]:
     """The network without noise, by the same plan and the same polynomial loss."""
     part, test = datasets.load("digits", "train"), datasets.load("digits", "test")
     x, labels = torch.from_numpy(part.domain.scale(part.x)), torch.from_numpy(part.y)
-    seen, answers = torch.from_numpy(test.domain.scale(test.x)), torch.from_numpy(test.y)
+    inputs, answers = torch.from_numpy(test.domain.scale(test.x)), torch.from_numpy(test.y)
     torch.manual_seed(0)
     network = build(name, part.domain.shape, 10)
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     if isinstance(network, Unsupervised):
         network.learn_records(x)
-        found["error"] = network.error(seen)
+        figures["error"] = network.error(inputs)
     train(network, Examples(x, coefficients(CROSS_ENTROPY, labels, 10)), default_plan(len(x)), device="cpu")
-    return found | {"accuracy": accuracy(network, seen, answers, device="cpu"), "epsilon_proved": None}
+    return figures | {"accuracy": accuracy(network, inputs, answers, device="cpu"), "epsilon_proved": None}
 
 
 def _noisy(name: str, scale: Fraction) -> dict[str, Any]:
@@ -72,16 +72,16 @@ def _noisy(name: str, scale: Fraction) -> dict[str, Any]:
     test = datasets.load("digits", "test")
     release = _release(name, scale, labels=True)
     model = fit(release, name)
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "accuracy": float((model.predict(test.x) == test.y).mean()),
         "epsilon_proved": release.certificate.totals.to_dict()["epsilon_proved"],
     }
     if isinstance(model.head, Unsupervised):
         alone = _release(name, scale, labels=False)
-        seen = torch.from_numpy(test.domain.scale(test.x))
-        found["error"] = learn_records(alone, name).error(seen)
-        found["epsilon_without_labels"] = alone.certificate.totals.to_dict()["epsilon_proved"]
-    return found
+        inputs = torch.from_numpy(test.domain.scale(test.x))
+        figures["error"] = learn_records(alone, name).error(inputs)
+        figures["epsilon_without_labels"] = alone.certificate.totals.to_dict()["epsilon_proved"]
+    return figures
 
 
 def _release(name: str, scale: Fraction, *, labels: bool) -> Release:
@@ -103,13 +103,13 @@ def _release(name: str, scale: Fraction, *, labels: bool) -> Release:
 def table(path: Path) -> str:
     """Rows are networks, columns are scales of the noise."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    found = {tuple(row["key"]): row for row in rows}
+    by_key = {tuple(row["key"]): row for row in rows}
     headings = ["accuracy, %; square error", "no noise", *(f"noise of scale {float(s):g}" for s in SCALES)]
     body = []
     for name in KINDS:
-        own = [found.get((name, str(scale))) for scale in (None, *SCALES)]
+        own = [by_key.get((name, str(scale))) for scale in (None, *SCALES)]
         body.append([name, *(_cell(row) for row in own)])
-    proved = [found[("mlp", str(scale))]["epsilon_proved"] for scale in SCALES]
+    proved = [by_key[("mlp", str(scale))]["epsilon_proved"] for scale in SCALES]
     body.append(["*epsilon proved, features and labels*", "none", *(shown(value) for value in proved)])
     return grid(headings, body)
 
@@ -126,11 +126,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("results/kinds.jsonl"))
     parser.add_argument("--table", type=Path)
-    given = parser.parse_args()
-    if given.table:
-        print(table(given.table))
+    options = parser.parse_args()
+    if options.table:
+        print(table(options.table))
     else:
-        run(given.out)
+        run(options.out)
 
 
 if __name__ == "__main__":

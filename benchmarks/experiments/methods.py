@@ -32,8 +32,8 @@ from benchmarks.experiments import benchmark_data
 from benchmarks.experiments import ceiling as without_noise
 from benchmarks.experiments.trials import Outcome, Trial
 
-CHOSEN = ("k", "q", "rounds")  # of a plan: what tells whether the rule would choose the same today
-NOTHING = "0.000001"  # an epsilon at which a release carries nothing of the records
+CHOSEN = ("k", "q", "rounds")  # settings of a plan that show whether the rule has changed since
+NOTHING = "0.000001"  # an epsilon at which a release carries no information on the records
 
 
 def moments(trial: Trial) -> Outcome:
@@ -43,9 +43,9 @@ def moments(trial: Trial) -> Outcome:
         trial.data, request, epsilon=trial.epsilon, delta=trial.delta, seed=trial.entropy
     )
     try:
-        found = benchmark_data.measured(fit(release).head, trial.data, release.features(), request)
-        reached = {"accuracy": found.accuracy, "calibration_error": found.calibration_error}
-    except UserError:  # the noisy counts of a small data set under add-remove can say that nobody is there
+        measures = benchmark_data.measured(fit(release).head, trial.data, release.features(), request)
+        reached = {"accuracy": measures.accuracy, "calibration_error": measures.calibration_error}
+    except UserError:  # under add-remove, the noisy counts of a small data set can sum to no records
         reached = {"accuracy": 1 / len(release.certificate.domain.classes)}
     plan = release.certificate.settings["plan"]
     return release.certificate.totals.to_dict() | reached | {name: plan.get(name) for name in CHOSEN}
@@ -57,7 +57,7 @@ def ceiling(trial: Trial) -> Outcome:
 
 
 def prior(trial: Trial) -> Outcome:
-    """What the public prior gives by itself: a release whose budget is too small to say anything."""
+    """The accuracy of the public prior alone: a release whose budget is too small to carry information."""
     return moments(replace(trial, epsilon=NOTHING))
 
 
@@ -65,12 +65,12 @@ def planned(trial: Trial) -> Outcome:
     """The accuracy that `adlm plan` predicts from public quantities alone, reading no record."""
     n = trial.settings.get("n") or len(benchmark_data.split(trial.data, "train").y)
     public, classes = benchmark_data.features(trial.data), len(datasets.domain(trial.data).classes)
-    found = forecast(public, n, classes, trial.epsilon, trial.delta, seed=trial.seed)
-    return _costs(0.0, 0.0) | {"accuracy": found.accuracy}
+    expected = forecast(public, n, classes, trial.epsilon, trial.delta, seed=trial.seed)
+    return _costs(0.0, 0.0) | {"accuracy": expected.accuracy}
 
 
 def records(trial: Trial) -> Outcome:
-    """Algorithm 1 (adlm) or its identical twin (ilm): noisy records, a network trained on them."""
+    """Algorithm 1 (adlm) or its variant with identical noise (ilm): a network trained on noisy records."""
     s, method = dict(trial.settings), trial.method
     declared = benchmark_data.domain(trial.data, "replace-one")
     part = benchmark_data.split(trial.data, "train").first(s.get("n"))
@@ -112,7 +112,7 @@ def records(trial: Trial) -> Outcome:
 
 @lru_cache(maxsize=2)
 def relevance_network(data: str, size: str) -> RelevanceNetwork:
-    """A relevance network that has seen random public classes only; `quick` is smaller."""
+    """A relevance network that was trained on random public classes only; `quick` is smaller."""
     name, per_class, epochs = {"quick": ("mlp", 50, 6), "full": ("small-cnn", 100, 12)}[size]
     return make_public(datasets.domain(data).shape, name=name, per_class=per_class, epochs=epochs)
 
@@ -145,7 +145,7 @@ def psgd_linear(trial: Trial) -> Outcome:
     return _dpsgd(trial, s, network, (z, y), (test, answers))
 
 
-def _dpsgd(trial: Trial, s: dict[str, Any], network: nn.Module, seen: Any, test: Any) -> Outcome:
+def _dpsgd(trial: Trial, s: dict[str, Any], network: nn.Module, training: Any, test: Any) -> Outcome:
     n, shown, neighbours = s.pop("n", None), tuple(s.pop("shown", ())), s.pop("neighbours", "add-remove")
     settings = dpsgd.Settings(**s)
     history: list[tuple[int, float]] = []
@@ -154,13 +154,13 @@ def _dpsgd(trial: Trial, s: dict[str, Any], network: nn.Module, seen: Any, test:
         if epoch in shown:
             history.append((epoch, dpsgd.accuracy(trained, *test)))
 
-    x, labels = seen[0][:n], seen[1][:n]
+    x, labels = training[0][:n], training[1][:n]
     certificate = dpsgd.certify(settings, len(x), trial.epsilon, trial.delta, neighbours=neighbours)
     trained = dpsgd.follow(network, x, labels, settings, certificate, seed=trial.entropy, on_epoch=on_epoch)
-    found = trained.accuracy(*test)
+    accuracy = trained.accuracy(*test)
     last = math.ceil(settings.epochs)
-    history = [point for point in history if point[0] != last] + [(last, found)]
-    return trained.certificate.to_dict() | {"accuracy": found, "history": history}
+    history = [point for point in history if point[0] != last] + [(last, accuracy)]
+    return trained.certificate.to_dict() | {"accuracy": accuracy, "history": history}
 
 
 def _costs(claimed: float | None, proved: float | None) -> Outcome:

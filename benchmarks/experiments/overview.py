@@ -1,4 +1,4 @@
-"""One small table of accuracy for the README: ours beside DP-SGD on every data set, from `results/`."""
+"""One small table of accuracy for the README: ours and DP-SGD on every data set, from `results/`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.experiments.tabulate import grid
 
 EPSILONS = ("0.1", "0.5", "1", "3", "8")
 IMAGES = {"MNIST": "mnist", "Fashion-MNIST": "fashion-mnist", "CIFAR-10": "cifar10"}
-# what a row is called, its method among the frontiers, and its method among the tables
+# label of a row, its method in the frontier experiments, and its method in the tables
 ROWS = (
     ("DP-SGD, add-remove", "psgd-linear", DPSGD),
     ("ours, add-remove", "moments-add-remove", OURS_ADDED),
@@ -24,15 +24,15 @@ Accuracies = dict[tuple[str, str], float]  # by method and epsilon
 
 def overview(results: Path) -> str:
     """Return accuracy at delta 1e-5, in per cent: means over releases or runs."""
-    found = {name: _frontier(results / f"frontier-{key}" / "summary.json") for name, key in IMAGES.items()}
+    curves = {name: _frontier(results / f"frontier-{key}" / "summary.json") for name, key in IMAGES.items()}
     rows = read(results / "tables.jsonl")
-    found["Adult"] = {
+    curves["Adult"] = {
         (row.method, row.epsilon or ""): row.accuracy
         for row in rows
         if row.data == "adult" and row.noise == "delta 1e-5"
     }
     lines = []
-    for name, accuracies in found.items():
+    for name, accuracies in curves.items():
         for label, *methods in ROWS:
             values = [
                 next((accuracies[m, e] for m in methods if (m, e) in accuracies), None) for e in EPSILONS

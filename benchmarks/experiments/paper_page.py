@@ -1,4 +1,4 @@
-"""What stands under the tables of the paper's experiments: what its noise amounts to, and what breaks it."""
+"""Notes below the tables of the paper's experiments: the scale of its noise, and attacks on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def extras(data: str) -> str:
 
 
 def noise(data: str) -> str:
-    """How much noise a pixel in [0, 1] gets, and what is proved where each record has its own."""
+    """The noise on a pixel in [0, 1], and the proved epsilon where each record has its own noise."""
     name, batch, split = NETWORKS[data]
     domain = datasets.domain(data)
     sizes = sizes_of(name, domain.shape, len(domain.classes))
@@ -54,15 +54,15 @@ def noise(data: str) -> str:
 
 
 def attacks(claimed: str = "0.5", runs: int = 2000) -> str:
-    """What an attack that subtracts two records of a batch proves of each reading."""
+    """Lower bounds for each reading, from an attack that subtracts two records of a batch."""
     body = []
     for reading in READINGS:
         if reading == "no-noise":
             continue
-        found = attack(reading, claimed, runs=runs)
-        proved = "none" if math.isinf(found["proved"]) else epsilon(found["proved"])
-        broken = "broken" if found["lower"] > found["claimed"] else "not by this attack"
-        body.append([reading, f"{found['claimed']:g}", proved, f"{found['lower']:.2f}", broken])
+        result = attack(reading, claimed, runs=runs)
+        proved = "none" if math.isinf(result["proved"]) else epsilon(result["proved"])
+        broken = "broken" if result["lower"] > result["claimed"] else "not by this attack"
+        body.append([reading, f"{result['claimed']:g}", proved, f"{result['lower']:.2f}", broken])
     headings = ["reading", "epsilon claimed", "epsilon proved", "lower bound found", "the claim is"]
     text = (
         "Two records of a batch are subtracted to tell a white first pixel from a black one: "

@@ -1,12 +1,12 @@
 """The paper's networks trained by each reading of its noise, with the control that has none.
 
-A trial is a reading at a claimed epsilon. It is kept after every epoch and goes on from there when it is run
-again. The budgets are split as in the authors' code for each data set. ILM comes twice: with AdLM's eps2 and
-eps3, so that AdLM pays for relevances on top, and with its total shared out over features and labels.
+A trial is a reading at a claimed epsilon. It is saved after every epoch and resumed from there when it is run
+again. The budgets are split as in the authors' code for each data set. ILM is run twice: with AdLM's eps2 and
+eps3, so that AdLM pays for relevances on top, and with its total divided between features and labels.
 
 Settings that an ablation may change, one at a time: `schedule` of the rate, `optimiser`, `split` of the
 budget, `label_noise` (times that of Lemma 5, or `constant`: a vector on the last hidden layer), `pixels` (the
-range that records are scaled to), `relevance` (`sharp`: as the authors' code takes them), `input_clip` and
+range that records are scaled to), `relevance` (`sharp`: as in the authors' code), `input_clip` and
 `statistics` at test time.
 """
 
@@ -57,12 +57,12 @@ DELTAS = ("counted", "neurons x patch", "maps x d", "per-patch", "one neuron", "
 
 
 def budgets_of(method: str, epsilon: str, split: Sequence[str] = SPLIT) -> Budgets:
-    """How a method shares a claimed total out; `ilm-...-total` has AdLM's total, other ILM its eps2, eps3."""
+    """Split of a claimed total by method; `ilm-...-total` has AdLM's total, other ILM its eps2, eps3."""
     shares = tuple(split)
     if method.startswith("ilm") and method.endswith("-total"):
         return Budgets.split(epsilon, shares, "ilm")
-    whole = Budgets.split(epsilon, shares)
-    return whole if method.startswith("adlm") else replace(whole, epsilon1=None)
+    budgets = Budgets.split(epsilon, shares)
+    return budgets if method.startswith("adlm") else replace(budgets, epsilon1=None)
 
 
 def sizes_of(name: str, shape: tuple[int, ...], classes: int) -> LayerSizes:
@@ -71,7 +71,7 @@ def sizes_of(name: str, shape: tuple[int, ...], classes: int) -> LayerSizes:
 
 
 def delta_h0_readings(sizes: LayerSizes) -> dict[str, int]:
-    """Delta_h0 as it can be read: Lemma 3 counts every neuron of h0 with all d inputs, the code a patch."""
+    """Readings of Delta_h0: Lemma 3 counts every neuron of h0 with all d inputs, the code a patch."""
     maps = sizes.neurons // sizes.map_size
     return dict(
         zip(
@@ -92,8 +92,8 @@ def delta_h0_readings(sizes: LayerSizes) -> dict[str, int]:
 def perform(trial: Trial) -> Outcome:
     """Train a network by the reading of a trial and measure it on the public test split.
 
-    Test records are measured all together, with their own batch statistics: training saw the statistics of
-    noisy batches, and clean records fit none of these.
+    Test records are evaluated all together, with their own batch statistics, because those of training are
+    of noisy batches and do not suit clean records.
     """
     s = dict(trial.settings)
     declared, part = (
@@ -168,7 +168,7 @@ def perform(trial: Trial) -> Outcome:
 
 @torch.no_grad()
 def accuracy(network: nn.Module, x: Tensor, labels: Any, *, together: bool = True) -> float:
-    """Share of records whose class is found, with the statistics of all of them or those training kept.
+    """Accuracy, with the batch statistics of all of these records or those of training.
 
     Parameters
     ----------
@@ -178,13 +178,13 @@ def accuracy(network: nn.Module, x: Tensor, labels: Any, *, together: bool = Tru
     """
     was, right = network.training, torch.as_tensor(labels)
     with by_batch(network.eval(), together):
-        found = in_chunks.forward(network, x).argmax(1)
+        predicted = in_chunks.forward(network, x).argmax(1)
     network.train(was)
-    return float((found == right).double().mean())
+    return float((predicted == right).double().mean())
 
 
 def _within(x: Tensor, pixels: Sequence[float]) -> Tensor:
-    """Records in [0, 1] moved to another range, against which the same noise is smaller or larger."""
+    """Records in [0, 1] scaled to another range, relative to which the same noise is smaller or larger."""
     low, high = pixels
     return x if (low, high) == PIXELS else low + (high - low) * x
 
@@ -226,7 +226,7 @@ def _relevance(data: str, n: int | None, epsilon1: str, seed: int) -> PrivateRel
     """Private relevances by a public network, raised to the authors' floor."""
     public = make_public(datasets.domain(data).shape, name="mlp", per_class=50, epochs=6)
     part = benchmark_data.split(data, "train").first(n)
-    found = private_relevance(
+    relevance = private_relevance(
         RelevanceSource(public.network, "public"),
         part.x,
         benchmark_data.domain(data, "replace-one"),
@@ -234,17 +234,17 @@ def _relevance(data: str, n: int | None, epsilon1: str, seed: int) -> PrivateRel
         ledger=Ledger(),
         source=Source.seeded_with(seed),
     )
-    return replace(found, values=np.maximum(found.values, readings.FLOOR))
+    return replace(relevance, values=np.maximum(relevance.values, readings.FLOOR))
 
 
 def _sharp_relevance(data: str, n: int | None, epsilon1: str, seed: int) -> PrivateRelevance:
-    """Relevances as the authors' code takes them, raised to its floor."""
-    found = authors_code.sharp_relevance(data, n, epsilon1, seed)
-    return replace(found, values=np.maximum(found.values, readings.FLOOR))
+    """Relevances as in the authors' code, raised to its floor."""
+    relevance = authors_code.sharp_relevance(data, n, epsilon1, seed)
+    return replace(relevance, values=np.maximum(relevance.values, readings.FLOOR))
 
 
 def _checkpoint_path(trial: Trial) -> Path:
-    """Where a trial is kept while it runs; the data sets are public, so this may be in the cache."""
+    """Checkpoint of a running trial; the data sets are public, so this may be in the cache."""
     folder = Path(os.environ.get("ADLM_CACHE") or user_cache_dir("adlm")) / "experiments"
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{trial.key}.checkpoint"
@@ -259,12 +259,12 @@ def estimate(trials: Iterable[Trial]) -> float:
     speed: dict[str, float] = {}
     total = 0.0
     for trial in trials:
-        seen = _records_seen(trial)
-        if seen:
+        records = _records_seen(trial)
+        if records:
             name = str(trial.settings["network"])
             if name not in speed:
                 speed[name] = _records_a_second(name, trial.data, int(trial.settings.get("train_batch", 300)))
-            total += seen / speed[name]
+            total += records / speed[name]
     return total
 
 
@@ -274,7 +274,7 @@ def trains(trial: Trial) -> bool:
 
 
 def _records_seen(trial: Trial) -> float:
-    """Records that pass the network in training, in passes without a gradient of each."""
+    """Records processed in training, in units of passes without per-record gradients."""
     s = trial.settings
     if not trains(trial):
         return 0
@@ -290,7 +290,7 @@ def _records_a_second(name: str, data: str, batch: int) -> float:
     optimiser = torch.optim.Adam(network.parameters())
     x = torch.rand(batch, *domain.shape)
     for turn in range(3):
-        if turn == 1:  # the first is to warm up
+        if turn == 1:  # the first is a warm-up
             start = time.perf_counter()
         optimiser.zero_grad()
         in_chunks.forward(network, x).square().mean().backward()  # type: ignore[no-untyped-call]
@@ -299,10 +299,10 @@ def _records_a_second(name: str, data: str, batch: int) -> float:
 
 
 def attack(reading: str, epsilon: str, *, runs: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """Tell a white from a black first pixel by subtracting two records of a batch: a lower bound on epsilon.
+    """Distinguish a white first pixel from a black one by the difference of two records of a batch.
 
-    The bound is wrong once in 1,000 runs (Clopper-Pearson). With noise of its own a record stays hidden up to
-    what is proved; with shared noise the difference is the pixel itself.
+    It gives a lower bound on epsilon that is wrong once in 1,000 runs (Clopper-Pearson). With independent
+    noise a record is protected up to the proved epsilon; with shared noise the difference is the pixel.
 
     Parameters
     ----------
@@ -328,11 +328,11 @@ def attack(reading: str, epsilon: str, *, runs: int = 2000, seed: int = 0) -> di
             differences.append(float(batch[0, 0, 0] - batch[1, 0, 0]))
         worlds.append(np.asarray(differences))
     bound = two_worlds_bound(worlds[0], worlds[1], alpha=1e-3)
-    found = readings.totals(reading, perturbation, (), 1)
+    totals = readings.totals(reading, perturbation, (), 1)
     return {
         "reading": reading,
-        "claimed": float(found.epsilon_claimed),
-        "proved": float(found.epsilon_proved),
+        "claimed": float(totals.epsilon_claimed),
+        "proved": float(totals.epsilon_proved),
         "lower": bound.value,
         "runs": runs,
     }

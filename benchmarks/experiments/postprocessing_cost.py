@@ -1,4 +1,4 @@
-"""Privatise once, train forever: what many epochs and many trials cost a release, and what DP-SGD."""
+"""Privacy cost of many epochs and many trials: none for a release, growing for DP-SGD."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _head(width: int, hidden: int, classes: int) -> nn.Module:
 
 
 def epochs_release(trial: Trial) -> Outcome:
-    """Train a network on one moment release, for longer and longer: the certificate does not move."""
+    """Train a network on one moment release, for longer and longer: the certificate does not change."""
     s, release = trial.settings, _release(trial)
     width = release.features().width
     before = canonical(release.certificate.to_dict())
@@ -73,7 +73,7 @@ def epochs_release(trial: Trial) -> Outcome:
 
 
 def epochs_psgd(trial: Trial) -> Outcome:
-    """DP-SGD on a linear head with the noise that spends epsilon in `budget_epochs`, and then goes on."""
+    """DP-SGD on a linear head with noise that spends epsilon in `budget_epochs`, continued beyond them."""
     s = dict(trial.settings)
     n, shown, within = s.pop("n"), tuple(s.pop("shown")), s.pop("budget_epochs")
     settings = dpsgd.Settings(**s, epochs=max(shown))
@@ -122,14 +122,14 @@ def candidates(count: int, seed: int) -> Iterator[Candidate]:
 
 
 def search_release(trial: Trial) -> Outcome:
-    """Try many settings on one release; choose by accuracy on vectors drawn from the release, never seen.
+    """Try many settings on one release; choose by accuracy on held-out vectors drawn from the release.
 
-    Test accuracy of every trial is recorded to show how good the choice was; it takes no part in it.
+    Test accuracy of every trial is recorded to show how good the choice was; it is not used for it.
     """
     s, release = trial.settings, _release(trial)
     width, classes = release.features().width, len(datasets.domain(trial.data).classes)
     laws, generator = _laws(release), torch.Generator().manual_seed(trial.entropy)
-    seen, fresh = laws.sample(s["draws"], generator), laws.sample(s["draws"], generator)
+    training, fresh = laws.sample(s["draws"], generator), laws.sample(s["draws"], generator)
     scores: list[tuple[float, float, Candidate]] = []
     for index, candidate in enumerate(candidates(s["trials"], trial.seed)):
         torch.manual_seed(trial.entropy + index)
@@ -138,7 +138,7 @@ def search_release(trial: Trial) -> Outcome:
         plan = TrainingConfig(
             epochs=candidate.epochs, batch_size=200, learning_rate=candidate.rate, options=options, seed=index
         )
-        train(head, Examples(*seen), plan, device="cpu")
+        train(head, Examples(*training), plan, device="cpu")
         valid = dpsgd.accuracy(head, fresh[0], fresh[1].numpy())
         scores.append(
             (valid, benchmark_data.measured(head, trial.data, release.features()).accuracy, candidate)
@@ -159,9 +159,9 @@ def search_release(trial: Trial) -> Outcome:
 
 
 def search_psgd(trial: Trial) -> Outcome:
-    """What as many trials cost DP-SGD: the epsilon of all, and what one reaches when all must fit in it.
+    """The same search for DP-SGD: the epsilon of all trials, and the accuracy when all share one budget.
 
-    A trial that has its share of the budget only is run with settings that suit so small a one.
+    A trial with its share of the budget is run with settings for so small a budget.
     """
     s = dict(trial.settings)
     n, count, within = s.pop("n"), s.pop("trials"), dpsgd.Settings(**s.pop("within"))

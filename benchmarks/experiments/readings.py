@@ -2,18 +2,18 @@
 
 Lemma 4 writes the sum over a batch of (1/|L|) Lap as one Lap, which it is when *one* draw is shared by the
 batch. That is what the authors' published code does, and with it the paper's accuracies can be reached. It
-protects nobody: the difference of two records of a batch carries no noise. So nothing is proved of such a
+gives no privacy: the difference of two records of a batch carries no noise. So nothing is proved for such a
 reading; its certificate says so, and no release can be made of it, as records are read at every step.
 
 Readings, from the least noise that averaging leaves to the most:
 
 `no-noise` : the control.
-`shared` : one noise image for all records of a batch, drawn anew at each step, and one matrix of noise on the
+`shared` : one noise image for all records of a batch, redrawn at each step, and one matrix of noise on the
     loss for all of training: the authors' code.
-`shared-own-labels` : the same image, but each label has noise of its own, drawn once.
+`shared-own-labels` : the same image, but independent noise for each label, drawn once.
 `one-image` : one noise image for all records and steps.
-`own-once` : noise of its own for each record, drawn once: Algorithm 1 as it is written.
-`own-redrawn` : noise of its own for each record, drawn anew each time the record is read.
+`own-once` : independent noise for each record, drawn once: Algorithm 1 as it is written.
+`own-redrawn` : independent noise for each record, redrawn each time the record is read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from adlm.privacy.certificate import Certificate
 
 READINGS = ("no-noise", "shared", "shared-own-labels", "one-image", "own-once", "own-redrawn")
 PROVED = ("own-once", "own-redrawn")
-FLOOR = 1e-5  # the authors raise relevances to it before they share the budget out
+FLOOR = 1e-5  # the authors raise relevances to it before they divide the budget
 STAMP = "NOT PRIVATE: one noise image for a batch"
 WHY = {
     "no-noise": "there is no noise",
@@ -49,13 +49,13 @@ WHY = {
 
 @dataclass(frozen=True)
 class Reading(Examples):
-    """Records as a reading shows them to the training loop, batch by batch.
+    """Records with the noise of a reading, for the training loop, batch by batch.
 
     Attributes
     ----------
     x : (n, *shape) records in [0, 1], without noise.
-    target : coefficients of the loss, with noise of their own where the reading has it.
-    draw : noise for a batch of so many records, broadcast over them where it is shared.
+    target : coefficients of the loss, with independent noise where the reading has it.
+    draw : noise for a batch of a given size, broadcast over records where it is shared.
     """
 
     draw: Callable[[int], Tensor] | None = None
@@ -75,8 +75,8 @@ def read(
     ----------
     x, labels : (n, *shape) records in [0, 1], and their n class codes.
     perturbation : budget ratios and noise scales, as the record release has them.
-    source : of what is drawn once. What is drawn anew takes its seed from torch's generator, which the
-        training loop sets at each epoch, so that a run can be resumed.
+    source : of noise that is drawn once. Noise that is redrawn takes its seed from torch's generator, which
+        the training loop sets at each epoch, so that a run can be resumed.
     """
     check(reading)
     settings, classes = perturbation.settings, len(perturbation.domain.classes)
@@ -111,7 +111,7 @@ def read(
 
 
 def share_label_noise(network: nn.Sequential, matrix: Tensor | None) -> Callable[[], None]:
-    """Put shared noise on the output layer's loss; return what takes it off again.
+    """Put shared noise on the output layer's loss; return a function that removes it.
 
     The authors subtract sum(P W) from the loss of each of the M outputs, so that the gradient of W is off by
     the same M P in each step.
@@ -130,12 +130,12 @@ def share_label_noise(network: nn.Sequential, matrix: Tensor | None) -> Callable
 def certify(
     reading: str, perturbation: RecordMechanism, extra: tuple[Charge, ...], reads: int
 ) -> Certificate:
-    """What a reading claims, and what is proved of it after every record was read so many times.
+    """The charges of a reading, claimed and proved, after every record was read `reads` times.
 
     Parameters
     ----------
     reading : of the paper's noise.
-    perturbation : settings made ready.
+    perturbation : the mechanism for this data set.
     extra : charges that came before.
     reads : times that each record is read.
 
@@ -175,16 +175,16 @@ def totals(reading: str, perturbation: RecordMechanism, extra: tuple[Charge, ...
 
 
 def check(reading: str) -> None:
-    """Refuse a reading that there is not."""
+    """Refuse an unknown reading."""
     if reading not in READINGS:
         raise UserError(f"reading must be one of {', '.join(READINGS)} (got {reading!r}).")
 
 
 def _next() -> Source:
-    """A source that torch's generator decides."""
+    """A source seeded by torch's generator."""
     return Source.seeded_with(int(torch.randint(2**62, ())))
 
 
 def _finite(units: Any) -> Any:
-    """Units of the noise; a withheld feature has noise alone, as much as there is room for."""
+    """Units of the noise; a feature that is not released has noise alone, of scale 1e6."""
     return np.where(np.isfinite(units), units, 1e6 / SCALE)

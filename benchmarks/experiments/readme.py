@@ -3,9 +3,9 @@
 A table stands between `<!-- results: results/frontier-mnist/summary.json -->` and `<!-- /results -->`; the
 path is relative to the README. `bench.json` files give the table of the bench. A list of methods after the
 path keeps those rows: `<!-- results: results/frontier-mnist/summary.json moments psgd-tanh -->`. A word in
-place of a path stands for all experiments whose names begin with it: `<!-- results: frontier -->`.
+place of a path selects all experiments whose names begin with it: `<!-- results: frontier -->`.
 The word `tests` after the path gives the t-tests in place of the table, `calibration` the calibration
-error, `published` what others have published beside ours. Results on tables are quoted by data
+error, `published` the published figures and ours. Results on tables are quoted by data
 set and measure: `<!-- results: results/tables.jsonl adult accuracy -->`. `<!-- results: results overview -->`
 is one small table of all data sets.
 
@@ -37,7 +37,7 @@ _BLOCK = re.compile(r"<!-- results: (?P<path>\S+)(?P<methods>[^>]*?) -->\n.*?<!-
 
 
 def rewritten(text: str, folder: Path) -> str:
-    """Return the text with every marked table made anew from its result file."""
+    """Return the text with every marked table rewritten from its result file."""
 
     def block(match: re.Match[str]) -> str:
         path, methods = match["path"], match["methods"].split()
@@ -96,14 +96,14 @@ def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.experiments.readme", description=__doc__)
     parser.add_argument("file", nargs="?", type=Path, default=Path("README.md"))
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if something would")
-    given = parser.parse_args(words)
+    options = parser.parse_args(words)
     try:
-        text = given.file.read_text(encoding="utf-8")
-        new = rewritten(text, given.file.parent)
-        if given.check:
+        text = options.file.read_text(encoding="utf-8")
+        new = rewritten(text, options.file.parent)
+        if options.check:
             return int(new != text)
         if new != text:
-            write_file(given.file, new.encode(), what="README")
+            write_file(options.file, new.encode(), what="README")
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

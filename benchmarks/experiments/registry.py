@@ -1,4 +1,4 @@
-"""The names of all methods, what each is called in tables and figures, and how to run one."""
+"""The names of all methods, their labels in tables and figures, and how to run one."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ FROM_PIXELS = ("adlm", "ilm", "psgd-abadi", "psgd-tanh", *READINGS)
 
 
 def perform(trial: Trial) -> Outcome:
-    """Run a trial; the outcome names the public features it rests on, if it does."""
+    """Run a trial; the outcome names the public features it depends on, if any."""
     outcome = METHODS[trial.method](trial)
     return outcome if trial.method in FROM_PIXELS else outcome | {"features": fingerprint(trial.data)}
 
 
 def current(done: Done) -> bool:
-    """Whether a kept trial rests on the public features and the rule of today."""
+    """Whether a stored trial used the current public features and the current rule."""
     if done.trial.method in FROM_PIXELS:
         return True
     if done.outcome.get("features") != fingerprint(done.trial.data):
@@ -47,8 +47,8 @@ def current(done: Done) -> bool:
 
 @lru_cache(maxsize=4)
 def fingerprint(data: str) -> str:
-    """Short name of the public features of a data set."""
-    return benchmark_data.features(data).fingerprint()[:16]
+    """Short name of the public features of a data set; how many products are taken is the rule's choice."""
+    return benchmark_data.without_products(benchmark_data.features(data)).fingerprint()[:16]
 
 
 METHODS: dict[str, Callable[[Trial], Outcome]] = {

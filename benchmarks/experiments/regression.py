@@ -1,8 +1,8 @@
-"""Numbers: `AdLMRegressor`'s release beside ridge regression and gradient boosting without privacy, and
+"""Regression: `AdLMRegressor`'s release against ridge regression and gradient boosting without privacy, and
 diffprivlib's linear regression.
 
 The rule's constants were fixed on held-out quarters of training records (and of all of `load_diabetes`, and
-of another draw of `make_friedman1`); test records are read here, to be measured, and nowhere else.
+of another draw of `make_friedman1`); test records are used only here.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Row(Result):
     rmse_sd: float
     mae: float
     mae_sd: float
-    told_mean: int = 0  # runs whose own check said that noise had drowned the model
+    told_mean: int = 0  # runs that fell back to the mean, by their released check
 
 
 Work = Callable[[], tuple[list[NumericMeasures], int]]
@@ -111,21 +111,21 @@ def _cases(
 
 
 def ours(split: TargetSplit, epsilon: str, delta: str, releases: int) -> tuple[list[NumericMeasures], int]:
-    """Fresh releases with the system's noise: none of them can be repeated, so the mean is what counts.
+    """Fresh releases with the system's noise, which cannot be reproduced; their mean is reported.
 
     Parameters
     ----------
     split : the table.
     epsilon, delta : the budget.
-    releases : how many.
+    releases : number of releases.
     """
     batches = split.batches()
-    found, drowned, truth = [], 0, split.values(split.truth)
+    measures, drowned, truth = [], 0, split.values(split.truth)
     for _ in range(releases):
         model = fit(privatise(lambda: batches, domain=split.table, epsilon=epsilon, delta=delta))
         drowned += "warning" in model.training
-        found.append(measure_values(model.values(split.test), truth))
-    return found, drowned
+        measures.append(measure_values(model.values(split.test), truth))
+    return measures, drowned
 
 
 def without_privacy(split: TargetSplit, method: str) -> tuple[list[NumericMeasures], int]:
@@ -141,9 +141,9 @@ def without_privacy(split: TargetSplit, method: str) -> tuple[list[NumericMeasur
 def diffprivlib_linear(
     split: TargetSplit, epsilon: str, runs: int, python: str
 ) -> tuple[list[NumericMeasures], int]:
-    """diffprivlib's linear regression on the encoded columns, by an interpreter that has it.
+    """diffprivlib's linear regression on the encoded columns, in its own environment.
 
-    Columns and target are handed over in a temporary folder that only its owner can read; weights come back.
+    Columns and target are passed in a temporary folder that only its owner can read; weights are returned.
     Predictions are clipped to the bounds of the target, as ours are.
 
     Parameters
@@ -167,19 +167,19 @@ def diffprivlib_linear(
                 "own (pip install diffprivlib==0.6.6 scikit-learn==1.6.1)"
             ) from None
     low, high = split.table.domain.target or (0.0, 1.0)
-    found = []
+    measures = []
     for model in json.loads(done.stdout.strip().splitlines()[-1]):
         position = split.test @ np.array(model["weight"]) + model["bias"]
         values = low + (high - low) * np.clip(position, 0.0, 1.0)
-        found.append(measure_values(values, split.values(split.truth)))
-    return found, 0
+        measures.append(measure_values(values, split.values(split.truth)))
+    return measures, 0
 
 
 def _row(case: Case, measured: Work) -> Row:
-    found, drowned = measured()
+    measures, drowned = measured()
     figures: dict[str, Any] = {}
     for kind in MEASURES:
-        figures[kind], figures[f"{kind}_sd"] = mean_and_sd([float(getattr(m, kind) or 0.0) for m in found])
+        figures[kind], figures[f"{kind}_sd"] = mean_and_sd([float(getattr(m, kind) or 0.0) for m in measures])
     return Row(**asdict(case), **figures, told_mean=drowned)
 
 

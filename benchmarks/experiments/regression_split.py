@@ -1,4 +1,4 @@
-"""Tables with a numeric target, encoded and split: for the comparison on numbers.
+"""Tables with a numeric target, encoded and split: for the comparison on regression.
 
 | name | records | target | split |
 | --- | --- | --- | --- |
@@ -102,7 +102,7 @@ def _of_arrays(
     order: NDArray[np.int64],
     train: int,
 ) -> TargetSplit:
-    """Declare columns and target of arrays, encode them, and take the first `train` of an order to train."""
+    """Declare columns and target of arrays, encode them, and use the first `train` of an order to train."""
     columns = [Column(f"x{j}", "numeric", *pair) for j, pair in enumerate(bounds)]
     answer = Column("y", "target", *target)
     table = TableDomain((*columns, answer))

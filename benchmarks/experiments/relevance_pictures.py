@@ -31,7 +31,7 @@ def draw(out: Path, network: str, threads: int) -> None:
     train, test = datasets.load("mnist", "train"), datasets.load("mnist", "test")
     explained = make_public(train.domain.shape, name=network)
     digits = torch.from_numpy(test.domain.scale(test.x[:DIGITS]))
-    found = relevance(explained.network, digits).features
+    relevances = relevance(explained.network, digits).features
     average = private_relevance(
         RelevanceSource(explained.network, explained.provenance),
         train.x,
@@ -46,7 +46,7 @@ def draw(out: Path, network: str, threads: int) -> None:
     print(f"over features: sd {clean.std():.4f} of the averages, {2**0.5 * scale:.4f} of the noise")
     out.mkdir(parents=True, exist_ok=True)
     titles = [f"a {train.domain.classes[code]}" for code in test.y[:DIGITS]]
-    record_heat_maps(found.numpy(), train.domain.shape, titles).savefig(
+    record_heat_maps(relevances.numpy(), train.domain.shape, titles).savefig(
         out / "relevance-records.png", dpi=120
     )
     title = f"average of {len(train):,}, eps1 = {float(EPSILON):g}"
@@ -61,8 +61,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/figures"))
     parser.add_argument("--network", default="mlp")
     parser.add_argument("--threads", type=int, default=1)
-    given = parser.parse_args()
-    draw(given.out, given.network, given.threads)
+    options = parser.parse_args()
+    draw(options.out, options.network, options.threads)
 
 
 if __name__ == "__main__":

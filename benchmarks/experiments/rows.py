@@ -1,7 +1,7 @@
-"""Comparisons that are kept as rows, one line of JSON each: run with resume, read, tabulate, quote.
+"""Comparisons that are stored as rows, one line of JSON each: run with resume, read, tabulate, quote.
 
-A row is what some runs of a method gave on a data set at a budget. Rows are written as they come, so that a
-run that was stopped goes on where it was.
+A row is the result of some runs of a method on a data set at a budget. Rows are written as they are finished,
+so that an interrupted run can be resumed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOISES = (("pure", "0"), ("delta 1e-5", "1e-5"))
 
 @dataclass(frozen=True)
 class Case:
-    """What is to be measured: a method on a data set at a budget, so many times."""
+    """A measurement to make: a method on a data set at a budget, and the number of runs."""
 
     data: str
     method: str
@@ -37,7 +37,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What every row says of itself; a kind of comparison adds its measures."""
+    """The fields of every row; each comparison adds its measures."""
 
     data: str
     method: str
@@ -47,7 +47,7 @@ class Result:
 
     @property
     def case(self) -> Case:
-        """What was measured."""
+        """The case that was measured."""
         return Case(self.data, self.method, self.noise, self.epsilon, self.runs)
 
 
@@ -64,22 +64,22 @@ def run_rows(
     *,
     resume: bool,
 ) -> list[R]:
-    """Measure what is not there yet, and write each row to `path` when it is done.
+    """Measure the missing cases, and write each row to `path` when it is done.
 
     Parameters
     ----------
     path : the file of rows.
-    work : cases in the order of the table, and what measures each.
+    work : cases in the order of the table, and the function that measures each.
     kind : of the rows.
-    sentence : says what a row found, for progress.
-    resume : keep what the file holds of the same cases, and go on.
+    sentence : describes the result of a row, for progress.
+    resume : keep the file's rows of the same cases, and measure the others.
     """
     kept = {row.case: row for row in read_rows(path, kind)} if resume else {}
     rows: list[R] = []
     for case, measured in work:
         rows.append(kept.pop(case) if case in kept else measured())
         progress.say(sentence(rows[-1]))
-        write_rows(path, [*rows, *kept.values()])  # what is kept outlives an interruption
+        write_rows(path, [*rows, *kept.values()])  # so that kept rows survive an interruption
     write_rows(path, rows)
     return rows
 
@@ -91,15 +91,15 @@ def cases_of(
     cases: Callable[[S], Iterable[tuple[Case, W]]],
     row: Callable[[Case, W], R],
 ) -> Iterator[tuple[Case, Callable[[], R]]]:
-    """Yield every case of every data set with what measures it; a data set is read when its turn comes.
+    """Yield every case of every data set with the function that measures it; data sets are read lazily.
 
     Parameters
     ----------
     names : of the data sets.
     load : reads one from the folder of data.
     data : that folder; the one that ADLM_DATA names when not given.
-    cases : what is to be measured on a data set, and how.
-    row : makes a row of a case and of what measures it.
+    cases : the cases of a data set, and the functions that measure them.
+    row : makes a row of a case and its function.
     """
     place = data or Path(os.environ.get("ADLM_DATA", "data"))
     for name in names:
@@ -110,7 +110,7 @@ def cases_of(
 
 
 def write_rows(path: Path, rows: Sequence[Result]) -> None:
-    """Write rows, whole or not at all."""
+    """Write rows, atomically."""
     write_file(path, "".join(json.dumps(asdict(row)) + "\n" for row in rows).encode(), what="results")
 
 
@@ -125,7 +125,7 @@ def read_rows(path: Path, kind: type[R]) -> list[R]:
 
 
 def mean_and_sd(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard deviation; 0 for the spread of a single value."""
+    """Mean and standard deviation; 0 for the deviation of a single value."""
     return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
 
 
@@ -135,7 +135,7 @@ def rows_table(rows: Sequence[R], measures: Mapping[str, str], shown: Callable[[
     Parameters
     ----------
     rows : of one data set.
-    measures : names of measures, and what they are called in the table.
+    measures : names of measures, and their labels in the table.
     shown : a row's measure as text.
     """
     epsilons = [e for e in dict.fromkeys(row.epsilon for row in rows) if e is not None]
@@ -144,8 +144,8 @@ def rows_table(rows: Sequence[R], measures: Mapping[str, str], shown: Callable[[
     for method, noise in dict.fromkeys((row.method, row.noise) for row in rows):
         group: dict[Any, R] = {r.epsilon: r for r in rows if (r.method, r.noise) == (method, noise)}
         for kind, name in measures.items():
-            found = [group.get(e, group.get(None)) for e in epsilons]
-            entries = " | ".join("" if row is None else shown(row, kind) for row in found)
+            cells = [group.get(e, group.get(None)) for e in epsilons]
+            entries = " | ".join("" if row is None else shown(row, kind) for row in cells)
             lines.append(f"| {method} | {noise} | {name} | {entries} |")
     return "\n".join(lines) + "\n"
 
@@ -155,10 +155,10 @@ def chosen(path: Path, rows: Sequence[R], words: Sequence[str], measures: Iterab
 
     Parameters
     ----------
-    path : the file, for the sentence if it fails.
-    rows : all of it.
+    path : the file, for the error message.
+    rows : all of its rows.
     words : a data set and a measure.
-    measures : those that there are.
+    measures : the known ones.
     """
     names = {row.data.replace(", ", "-"): row.data for row in rows}
     if len(words) != 2 or words[0] not in names or words[1] not in measures:

@@ -31,7 +31,7 @@ def run_experiment(
     jobs: int | None = None,
     out: Path = Path("results"),
 ) -> dict[str, Any]:
-    """Run what is missing of an experiment, write its folder, and return the summary.
+    """Run the missing trials of an experiment, write its folder, and return the summary.
 
     The folder `out/name` gets `cells.jsonl`, `summary.json`, `README.md` and the figures.
 
@@ -40,7 +40,7 @@ def run_experiment(
     name : of the experiment.
     preset : `quick` or `full`.
     epsilons, seeds, methods : instead of the preset's.
-    resume : whether to keep what was done before.
+    resume : whether to keep finished trials.
     jobs : processes; as many as there are cores when not given; 0 runs nothing and makes the page of all that
         is finished, also by an earlier version of the features, and says how many trials that are.
     out : folder of results.
@@ -78,15 +78,15 @@ def run_experiment(
 
 
 def _page(experiment: Experiment, folder: Path, summary: dict[str, Any]) -> str:
-    """The page of an experiment; for the paper's, both presets and what its noise amounts to."""
+    """The page of an experiment; for the paper's, both presets and the notes on its noise."""
     if experiment.kind != "paper":
         return tabulate.page(summary) + f"\n{_pictures(folder, summary, experiment, '')}\n"
     parts = []
     for kept in ("", "-full"):
         file = folder / SUMMARY.replace(".", f"{kept}.")
         if file.exists():
-            found = json.loads(file.read_text(encoding="utf-8"))
-            parts.append(tabulate.page(found) + f"\n{_pictures(folder, found, experiment, kept)}\n")
+            stored = json.loads(file.read_text(encoding="utf-8"))
+            parts.append(tabulate.page(stored) + f"\n{_pictures(folder, stored, experiment, kept)}\n")
     return "\n".join([*parts, paper_page.extras(experiment.data)])
 
 
@@ -97,7 +97,7 @@ def _pictures(folder: Path, summary: dict[str, Any], experiment: Experiment, kep
 
 
 def _say_how_long(name: str, trials: Sequence[Trial], folder: Path, jobs: int) -> None:
-    """Say what is ahead, from the speed of a few steps of each network on this machine."""
+    """Print an estimate of the duration, from the speed of a few steps of each network on this machine."""
     there = {done.trial.key for done in read(folder / TRIALS_FILE)}
     missing = [trial for trial in trials if trial.key not in there]
     seconds = paper_readings.estimate(missing) / jobs

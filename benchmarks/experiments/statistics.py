@@ -1,4 +1,4 @@
-"""Means, spreads and t-tests over trials, with the size of an effect beside its significance."""
+"""Means, standard deviations and t-tests over trials, with effect sizes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Comparison:
         return asdict(self)
 
     def sentence(self) -> str:
-        """Say what was found."""
+        """The result in words."""
         if self.p is None:
             return (
                 f"{self.first} and {self.second} differ by {100 * self.difference:+.2f} points in every pair"

@@ -1,4 +1,4 @@
-"""From trials to a summary: means, spreads, tests, and what it takes to run them again."""
+"""From trials to a summary: means, standard deviations, tests, and how to run them again."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def summarise(experiment: Experiment, done: Sequence[Done], *, preset: str, comm
 
     Parameters
     ----------
-    experiment : what was run.
+    experiment : the experiment that was run.
     done : its finished trials.
     preset : `quick` or `full`.
     command : that made them.
@@ -66,7 +66,7 @@ def summarise(experiment: Experiment, done: Sequence[Done], *, preset: str, comm
 
 
 def _published(experiment: Experiment) -> Sequence[published.Published]:
-    """Return the published figures beside an experiment's own; of an ablation, what it explains."""
+    """Return the published figures to compare an experiment with; of an ablation, those it explains."""
     if experiment.kind == "ablation":
         claimed = published.of_paper(experiment.data)
         return [p for p in claimed if p.what == "AdLM" and p.epsilon == 0.5]
@@ -133,7 +133,7 @@ def _tests(experiment: Experiment, done: Sequence[Done]) -> list[dict[str, Any]]
         a, b = _by_pair(done, first), _by_pair(done, second)
         common = sorted(set(a) & set(b))
         parts = [common]
-        if experiment.kind == "paper":  # what holds at a small budget need not hold at a large one
+        if experiment.kind == "paper":  # results at small and large budgets may differ
             parts += [[p for p in common if p[0] == epsilon] for epsilon in sorted({e for e, _ in common})]
         for part in parts:
             comparison = compare(LABELS[first], LABELS[second], [a[p] for p in part], [b[p] for p in part])
@@ -157,7 +157,7 @@ def _over(pairs: Sequence[tuple[float, int]]) -> str:
 
 def _allocation_tests(done: Sequence[Done]) -> list[dict[str, Any]]:
     """Adaptive against identical noise at each width and epsilon."""
-    found = []
+    tests = []
     places = sorted(
         {(item.trial.delta, int(item.trial.settings["k"]), float(item.trial.epsilon)) for item in done}
     )
@@ -173,7 +173,7 @@ def _allocation_tests(done: Sequence[Done]) -> list[dict[str, Any]]:
         comparison = compare("adaptive", "identical", [a[p] for p in common], [b[p] for p in common])
         if comparison is not None:
             over = place(k, epsilon, float(delta))
-            found.append(
+            tests.append(
                 comparison.to_dict() | {"found": f"{over}: {comparison.sentence()}", "over": over, "k": k}
             )
-    return found
+    return tests

@@ -28,7 +28,7 @@ DPSGD = "DP-SGD logistic regression, add-remove"
 DPSGD_REPLACED = "DP-SGD logistic regression, replace-one"
 PENALTIES = ("1", "0.1", "0.01")  # diffprivlib's C: its default, and two that did better in validation
 EBM = "DP-EBM of interpret"
-MAKE = {  # how an environment for another library is made
+MAKE = {  # how to make an environment for another library
     "diffprivlib": "pip install diffprivlib==0.6.6 scikit-learn==1.6.1",
     "interpret": "pip install interpret==0.7.8",
 }
@@ -47,25 +47,25 @@ def ours(
     fourier: Fourier = 0,
     neighbours: str = "replace-one",
 ) -> list[Measures]:
-    """Fresh releases with the system's noise: none of them can be repeated, so the mean is what counts.
+    """Fresh releases with the system's noise, which cannot be reproduced; their mean is reported.
 
     Parameters
     ----------
     split : records to release, and others to measure on.
     epsilon, delta : the budget of one release.
-    releases : how many.
+    releases : number of releases.
     fourier : random Fourier features, 0 for the rule's.
-    neighbours : the relation; under add-remove the number of records is taken for a public guess.
+    neighbours : the relation; under add-remove the number of records serves as the public guess.
     """
     table = replace(split.table, neighbours=neighbours)
     batches = split.batches()
-    found = []
+    measures = []
     for _ in range(releases):
         release = privatise(
             lambda: batches, domain=table, epsilon=epsilon, delta=delta, fourier=fourier, size=len(split.y)
         )
-        found.append(measure(fit(release).probabilities(split.test), split.truth))
-    return found
+        measures.append(measure(fit(release).probabilities(split.test), split.truth))
+    return measures
 
 
 def without_privacy(split: Split, method: str) -> list[Measures]:
@@ -82,7 +82,7 @@ def without_privacy(split: Split, method: str) -> list[Measures]:
 
 
 def dpsgd_logistic(split: Split, epsilon: str, runs: int, neighbours: str = "add-remove") -> list[Measures]:
-    """DP-SGD on Opacus, on the same indicators; a replaced record is taken for twice the clip norm.
+    """DP-SGD with Opacus, on the same indicators; replacing a record counts as twice the clip norm.
 
     Parameters
     ----------
@@ -94,27 +94,27 @@ def dpsgd_logistic(split: Split, epsilon: str, runs: int, neighbours: str = "add
     from adlm.baselines import dpsgd
     from adlm.baselines.networks import linear
 
-    # the best of four settings on the validation split of Adult, stated whole so that nothing moves them
+    # the best of four settings on the validation split of Adult, written out so that they stay fixed
     settings = dpsgd.Settings(
         DPSGD, 2048, 12, 1.0, 4.0, momentum=0.9, chunk=4096, source="cells of this package"
     )
     settings = replace(settings, batch=min(settings.batch, len(split.y) // 4))  # a small table
     z, test = (torch.from_numpy(side) for side in split.features())
     certificate = dpsgd.certify(settings, len(z), epsilon, neighbours=neighbours)
-    found = []
+    measures = []
     for seed in range(runs):
         torch.manual_seed(seed)
         network = linear(z.shape[1], len(split.table.label.classes))
         trained = dpsgd.follow(network, z.clone(), split.y, settings, certificate, seed=seed)
         with torch.inference_mode():
-            found.append(measure(trained.network(test).double().softmax(1).numpy(), split.truth))
-    return found
+            measures.append(measure(trained.network(test).double().softmax(1).numpy(), split.truth))
+    return measures
 
 
 def diffprivlib_logistic(split: Split, epsilon: str, penalty: str, runs: int, python: str) -> list[Measures]:
-    """diffprivlib's logistic regression on the same indicators, by an interpreter that has it.
+    """diffprivlib's logistic regression on the same indicators, in its own environment.
 
-    The indicators are handed over in a temporary folder that only its owner can read; the weights come back.
+    The indicators are passed in a temporary folder that only its owner can read; the weights are returned.
 
     Parameters
     ----------
@@ -129,18 +129,18 @@ def diffprivlib_logistic(split: Split, epsilon: str, penalty: str, runs: int, py
         np.save(Path(folder) / "x.npy", z.astype(np.float64))
         np.save(Path(folder) / "y.npy", split.y)
         done = _run("diffprivlib", python, folder, epsilon, penalty, str(runs)).strip().splitlines()[-1]
-    found = []
+    measures = []
     for model in json.loads(done):
         logits = test @ np.array(model["weight"]) + model["bias"]
         chance = 0.5 * (1 + np.tanh(logits / 2))
-        found.append(measure(np.stack([1 - chance, chance], 1), split.truth))
-    return found
+        measures.append(measure(np.stack([1 - chance, chance], 1), split.truth))
+    return measures
 
 
 def dp_ebm(split: Split, epsilon: str, runs: int, python: str) -> list[Measures]:
-    """interpret's explainable boosting machine with privacy, on the columns, by an interpreter that has it.
+    """interpret's explainable boosting machine with privacy, on the columns, in its own environment.
 
-    It is given the kind of each column and that positions lie in [0, 1]; all else is its default.
+    It gets the kind of each column and the bounds [0, 1] of positions; all other settings are its defaults.
     """
     x, test, kinds = split.columns()
     with tempfile.TemporaryDirectory() as folder:

@@ -46,7 +46,7 @@ class Split(EncodedSplit):
     def validation(self) -> Split:
         """Three quarters of the training records to train on, and the last quarter to choose settings by.
 
-        The test records have no part in it.
+        The test records are not used.
         """
         order = np.random.default_rng(5).permutation(len(self.y))
         fit, validation = np.split(order, [3 * len(order) // 4])
@@ -67,7 +67,7 @@ class Split(EncodedSplit):
         return train.numpy(), test.numpy()
 
     def indicators(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Indicators of both sides, unscaled: 1 where one is on."""
+        """Indicators of both sides, unscaled: 1 where one is active."""
         unit = TabularFeatures(self.table).unit
         train, test = self.features()
         return train / np.float32(unit), test / np.float32(unit)
@@ -104,7 +104,7 @@ DECLARED_HERE = ("adult", "diabetes130")  # data sets whose domain files are in 
 
 
 def load(name: str, data: Path) -> Split:
-    """Read a data set, split it, and keep a person's share to what the domain allows.
+    """Read a data set, split it, and limit each person's records as the domain declares.
 
     Any other table comes with its domain file and its split, in the folder `tables`: NAME.toml,
     NAME-train.csv and NAME-test.csv.
@@ -122,7 +122,7 @@ def load(name: str, data: Path) -> Split:
     table = TableDomain.load(domain_file(name))
     with sides_of(name, data) as (train, test):
         x, y = read_side(train, table)
-        held, truth = read_side(test, table, comments=True)  # Adult's test records stand below a comment
+        held, truth = read_side(test, table, comments=True)  # Adult's test file starts with a comment
     return Split(name, table, x, y, held, truth)
 
 
@@ -136,7 +136,7 @@ def read_side(
 
 @contextmanager
 def sides_of(name: str, data: Path) -> Iterator[tuple[Path, Path]]:
-    """Give the files of training and test records: Adult's own, Diabetes-130 split by patient."""
+    """Yield the files of training and test records: Adult's own, Diabetes-130 split by patient."""
     folder = data / name
     if not folder.is_dir():
         raise UserError(f"{name} is not in {data}; set ADLM_DATA to a folder that holds {name}/")

@@ -1,9 +1,8 @@
-"""Tables: Adult and Diabetes-130, ours beside models without privacy, DP-SGD and diffprivlib.
+"""Tables: Adult and Diabetes-130, ours against models without privacy, DP-SGD and diffprivlib.
 
-Settings: the domain files come from published documentation; the rule's thresholds, the smoothing, whether
+Settings: the domain files come from published documentation. The rule's thresholds, the smoothing, whether
 random Fourier features are worth their noise and the settings of the others were fixed on validation splits
-of the *training* records (three quarters to train, one quarter to look at). Test records are read here, to be
-measured, and nowhere else.
+of the *training* records (three quarters to train, one quarter to validate). Test records are used only here.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ def run(
     releases : fresh releases for each figure.
     compare : with other methods.
     pythons : for `diffprivlib` and `interpret`, a Python that has it; without one that library is left out.
-    resume : keep what the folder's `tables.jsonl` holds of the same cases, and go on.
+    resume : keep the rows of `tables.jsonl` for the same cases, and measure the others.
     """
     others = dict(pythons or {})
     cases = partial(_cases, epsilons=epsilons, releases=releases, compare=compare, pythons=others)
@@ -106,7 +105,7 @@ Work = Callable[[], list[Measures]]
 def _cases(
     split: Split, epsilons: tuple[str, ...], releases: int, compare: bool, pythons: Mapping[str, str]
 ) -> Iterator[tuple[Case, Work]]:
-    """What is to be measured on a data set, in the order of the table, and how."""
+    """The cases of a data set, in the order of the table, and the functions that measure them."""
     few = min(releases, 3)  # runs of DP-SGD, which takes longest
     if compare:
         for method in (LOGISTIC, BOOSTING):
@@ -126,7 +125,7 @@ def _cases(
         for e in epsilons:
             case = Case(split.name, DPSGD_REPLACED, "delta 1e-5", e, few)
             yield case, partial(methods.dpsgd_logistic, split, e, few, "replace-one")
-    two = len(split.table.label.classes) == 2  # both libraries know two classes alone
+    two = len(split.table.label.classes) == 2  # both libraries support only two classes
     if compare and two and "interpret" in pythons:
         for e in epsilons:
             case = Case(split.name, EBM, "delta 1e-5", e, few)
@@ -155,10 +154,11 @@ def _ours(
 
 
 def _row(case: Case, measured: Work) -> Row:
-    found = measured()
-    accuracy, auc = (mean_and_sd(v) for v in ([m.accuracy for m in found], [m.auc or 0.5 for m in found]))
+    measures = measured()
+    accuracy = mean_and_sd([m.accuracy for m in measures])
+    auc = mean_and_sd([m.auc or 0.5 for m in measures])
     return Row(
-        **asdict(case) | {"runs": len(found)},
+        **asdict(case) | {"runs": len(measures)},
         accuracy=accuracy[0],
         accuracy_sd=accuracy[1],
         auc=auc[0],
@@ -224,7 +224,7 @@ def _shown(row: Row, kind: str) -> str:
 
 
 def _verdicts(name: str, rows: list[Row]) -> str:
-    """Say whether the aims were met."""
+    """Report whether the targets were met."""
     lines = []
     base = next((row.auc for row in rows if row.method == LOGISTIC), None)
     for row in rows:

@@ -50,7 +50,7 @@ def page(summary: Mapping[str, Any]) -> str:
 
 
 def tests(summary: Mapping[str, Any]) -> str:
-    """What the t-tests found, a line for each."""
+    """Results of the t-tests, a line for each."""
     return "\n".join(f"- {test['found']} ({test['over']})" for test in summary["tests"])
 
 
@@ -103,7 +103,7 @@ def _over_epsilon(summary: Mapping[str, Any]) -> str:
 
 
 def _with_proved(row: Mapping[str, Any] | None) -> str:
-    """An accuracy, and the proved epsilon where it is not the one that heads the column."""
+    """An accuracy, and the proved epsilon where it differs from the column's."""
     if row is None:
         return ""
     shown, proved = percent(row["accuracy"], row["sd"]), row["epsilon_proved"]
@@ -123,11 +123,11 @@ def _ablation(summary: Mapping[str, Any]) -> str:
 
 def trials(path: Path) -> str:
     """Trials of a file, one a line, over the numbers of steps of `TRIED` at which any was measured."""
-    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    measured = {int(step) for trial in found for step, _ in trial["history"]}
+    finished = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    measured = {int(step) for trial in finished for step, _ in trial["history"]}
     steps = [step for step in TRIED if step in measured]
     body = []
-    for trial in found:
+    for trial in finished:
         points = {int(step): float(accuracy) for step, accuracy in trial["history"]}
         body.append([trial["what"], *(percent(points.get(step)) for step in steps)])
     return grid(["accuracy, % after steps", *(f"{step:,}" for step in steps)], body)
@@ -162,12 +162,12 @@ def _search(summary: Mapping[str, Any]) -> str:
 
 
 def pure_suffix(delta: float) -> str:
-    """What the methods of an allocation are called beyond their name when epsilon is pure."""
+    """Suffix of the methods of an allocation when epsilon is pure."""
     return "" if delta else "-pure"
 
 
 def place(k: int, epsilon: float, delta: float) -> str:
-    """Say at which width and budget allocations were compared."""
+    """The width and budget at which allocations were compared, in words."""
     return f"k = {k}, epsilon {epsilon:g}" + (f", delta {delta:g}" if delta else ", pure")
 
 

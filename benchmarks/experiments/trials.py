@@ -1,7 +1,7 @@
-"""Trials of an experiment: each one is a method on a data set at an epsilon with a seed, run once and kept.
+"""Trials of an experiment: each one is a method on a data set at an epsilon with a seed, run once and stored.
 
-A finished trial is a line of `cells.jsonl`, written and synced before the next is taken, so that a killed run
-goes on where it stopped.
+A finished trial is a line of `cells.jsonl`, written and synced before the next one starts, so that a killed
+run can be resumed.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Perform = Callable[["Trial"], Outcome]
 
 @dataclass(frozen=True)
 class Trial:
-    """What is run, with all it takes to run it again.
+    """One run, with everything needed to repeat it.
 
     Attributes
     ----------
     method : a name of `benchmarks.experiments.methods`.
-    epsilon, delta : as a person writes them, so that 0.1 stays one tenth.
+    epsilon, delta : as decimal strings, so that 0.1 stays one tenth.
     seed : of the noise, the sample and the network; trials with one seed share nothing else.
-    settings : whatever else the method needs, in JSON values.
+    settings : further settings of the method, in JSON values.
     """
 
     method: str
@@ -46,22 +46,22 @@ class Trial:
 
     @property
     def key(self) -> str:
-        """Names the trial by all that decides its outcome."""
+        """Identifier of the trial, from everything that determines its outcome."""
         return sha256(canonical(asdict(self)))[:16]
 
     @property
     def entropy(self) -> int:
-        """A seed that no other trial has: equal seeds at two budgets must not share their noise."""
+        """A seed unique to the trial: equal seeds at two budgets must not share their noise."""
         return int(self.key, 16) % 2**62
 
     def label(self) -> str:
-        """Say in a few words which trial it is."""
+        """A short description of the trial."""
         return f"{self.method} on {self.data}, epsilon {self.epsilon}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
 class Done:
-    """A trial and what came of it."""
+    """A trial and its outcome."""
 
     trial: Trial
     outcome: Outcome
@@ -72,7 +72,7 @@ class Done:
 
 
 def read(path: Path) -> list[Done]:
-    """Read finished trials; a last line that a kill cut short is dropped."""
+    """Read finished trials; an incomplete last line is dropped."""
     if not path.exists():
         return []
     done = []
@@ -109,13 +109,13 @@ def run(
     jobs: int = 1,
     current: Callable[[Done], bool] = lambda done: True,
 ) -> list[Done]:
-    """Run the trials that are not there yet, and return all of them in the order given.
+    """Run the trials that are not finished yet, and return all of them in the order given.
 
     Parameters
     ----------
     perform : a function of this package, so that other processes find it.
-    jobs : processes; each works on a trial of its own with one thread.
-    current : tells whether a kept trial would come out the same today; others are run again.
+    jobs : processes; each runs one trial at a time with one thread.
+    current : whether a stored trial would have the same outcome now; others are run again.
     """
     path = folder / TRIALS_FILE
     earlier = {done.trial.key: done for done in read(path) if current(done)}
@@ -125,7 +125,7 @@ def run(
         )
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # whole lines only, so that what a kill cut short does not run into the next trial
+        # complete lines only, so that an incomplete one is not joined to the next trial
         path.write_text("".join(done.line() + "\n" for done in earlier.values()), encoding="utf-8")
     except OSError as error:
         raise UserError(f"results cannot be written to {folder}: {error.strerror or error}") from None

@@ -1,10 +1,10 @@
-"""What the paper's Algorithm 1 claims, what can be proved of it, and what it learns: over settings, on MNIST.
+"""Claimed epsilon, proved epsilon and accuracy of the paper's Algorithm 1, over settings, on MNIST.
 
     python -m benchmarks.experiments.what_is_proved run --out results/what-is-proved.jsonl
     python -m benchmarks.experiments.what_is_proved table results/what-is-proved.jsonl
     python -m benchmarks.experiments.what_is_proved picture results/what-is-proved.jsonl
 
-How the settings came about is in docs/what-is-proved.md; none was tuned. A finished line is not run
+The choice of settings is explained in docs/what-is-proved.md; none was tuned. A finished line is not run
 again. The accuracy is on the public test split.
 """
 
@@ -48,7 +48,7 @@ RECORDS, EPOCHS, BATCH, RATE = 60_000, 5, 200, 1e-3
 CLAIMED = {"per-patch": ("0.5", "2", "8", "128"), "counted": ("2", "128")}
 BATCH_SIZES = (1, 60, 600, 1800)
 L = 1800
-# Other settings of the same table: what a smaller |L| does, and Delta_h0 for which claimed and proved agree.
+# Other settings of the same table: a smaller |L|, and Delta_h0 for which claimed and proved epsilon agree.
 BESIDE = (
     ("adlm", "8", "per-patch", 60),
     ("adlm", "128", "per-patch", 60),
@@ -63,7 +63,7 @@ BESIDE = (
 
 @dataclass(frozen=True)
 class Setting:
-    """One run: method, total claimed epsilon, how Delta_h0 is found, and |L|."""
+    """One run: method, total claimed epsilon, rule for Delta_h0, and |L|."""
 
     method: str
     epsilon: str
@@ -72,14 +72,14 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """What a finished line is known by."""
+        """Identifier of a finished line."""
         batch = "" if self.batch_size == L else f" {self.batch_size}"
         return f"{self.method} {self.epsilon} {self.rule}{batch}"
 
     def delta_h0(self, paper: LayerSizes) -> int:
         """Delta_h0 of the paper's network; `given`: |L| d, for which eps2 is proved as it is claimed."""
-        given = self.batch_size * paper.features
-        return {"per-patch": paper.per_patch, "counted": paper.counted, "given": given}[self.rule]
+        proved = self.batch_size * paper.features
+        return {"per-patch": paper.per_patch, "counted": paper.counted, "given": proved}[self.rule]
 
 
 def settings() -> Iterator[Setting]:
@@ -98,7 +98,7 @@ def sizes(domain: Domain) -> LayerSizes:
 
 
 def linear(release: Release) -> nn.Module:
-    """The exact minimiser of the released loss over networks without a hidden layer: no training to blame.
+    """The exact minimiser of the released loss over networks without a hidden layer: no training error.
 
     F is a quadratic of W, so its minimum is W = -4 (X'X)^-1 X'phi1 with a constant among the features; the
     noise on the records is its ridge.
@@ -119,7 +119,7 @@ def linear(release: Release) -> nn.Module:
 
 
 def run(out: Path, only: str | None, threads: int) -> None:
-    """Run what is not in the file yet and append it."""
+    """Run the settings that are not in the file yet and append them."""
     torch.set_num_threads(threads)
     train, test = datasets.load("mnist", "train"), datasets.load("mnist", "test")
     paper = sizes(train.domain)
@@ -225,9 +225,9 @@ def table(path: Path) -> str:
         "| linear, exact minimum |",
     ]
     lines.append("| --- | --- | --- | --- | --- | --- | --- |")
-    found = [json.loads(line) for line in path.read_text().splitlines()]
+    finished = [json.loads(line) for line in path.read_text().splitlines()]
     order = ("delta_h0_rule", "batch_size", "epsilon_claimed", "method")
-    for row in sorted(found, key=lambda r: [r[name] for name in order]):
+    for row in sorted(finished, key=lambda r: [r[name] for name in order]):
         lines.append(
             f"| {row['method']} | {row['batch_size']:,} | {row['delta_h0_rule']} "
             f"| {row['epsilon_claimed']:g} | {row['epsilon_proved']:,.4g} | {100 * row['accuracy']:.1f} % "
@@ -239,13 +239,13 @@ def table(path: Path) -> str:
 def picture(path: Path, out: Path) -> Path:
     """Accuracy over proved epsilon, a mark for each run, as one SVG."""
     figure, axes = drawing.new(7.0, 4.2)
-    found = [json.loads(line) for line in path.read_text().splitlines()]
+    finished = [json.loads(line) for line in path.read_text().splitlines()]
     for method, colour in (("adlm", "tab:blue"), ("ilm", "tab:orange")):
         for key, mark, name in (
             ("accuracy", "o", "dense network"),
             ("accuracy_linear", "x", "linear minimum"),
         ):
-            own = [(row["epsilon_proved"], 100 * row[key]) for row in found if row["method"] == method]
+            own = [(row["epsilon_proved"], 100 * row[key]) for row in finished if row["method"] == method]
             axes.scatter(*zip(*own, strict=True), marker=mark, s=24, color=colour, label=f"{method}, {name}")
     axes.axhline(10, ls=":", lw=1, color="grey")
     axes.set_xscale("log")
@@ -271,13 +271,13 @@ def main() -> None:
     drawer = commands.add_parser("picture")
     drawer.add_argument("path", type=Path)
     drawer.add_argument("--out", type=Path, default=Path("results/what-is-proved.svg"))
-    given = parser.parse_args()
-    if given.command == "run":
-        run(given.out, given.only, given.threads)
-    elif given.command == "picture":
-        print(picture(given.path, given.out))
+    options = parser.parse_args()
+    if options.command == "run":
+        run(options.out, options.only, options.threads)
+    elif options.command == "picture":
+        print(picture(options.path, options.out))
     else:
-        print(table(given.path))
+        print(table(options.path))
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ once. A function that is sent to workers has no access to noise, ledgers or budg
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 from abc import ABC, abstractmethod
 from collections import deque
@@ -35,7 +36,8 @@ Batches = Callable[[], Iterable[tuple[Any, NDArray[np.int64]]]]  # called once a
 Chain = tuple[Transform, ...]
 
 ROWS = 1 << 12  # most records worked on at once: sums of doubles are exact
-BLOCK_ROWS = 1 << 9  # worked on at once, to stay in a CPU cache, unless a pass sets `block_rows`
+BLOCK_ROWS = 1 << 11  # worked on at once, unless a pass sets `block_rows`; threads wait less with more
+KEPT_ROWS = 1 << 13  # stored at once: a few MB, whose memory the C library hands out again
 PART_ROWS = 1 << 16  # records of a part
 MOST_THREADS = 8
 
@@ -131,11 +133,16 @@ class LocalRecords(Records):
     def keep(self, function: Keep, advance: progress.Advance | None = None) -> tuple[Records, Totals | None]:
         """Sum over all parts, and store them."""
         store, total = PartStore(), None
-        for kept, sums in self._run(lambda part: keep_part(part, self._chain, function)):
-            store.append(kept)
-            total = merge(total, sums)
-            if advance is not None:
-                advance(len(kept[0]))
+
+        def work(part: Part) -> list[tuple[Part, Totals]]:
+            return [keep_part(piece, self._chain, function) for piece in blocks_of(part, KEPT_ROWS)]
+
+        for pieces in self._run(work):
+            for kept, sums in pieces:
+                store.append(kept)
+                total = merge(total, sums)
+                if advance is not None:
+                    advance(len(kept[0]))
         return LocalRecords.of_store(store), total
 
     def mapped(self, transform: Transform) -> Records:
@@ -188,6 +195,7 @@ def _loaded(work: Callable[[Part], Any], loader: Callable[[], Part]) -> Any:
 @contextlib.contextmanager
 def _one_thread_each() -> Iterator[None]:
     """Limit libraries to one thread inside each of ours."""
+    importlib.import_module("scipy.linalg.cython_blas")  # of compiled loops: only what is loaded is limited
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from adlm.curator import loops
 from adlm.curator.clipping import EXACT_ROWS, Reals
 
 Integers = npt.NDArray[np.int64]
@@ -20,6 +21,9 @@ def add_class_sums(table: Integers, rows: Reals, codes: Integers, count: int) ->
     codes : (n,) classes.
     count : increment of a class's count for one record, in grid steps.
     """
+    if loops.add_class_sums.pays(len(rows)):
+        loops.add_class_sums(table, rows, codes, count)
+        return
     for start in range(0, len(rows), EXACT_ROWS):
         block, labels = rows[start : start + EXACT_ROWS], codes[start : start + EXACT_ROWS]
         member = np.zeros((len(block), len(table)))

@@ -35,6 +35,12 @@ def exp(x: Reals) -> Reals:
 
 
 @cache
+def tables() -> tuple[Reals, Reals]:
+    """Return the table and the coefficients of `exp`, for compiled code."""
+    return _table(), np.array(_SERIES)
+
+
+@cache
 def _table() -> Reals:
     """Return e^(-i / 256) down to e^LEAST: products of e^-integer and e^-fraction."""
     with localcontext(prec=40):

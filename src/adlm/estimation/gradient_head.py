@@ -112,6 +112,11 @@ class Head:
         columns *= 1 / (FEATURE_UNIT * WEIGHT_UNIT)  # a power of two
         return columns
 
+    @cached_property
+    def margin(self) -> Integers:
+        """(1 + k,) weights of the second of two classes less those of the first, in grid steps."""
+        return np.asarray(self.integers[1] - self.integers[0], dtype=np.int64)
+
     @property
     def weight(self) -> Reals:
         """Weights of the features, (M, k)."""

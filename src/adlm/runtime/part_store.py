@@ -1,12 +1,13 @@
 """Parts of private records, stored between passes: in memory if few, else in a file.
 
 The file is private data: only its owner can read it, and it has no name in the file system, so that it is
-removed with the process, however that ends. Parts are read back one at a time, so that memory does not grow
-with the number of records.
+removed with the process, however that ends. It is mapped into memory, whose pages the system takes back when
+others need them.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from adlm.errors import UserError
 
 Part = tuple[NDArray[Any], ...]
 MOST_BYTES = 1 << 28  # kept in memory
+ALIGNED = 64  # bytes between which arrays begin in the file
+# The pages are mapped at once, not one by one when they are first read; not all systems can.
+MAPPING = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 PIECE_BYTES, PIECE_ROWS = 1 << 22, 1 << 10  # read at once: this many bytes, but at least this many rows
 
 
@@ -48,7 +52,7 @@ class PartStore:
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
         self._most, self._bytes, self._end = most_bytes, 0, 0
-        self._parts: list[Part | tuple[_Written, ...]] = []
+        self._parts: list[tuple[NDArray[Any] | _Written, ...]] = []
         self._file: IO[bytes] | None = None
         self.rows = 0
 
@@ -79,6 +83,7 @@ class PartStore:
         for array in part:
             contiguous = np.ascontiguousarray(array)
             try:
+                self._end += self._file.write(bytes(-self._end % ALIGNED))
                 data = memoryview(contiguous.reshape(-1).view(np.uint8).data)
                 while data:
                     data = data[self._file.write(data) :]
@@ -92,20 +97,25 @@ class PartStore:
         return tuple(written)
 
     def read(self, index: int) -> Part:
-        """Return a part; several threads may do so at once."""
-        part = self._parts[index]
-        return tuple(self._array(a) if isinstance(a, _Written) else a for a in part)
+        """Return a part; several threads may do so at once. It stays mapped for the next pass."""
+        part = tuple(self._array(a) if isinstance(a, _Written) else a for a in self._parts[index])
+        self._parts[index] = part
+        return part
 
     def _array(self, written: _Written) -> NDArray[Any]:
+        """Map an array of the file into memory: nothing is copied, and the system may drop its pages."""
         assert self._file is not None
-        size = int(np.prod(written.shape)) * written.dtype.itemsize
-        data, at = np.empty(size, dtype=np.uint8), 0  # uninitialised, unlike a bytearray
-        while at < size:
-            got = os.preadv(self._file.fileno(), [data.data[at:]], written.at + at)
-            if not got:
-                raise UserError("what was kept of the records is gone from the disk; release again")
-            at += got
-        return data.view(written.dtype).reshape(written.shape)
+        count = int(np.prod(written.shape))
+        if not count:
+            return np.empty(written.shape, dtype=written.dtype)
+        start = written.at - written.at % mmap.ALLOCATIONGRANULARITY
+        size = written.at - start + count * written.dtype.itemsize
+        try:
+            mapped = mmap.mmap(self._file.fileno(), size, flags=MAPPING, offset=start)
+        except (OSError, ValueError):
+            raise UserError("what was kept of the records is gone from the disk; release again") from None
+        values = np.frombuffer(mapped, dtype=written.dtype, count=count, offset=written.at - start)
+        return values.reshape(written.shape)
 
     def close(self) -> None:
         """Free everything, and remove the file."""

@@ -17,6 +17,7 @@ import torch
 
 from adlm.curator.clipping import Clip, Reals
 from adlm.curator.ledger import Ledger
+from adlm.curator.loops import unscale
 from adlm.curator.mechanisms.additive_calibration import SCALING_STEPS, TableScales, calibrate
 from adlm.curator.mechanisms.second_moments import products_of
 from adlm.curator.noise import Source
@@ -108,6 +109,10 @@ class UnscaledIndicators:
         values = np.asarray(z)
         if values.ndim != 2 or values.shape[1] != self.width:
             raise UserError(f"a table's features are (n, {self.width}), got {values.shape}")
+        if values.dtype == np.float32 and values.flags.c_contiguous and unscale.pays(len(values)):
+            indicators = np.empty(values.shape)
+            unscale(values, self.unit, indicators)
+            return indicators
         indicators = values.astype(np.float64)
         indicators /= self.unit
         return np.asarray(np.clip(indicators, 0.0, 1.0, out=indicators))

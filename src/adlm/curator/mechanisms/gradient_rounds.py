@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from adlm.curator.loops import softmax_gradient, to_grid, two_class_gradient, two_class_right
 from adlm.curator.noise import Source
 from adlm.curator.passes import LocalRecords, Records
 from adlm.curator.totals import clamped
@@ -26,6 +27,7 @@ from adlm.estimation.gradient_head import (
     FEATURE_UNIT,
     GRADIENT_UNIT,
     RESIDUAL_UNIT,
+    WEIGHT_UNIT,
     Descent,
     GradientRounds,
     Head,
@@ -125,6 +127,12 @@ class GradientClip:
             squares[rows] = torch.linalg.vecdot(values, values).numpy()  # integers: exact in any order
         return np.asarray(self.bound**2 // squares.astype(np.int64))
 
+    @property
+    def grids(self) -> tuple[int, float, float, float, float]:
+        """The constant coordinate and the grids of the numbers of a gradient, for compiled code."""
+        score = 1 / (FEATURE_UNIT * WEIGHT_UNIT)
+        return self.unit, score, float(PROBABILITY_UNIT), float(FINE), RESIDUAL_UNIT / FINE
+
     def scores(self, z: OnGrid, head: Head) -> Reals:
         """Return (n, M) scores of features on the grid: exact, as every sum stays below 2^53 steps.
 
@@ -197,11 +205,18 @@ class GradientClip:
         """
         bounds = self.allowed(z) if allowed is None else allowed
         gradient_rows, width = self.rows(head), z.shape[1]
+        total = np.zeros((gradient_rows, 1 + width), dtype=np.int64)
+        if len(head.integers) == 2 and two_class_gradient.pays(len(z)):
+            two_class_gradient(z, codes, bounds, head.margin, self.grids, exact.tables(), total)
+            return total
+        if len(head.integers) > 2 and softmax_gradient.pays(len(z)):
+            columns = np.ascontiguousarray(head.columns[: width + 1, :gradient_rows])
+            softmax_gradient(z, codes, bounds, columns, self.grids, exact.tables(), total)
+            return total
         sums = torch.zeros((gradient_rows, in_vectors(width + 1)), dtype=torch.float64)
         for rows, values in self.extended(z):  # once for both products
             residuals = self.shrunk(self.errors(values, codes[rows], head), bounds[rows])
             sums.addmm_(torch.from_numpy(residuals.T), values)  # exact: products below 2^29, 2^12 records
-        total = np.empty((gradient_rows, 1 + width), dtype=np.int64)
         total[:, 0] = sums[:, width]
         total[:, 1:] = sums[:, :width]
         return total
@@ -269,6 +284,9 @@ class RightCount:
     def __call__(self, part: Part) -> tuple[Integers, ...]:
         """Count."""
         z, codes, _ = part
+        if len(self.head.integers) == 2 and two_class_right.pays(len(z)):
+            right = two_class_right(z, codes, self.head.margin, self.clip.unit)
+            return (np.array([right], dtype=np.int64),)
         right = self.clip.scores(z, self.head).argmax(1) == codes
         return (np.array([right.sum()], dtype=np.int64),)
 
@@ -348,6 +366,15 @@ class GradientRecords:
 def on_grid(z: Small, codes: Integers, clip: GradientClip) -> Part:
     """Return the stored form of records; the bound of each residual is the same in every round."""
     return z, np.asarray(codes, dtype=np.int32), clip.allowed(z)
+
+
+def stored(z: npt.NDArray[Any], codes: Integers, clip: GradientClip) -> Part:
+    """Return the stored form of records from their (n, k) features."""
+    if z.flags.c_contiguous and to_grid.pays(len(z)):
+        integers, squares = np.empty(z.shape, dtype=np.int16), np.empty(len(z), dtype=np.int64)
+        if to_grid(z, FEATURE_UNIT, clip.unit, integers, squares):
+            return integers, np.asarray(codes, dtype=np.int32), clip.bound**2 // squares
+    return on_grid(feature_integers(z), codes, clip)
 
 
 def run_rounds(

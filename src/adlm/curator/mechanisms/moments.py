@@ -25,9 +25,8 @@ from adlm.curator.mechanisms.gradient_rounds import (
     GradientClip,
     GradientRecords,
     clip_of,
-    feature_integers,
-    on_grid,
     run_rounds,
+    stored,
 )
 from adlm.curator.mechanisms.moment_calibration import calibrate
 from adlm.curator.mechanisms.moment_config import Indicators, MomentConfig, Scales
@@ -353,7 +352,7 @@ class ClassSumsKept:
     def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
         """Return features on their grid with their classes, and the sums."""
         values = np.asarray(part[0])[:, : self.sums.k]
-        return on_grid(feature_integers(values), part[1], self.clip), self.sums(part)
+        return stored(values, part[1], self.clip), self.sums(part)
 
 
 def _sums(

@@ -19,7 +19,7 @@ from adlm.curator.clipping import Clip
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms import second_moments as stage
 from adlm.curator.mechanisms.calibration import off_diagonal
-from adlm.curator.mechanisms.gradient_rounds import GradientRecords, feature_integers, on_grid, run_rounds
+from adlm.curator.mechanisms.gradient_rounds import GradientRecords, run_rounds, stored
 from adlm.curator.mechanisms.moments import Indicators
 from adlm.curator.mechanisms.regression_calibration import (
     ERROR_UNIT,
@@ -181,7 +181,7 @@ class OnGrid:
 
     def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
         """Return the part to store for later passes."""
-        return on_grid(feature_integers(part[0][:, : self.width]), part[1], self.clip), ()
+        return stored(part[0][:, : self.width], part[1], self.clip), ()
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,13 @@ import math
 import torch
 from torch import Tensor
 
-_SINE = tuple((-1) ** i / math.factorial(2 * i + 1) for i in range(9, -1, -1))
-_HALF_PI = (1.5707963267341256, 6.077100506506192e-11)  # high part, whose small multiples are exact, and low
+from adlm.public.features.loops import HALF_PI, SINE
 
 
 def cosine(x: Tensor) -> Tensor:
     """Return cos(x) for |x| below 10^6, by elementary IEEE operations, to about 15 digits."""
     quarter = (x * (2 / math.pi)).round_()
-    inner = (x - quarter * _HALF_PI[0]).sub_(quarter * _HALF_PI[1])
+    inner = (x - quarter * HALF_PI[0]).sub_(quarter * HALF_PI[1])
     # cos(q pi/2 + r) = sin((q + 1) pi/2 + r); an odd quarter turn makes a cosine of r, sin(pi/2 - |r|)
     turn = quarter.add_(1.0)
     turn.sub_(torch.floor(turn * 0.25).mul_(4.0))
@@ -23,9 +22,9 @@ def cosine(x: Tensor) -> Tensor:
     # products with 0 and 1 are exact, and faster than torch.where
     inner = (math.pi / 2 - inner.abs()).mul_(odd).add_(inner.mul_(1.0 - odd))
     square = inner * inner
-    value: Tensor = square * _SINE[0]
-    for coefficient in _SINE[1:-1]:
+    value: Tensor = square * SINE[0]
+    for coefficient in SINE[1:-1]:
         value.add_(coefficient).mul_(square)
-    value.add_(_SINE[-1]).mul_(inner)
+    value.add_(SINE[-1]).mul_(inner)
     value.mul_(back.mul_(-2.0).add_(1.0))
     return value

@@ -12,6 +12,7 @@ from torch import Tensor
 from adlm.errors import UserError
 from adlm.public.domain.column import MISSING, Column
 from adlm.public.domain.table import TableDomain
+from adlm.public.features import loops
 
 # Fixed with the constants of `scaled_table`.
 KNOTS = (0.0, 1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8, 1.0)
@@ -95,6 +96,10 @@ def indicators(column: Column, x: Tensor) -> Tensor:
         entries = _steps((place >= torch.tensor(_cuts(column)).to(x)).to(x.dtype))
     else:
         at = torch.tensor(knots(column)).to(x)
+        if column.missing is None and place.ndim == 3 and loops.plain(place) and loops.hats.pays(len(place)):
+            entries = torch.empty(len(place), place.shape[1] * len(at), dtype=place.dtype)
+            loops.hats(place[..., 0].contiguous().numpy(), at.numpy(), entries.numpy())
+            return entries.view(*place.shape[:2], -1)
         entries = _steps(((place - at[:-1]) / (at[1:] - at[:-1])).clamp_(0.0, 1.0))
     if column.missing is None:
         return entries

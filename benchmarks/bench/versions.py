@@ -54,17 +54,25 @@ def versions(scale: Scale) -> list[Ratio]:
         for delta, kind in (("1e-5", "delta 1e-5"), ("0", "pure epsilon")):
             what = f"{rows:,} rows of ten numeric columns, {kind}"
             ratios += _beside(scale, trees, numbers, what, delta, at_most=0.5)
+        what = f"{rows:,} rows of ten numeric columns, pure epsilon, an additive model"
+        ratios += _beside(scale, trees, numbers, what, "0", at_most=0.5, here=("--model", "additive"))
     return ratios
 
 
 def _beside(
-    scale: Scale, trees: dict[str, Path], files: tuple[Path, Path], what: str, delta: str, at_most: float
+    scale: Scale,
+    trees: dict[str, Path],
+    files: tuple[Path, Path],
+    what: str,
+    delta: str,
+    at_most: float,
+    here: tuple[str, ...] = (),
 ) -> list[Ratio]:
-    """Release one file by both versions, in turn."""
+    """Release one file by both versions, in turn; `here` are options of this version alone."""
     figures: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
 
     def run(name: str) -> float:
-        result = _released(trees[name], *files, delta)
+        result = _released(trees[name], *files, delta, here if name == "this" else ())
         figures[name].append(result)
         progress.say(
             f"bench: {what}, {name} version: {result['seconds']:.1f} s, {result['processor']:.1f} processor s"
@@ -81,12 +89,15 @@ def _beside(
     ]
 
 
-def _released(tree: Path, file: Path, domain: Path, delta: str) -> dict[str, float]:
+def _released(
+    tree: Path, file: Path, domain: Path, delta: str, options: tuple[str, ...] = ()
+) -> dict[str, float]:
     """Run `adlm release` of a checkout on a file, and time it."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "release"
         words = [sys.executable, "-m", "adlm", "release", str(file), "--domain", str(domain)]
         words += ["--epsilon", "1", "--delta", delta, "--out", str(out), "--ledger", f"{folder}/ledger.jsonl"]
+        words += options
         environment = os.environ | {"PYTHONPATH": str(tree / "src")}
         before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         done = subprocess.run(

@@ -171,6 +171,7 @@ def test_an_option_of_the_other_release_is_refused_before_anything_is_charged(
     ("words", "message"),
     [
         ([*MOMENTS, "--fourier", "3"], "--fourier is for tables from a file"),
+        ([*MOMENTS, "--model", "rounds"], "--model is for tables from a file"),
         ([*MOMENTS, "--domain", "t.toml"], "--domain is for tables from a file"),
         ([*TABLE, "--limit", "3"], "--limit is for --data"),
         ([*TABLE, "--cache"], "--cache is for --data"),
@@ -412,6 +413,18 @@ def test_a_table_can_be_released_record_by_record(place: Path) -> None:
     text = (place / "ta.html").read_text()
     assert "Relevance of columns" in text  # added up over the numbers that encode a column
     assert ">age<" in text
+
+
+def test_the_model_of_a_table_can_be_chosen(place: Path) -> None:
+    words = ["release", "t.csv", "--domain", "t.toml", "--epsilon", "50", "--seed", "1"]
+    settings = {}
+    for model in ("additive", "rounds"):
+        run(*words, "--model", model, "--out", model)
+        settings[model] = json.loads((place / model / "certificate.json").read_text())["settings"]
+    assert settings["additive"]["model"] == "additive"
+    assert settings["rounds"]["rounds"]["rounds"] > 1
+    with pytest.raises(UserError, match="model must be one of auto, additive, rounds"):
+        run(*words, "--model", "tree", "--out", "X")
 
 
 def test_random_fourier_features_are_asked_for_by_number_or_by_rule(place: Path) -> None:

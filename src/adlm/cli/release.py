@@ -50,6 +50,13 @@ def release(
         str | None,
         typer.Option(help="Tables: random Fourier features of the numeric columns.", metavar="N|auto"),
     ] = None,
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Tables with classes: additive (fastest), rounds (gradient rounds), or auto: the rule's, "
+            "which under pure epsilon may make both and keep the better one."
+        ),
+    ] = "auto",
     backbone: Annotated[
         str | None,
         typer.Option(
@@ -100,7 +107,7 @@ def release(
             "records are made by adlm release-records"
         )
     request = Request(file, data, domain, epsilon, delta, out, neighbours, limit, ledger, budget, seed, sign)
-    request.check(context, method, ("fourier",))
+    request.check(context, method, ("fourier", "model"))
     if method == "ilm" and (relevance != "prior" or allocation not in (None, "identical")):
         raise UserError(
             "--method ilm is identical noise: leave out --allocation and --relevance, or take --method adlm"
@@ -112,6 +119,8 @@ def release(
     encoder = Encoder.declared(backbone, provenance, trained_on, of_table=of_table)
     if fourier is not None and not of_table:
         raise UserError("--fourier is for tables from a file; leave it out")
+    if model != "auto" and not of_table:
+        raise UserError("--model is for tables from a file; leave it out")
     job = request.open(public_size)
     options: dict[str, Any] = {
         "epsilon": epsilon,
@@ -130,7 +139,7 @@ def release(
 
     def make() -> Release:
         if of_table:
-            options["fourier"] = random_fourier_features(fourier)
+            options.update(fourier=random_fourier_features(fourier), model=model)
             return privatise(file, domain=request.domain_file(), neighbours=neighbours, **options)
         inputs = options | {"device": chosen, "cache": cache}
         if file is not None:

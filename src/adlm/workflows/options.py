@@ -43,12 +43,14 @@ class ReleaseOptions(TypedDict, total=False):
     cache: bool
     device: str
     fourier: Fourier
+    model: str
     engine: Engine | str
     ray_address: str | None
 
 
 FOR_ARRAYS = frozenset({"features", "k", "second", "share_sums", "cache", "device"})
-FOR_TABLES = frozenset({"fourier"})
+FOR_TABLES = frozenset({"fourier", "model"})
+MODELS = ("auto", "additive", "rounds")  # of a table
 
 
 def check_options(options: Mapping[str, object], table: bool) -> None:
@@ -56,8 +58,10 @@ def check_options(options: Mapping[str, object], table: bool) -> None:
     for name, value in options.items():
         if name not in ReleaseOptions.__annotations__:
             raise TypeError(f"privatise() got an unexpected keyword argument {name!r}")
-        if value is None or value is False or (name == "fourier" and value == 0):
+        if value is None or value is False or (name, value) in (("fourier", 0), ("model", "auto")):
             continue
+        if name == "model" and value not in MODELS:
+            raise UserError(f"model must be one of {', '.join(MODELS)} (got {value!r})")
         if table and name in FOR_ARRAYS:
             raise UserError(f"a table's release has no setting {name}; leave it to the rule")
         if not table and name in FOR_TABLES:

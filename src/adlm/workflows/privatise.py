@@ -79,6 +79,8 @@ def privatise(
     cache, device : arrays: keep the features of the records on disk, readable by their owner alone; and
         where features are computed.
     fourier : tables: random Fourier features of the numeric columns together: a number, or `auto`.
+    model : tables with classes: `additive` (noisy class tables, fastest), `rounds` (gradient rounds), or
+        `auto`: the rule's choice, which under pure epsilon may make both and keep the better one.
     engine : where passes over files and arrays run: `local`, `ray`, or an `Engine`. The release is the same.
     ray_address : of the engine `ray`: a cluster, such as `auto`; one of this machine alone when not given.
 

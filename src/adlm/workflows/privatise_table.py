@@ -45,7 +45,15 @@ def privatise_table(
     plan = options.get("plan")
     if plan is None:
         n = public_size(table.neighbours, table.contributions, options.get("size"), lambda: _count(reader))
-        plan = plan_release(table, n, budget.epsilon, budget.delta, options.get("fourier", 0), rounds)
+        plan = plan_release(
+            table,
+            n,
+            budget.epsilon,
+            budget.delta,
+            options.get("fourier", 0),
+            rounds,
+            options.get("model", "auto"),
+        )
     if isinstance(plan, RegressionPlan) != (table.target is not None):
         raise UserError("a numeric target needs a RegressionPlan, a label another plan; leave it to the rule")
     if isinstance(plan, RegressionPlan):
@@ -80,6 +88,7 @@ def plan_release(
     delta: Fraction,
     fourier: Fourier = 0,
     rounds: str | None = None,
+    model: str = "auto",
 ) -> TableReleasePlan:
     """Choose how to release a table: by gradient rounds, or as an additive model of noisy class tables.
 
@@ -93,9 +102,18 @@ def plan_release(
     epsilon, delta : the budget.
     fourier : random Fourier features: a number, or 0 or `auto` to leave it to the rule.
     rounds : `once` or `twice` selects class tables, with identical noise or with noise by relevance.
+    model : `additive`, `rounds`, or `auto` to leave it to the rule.
     """
     if table.target is not None:
+        if model != "auto":
+            raise UserError("a numeric target has one model; leave model out")
         return plan_target(table, n, epsilon, delta, checked_fourier(table, fourier))
+    if model == "rounds":
+        if rounds is not None:
+            raise UserError("gradient rounds have no class tables; leave out allocation and relevance")
+        return plan_table(table, n, epsilon, delta, checked_fourier(table, fourier))
+    if model == "additive":
+        return plan_additive(table, n, epsilon, delta, fourier)
     if rounds is None and delta and suits_rounds(table, n, epsilon, delta):
         return plan_table(table, n, epsilon, delta, checked_fourier(table, fourier))
     if rounds is None and not delta and suits_selection(table, n, epsilon):

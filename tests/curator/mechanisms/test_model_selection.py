@@ -14,6 +14,7 @@ from adlm import Ledger, Release, fit, privatise
 from adlm.audit.artefact import audit_release
 from adlm.curator.mechanisms import model_selection, table_rounds
 from adlm.curator.mechanisms.model_selection import NOT_KEPT, SelectionPlan, calibrate, plan_selection
+from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
 from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.privacy.accounting import compose
@@ -117,6 +118,11 @@ def test_with_delta_or_little_signal_there_is_one_model() -> None:
     assert isinstance(plan_release(declared(), 300, Fraction(1), Fraction(0)), TablePlan)
     with_delta = plan_release(declared(), 10_000, Fraction(60), Fraction(1, 10**5))
     assert isinstance(with_delta, table_rounds.TableRoundsPlan)
+    pure = (declared(), 10_000, Fraction(60), Fraction(0))
+    assert isinstance(plan_release(*pure, model="additive"), TablePlan)
+    assert isinstance(plan_release(*pure, model="rounds"), TableRoundsPlan)
+    with pytest.raises(UserError, match="gradient rounds have no class tables"):
+        plan_release(*pure, rounds="twice", model="rounds")
     plan = plan_release(declared(), 10_000, Fraction(60), Fraction(0))
     assert isinstance(plan, SelectionPlan)
     assert "the better of two" in plan.summary

@@ -159,7 +159,7 @@ def _two_class_gradient(
     z: npt.NDArray[np.int16],
     codes: npt.NDArray[Any],
     allowed: Integers,
-    weights: Integers,
+    weights: npt.NDArray[Any],
     units: tuple[int, float, float, float, float],
     exponential: tuple[Reals, Reals],
     total: Integers,
@@ -179,12 +179,13 @@ def _two_class_gradient(
     table, series = exponential
     width, first, least = z.shape[1], 2 - len(total), -(len(table) - 1) / 256.0
     margins, residuals = np.empty(AT_ONCE), np.empty((2, AT_ONCE))
+    sums, over = np.zeros(1 + width, dtype=np.int64), np.zeros(1 + width, dtype=np.int64)
     for start in range(0, len(z), AT_ONCE):
         rows = min(AT_ONCE, len(z) - start)
         for i in range(rows):
-            values, margin = z[start + i], weights[0] * unit
+            values, margin = z[start + i], np.int64(weights[0]) * unit
             for j in range(width):
-                margin += np.int64(values[j]) * weights[1 + j]
+                margin += np.int64(values[j]) * np.int64(weights[1 + j])
             margins[i] = margin * score
         for i in range(rows):
             rest = max(-abs(margins[i]), least)
@@ -209,12 +210,19 @@ def _two_class_gradient(
             while left * left + right * right > allowed[start + i]:  # the root was a rounding error too large
                 shrink *= 1 - 2.0**-30
                 left, right = np.trunc(one * shrink), np.trunc(second * shrink)
-            values = z[start + i]
-            for side in range(first, 2):
-                sums, residual = total[side - first], np.int64(np.int32(right if side else left))
-                sums[0] += residual * unit
+            values, residual = z[start + i], np.int64(np.int32(right))
+            sums[0] += residual * unit
+            for j in range(width):
+                sums[1 + j] += residual * np.int64(values[j])
+            residual = np.int64(np.int32(left + right))
+            if first == 0 and residual != 0:  # residuals are opposite but for rounding
+                over[0] += residual * unit
                 for j in range(width):
-                    sums[1 + j] += residual * np.int64(values[j])
+                    over[1 + j] += residual * np.int64(values[j])
+    for j in range(1 + width):
+        total[1 - first, j] += sums[j]
+        if first == 0:
+            total[0, j] += over[j] - sums[j]
 
 
 def _softmax_gradient(
@@ -285,13 +293,15 @@ def _softmax_gradient(
                 total[m, 1 + j] += np.int64(sums[m, j])
 
 
-def _two_class_right(z: npt.NDArray[np.int16], codes: npt.NDArray[Any], weights: Integers, unit: int) -> int:
+def _two_class_right(
+    z: npt.NDArray[np.int16], codes: npt.NDArray[Any], weights: npt.NDArray[Any], unit: int
+) -> int:
     """Count the records of two classes that a head gets right; `weights` are as for a gradient."""
     right = 0
     for row in range(len(z)):
-        margin = weights[0] * unit
+        margin = np.int64(weights[0]) * unit
         for j in range(z.shape[1]):
-            margin += np.int64(z[row, j]) * weights[1 + j]
+            margin += np.int64(z[row, j]) * np.int64(weights[1 + j])
         right += (margin > 0) == (codes[row] == 1)
     return right
 

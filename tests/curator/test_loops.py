@@ -12,16 +12,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.public.test_scaled_table import encoded, made_table
 
+from adlm.audit.rounds_controls import ROUNDS
 from adlm.curator import loops
 from adlm.curator.clipping import FARTHEST, Clip
 from adlm.curator.mechanisms.additive import UnscaledIndicators
 from adlm.curator.mechanisms.gradient_rounds import (
     BinaryClip,
     GradientClip,
+    PredictedSum,
     RightCount,
     feature_integers,
     stored,
 )
+from adlm.curator.noise import Source
 from adlm.curator.sums import add_class_sums
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import LARGEST_WEIGHT, WEIGHT_UNIT, Head
@@ -143,6 +146,8 @@ def test_gradients_and_counts_are_the_same(switch: Any, kind: Any, classes: int,
             one, other = both(switch, lambda at=(z, codes, head), clip=clip: clip.gradient(*at))
             assert np.array_equal(one, other)
             part = (z, codes, clip.allowed(z))
+            one, other = both(switch, lambda predicted=PredictedSum(clip, head), part=part: predicted(part))
+            assert np.array_equal(one[0], other[0])
             one, other = both(switch, lambda count=RightCount(clip, head), part=part: count(part))
             assert np.array_equal(one[0], other[0])
 
@@ -238,3 +243,10 @@ def test_compiling_does_without_a_cache_that_cannot_be_written(monkeypatch: pyte
 
 def _three() -> int:
     return 3
+
+
+@pytest.mark.parametrize("control", ROUNDS, ids=lambda control: control.__name__)
+def test_rounds_that_are_wrong_on_purpose_are_caught_when_compiled(switch: Any, control: Any) -> None:
+    switch(True)
+    found = control(100, Source.seeded_with(1))
+    assert found.lower > float(found.claimed)

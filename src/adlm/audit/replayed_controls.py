@@ -32,10 +32,10 @@ def put(owner: Any, name: str, value: Any) -> Iterator[None]:
 def without_clip() -> AbstractContextManager[None]:
     """Gradients that are not clipped, charged as if they were."""
 
-    def everything(self: GradientClip, z: Any) -> Any:
-        return np.full(len(z), 1 << 62, dtype=np.int64)
+    def everything(self: GradientClip, squares: Any) -> Any:
+        return np.full(len(squares), 1 << 62, dtype=np.int64)
 
-    return put(GradientClip, "allowed", everything)
+    return put(GradientClip, "allowed_for", everything)
 
 
 def half_sensitivity() -> AbstractContextManager[None]:

@@ -1,8 +1,8 @@
 """The passes' innermost loops, to be compiled (`runtime.compiled`): the same integers as NumPy gives.
 
 Each stands in for NumPy code, which small data sets use and tests compare it with: `Clip.integers`,
-`sums.add_class_sums`, `gradient_rounds.stored`, `GradientClip.gradient`, `gradient_rounds.RightCount` and
-`additive.UnscaledIndicators`.
+`sums.add_class_sums`, `additive.UnscaledIndicators`, and of `gradient_rounds` `stored`, `PredictedSum`,
+`RightCount` and `GradientClip.gradient`.
 """
 
 from __future__ import annotations
@@ -306,10 +306,47 @@ def _two_class_right(
     return right
 
 
+def _two_class_predicted(
+    z: npt.NDArray[np.int16],
+    weights: npt.NDArray[Any],
+    units: tuple[int, float, float, float, float],
+    exponential: tuple[Reals, Reals],
+    grid: int,
+    total: Integers,
+) -> None:
+    """Add the probabilities of two classes, each rounded down to a grid, to (2,) sums in grid steps.
+
+    Parameters
+    ----------
+    z, weights, units, exponential : as for `_two_class_gradient`.
+    grid : grid steps in a probability of 1.
+    total : where to add.
+    """
+    unit, score, probability, _, _ = units
+    table, series = exponential
+    least = -(len(table) - 1) / 256.0
+    for row in range(len(z)):
+        values, margin = z[row], np.int64(weights[0]) * unit
+        for j in range(z.shape[1]):
+            margin += np.int64(values[j]) * np.int64(weights[1 + j])
+        rest = max(-abs(margin * score), least)
+        nearest = np.rint(rest * -256.0)
+        value = table[int(nearest)]
+        rest += nearest * (1 / 256.0)
+        factor = (rest * series[0] + series[1]) * rest
+        factor = ((factor + series[2]) * rest + series[3]) * rest + series[4]
+        less = np.rint(value * factor * probability)  # of the class with the smaller score
+        both = less + probability
+        larger = 1 if margin >= 0 else 0
+        total[larger] += np.int64(np.floor(probability / both * grid))
+        total[1 - larger] += np.int64(np.floor(less / both * grid))
+
+
 clip_rows = Compiled(_clip_rows)
 to_grid = Compiled(_to_grid)
 add_class_sums = Compiled(_add_class_sums)
 softmax_gradient = Compiled(_softmax_gradient)
 two_class_gradient = Compiled(_two_class_gradient)
 unscale = Compiled(_unscale)
+two_class_predicted = Compiled(_two_class_predicted)
 two_class_right = Compiled(_two_class_right)

@@ -16,7 +16,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-ENOUGH = 1 << 19  # records in all, over which compiled code makes up for the time to compile it
+ENOUGH = 1 << 18  # records in all, over which compiled code makes up for the time to compile it
 
 
 class Compiled(Generic[Arguments, Result]):

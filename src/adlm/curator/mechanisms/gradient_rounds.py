@@ -17,7 +17,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.curator.loops import softmax_gradient, to_grid, two_class_gradient, two_class_right
+from adlm.curator.loops import (
+    softmax_gradient,
+    to_grid,
+    two_class_gradient,
+    two_class_predicted,
+    two_class_right,
+)
 from adlm.curator.noise import Source
 from adlm.curator.passes import LocalRecords, Records
 from adlm.curator.totals import clamped
@@ -125,7 +131,11 @@ class GradientClip:
         squares = np.empty(len(z))
         for rows, values in self.extended(z):
             squares[rows] = torch.linalg.vecdot(values, values).numpy()  # integers: exact in any order
-        return np.asarray(self.bound**2 // squares.astype(np.int64))
+        return self.allowed_for(squares.astype(np.int64))
+
+    def allowed_for(self, squares: Integers) -> Integers:
+        """Return the same from the (n,) squared lengths of (c, z), in grid steps."""
+        return np.asarray(self.bound**2 // squares)
 
     @property
     def grids(self) -> tuple[int, float, float, float, float]:
@@ -301,6 +311,11 @@ class PredictedSum:
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
         """Sum probabilities, each rounded down."""
+        if len(self.head.integers) == 2 and two_class_predicted.pays(len(part[0])):
+            total = np.zeros(2, dtype=np.int64)
+            units, tables = self.clip.grids, exact.tables()
+            two_class_predicted(part[0], self.head.margin, units, tables, RESIDUAL_UNIT, total)
+            return (total,)
         probability = self.clip.probabilities(part[0], self.head)
         return (np.floor(probability * RESIDUAL_UNIT).sum(0).astype(np.int64),)
 
@@ -373,7 +388,7 @@ def stored(z: npt.NDArray[Any], codes: Integers, clip: GradientClip) -> Part:
     if z.flags.c_contiguous and to_grid.pays(len(z)):
         integers, squares = np.empty(z.shape, dtype=np.int16), np.empty(len(z), dtype=np.int64)
         if to_grid(z, FEATURE_UNIT, clip.unit, integers, squares):
-            return integers, np.asarray(codes, dtype=np.int32), clip.bound**2 // squares
+            return integers, np.asarray(codes, dtype=np.int32), clip.allowed_for(squares)
     return on_grid(feature_integers(z), codes, clip)
 
 

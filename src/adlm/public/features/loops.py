@@ -62,12 +62,10 @@ def _hats(places: Reals, knots: Reals, out: Reals) -> None:
 
 def _table_rows(
     values: Reals,
-    value_scale: float,
     counted: Reals,
-    centre: Reals,
-    scale: Reals,
     waves: Reals,
-    wave_scale: float,
+    centre: Reals,
+    scales: tuple[float, Reals, float],
     unit: float,
     out: npt.NDArray[np.float32],
 ) -> None:
@@ -75,13 +73,14 @@ def _table_rows(
 
     Parameters
     ----------
-    values, value_scale : (n, d) values, and what to multiply them by.
-    counted, centre, scale : (n, e) indicators, and what to subtract from each and then to multiply it by.
-    waves, wave_scale : (n, f) cosines, and what to multiply them by.
+    values, counted, waves : (n, d) values, (n, e) indicators and (n, f) cosines.
+    centre : (e,) what to subtract from each indicator.
+    scales : what to multiply values, each indicator, and cosines by.
     unit : grid steps in one.
     out : (n, d + e + f).
     """
     d, e, f = values.shape[1], counted.shape[1], waves.shape[1]
+    value_scale, scale, wave_scale = scales
     row = np.empty(d + e + f)
     for i in range(len(out)):
         for j in range(d):

@@ -231,12 +231,10 @@ class ScaledTable(Features):
         unit = torch.empty((len(values), self.width), dtype=torch.float32)
         loops.table_rows(
             values.contiguous().numpy(),
-            self._value_scale * _LENGTH,
             counted.contiguous().numpy(),
-            self.frequencies[self._kept],
-            self._scale * _LENGTH,
             waves,
-            self._fourier_scale * _LENGTH,
+            self.frequencies[self._kept],
+            (self._value_scale * _LENGTH, self._scale * _LENGTH, self._fourier_scale * _LENGTH),
             _UNIT,
             unit.numpy(),
         )

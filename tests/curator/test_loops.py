@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from fractions import Fraction
 from typing import Any
@@ -239,6 +240,18 @@ def test_compiling_does_without_a_cache_that_cannot_be_written(monkeypatch: pyte
     assert Compiled(_three)() == 3
     assert [given.get("cache", False) for given in asked] == [True, False]
     assert not any(given["fastmath"] for given in asked)
+
+
+def test_a_full_disk_costs_the_cache_of_compiled_code_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from numba.core.caching import IndexDataCacheFile
+
+    def full(self: Any, key: Any, data: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(IndexDataCacheFile, "load", lambda self, key: None)
+    monkeypatch.setattr(IndexDataCacheFile, "save", full)
+    loop = Compiled(_three)
+    assert [loop(), loop()] == [3, 3]
 
 
 def _three() -> int:

@@ -44,11 +44,15 @@ class Compiled(Generic[Arguments, Result]):
         return self._seen >= self._enough and _numba() is not None
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        """Call the compiled function."""
+        """Call the compiled function; a full disk costs the cache alone."""
         if self._compiled is None:
             with self._lock:
-                self._compiled = self._compiled or _compile(self._function)
-        return self._compiled(*args, **kwargs)
+                self._compiled = self._compiled or _compile(self._function, cache=True)
+        try:
+            return self._compiled(*args, **kwargs)
+        except OSError:  # from writing the cache, before the function is run
+            self._compiled = _compile(self._function, cache=False)
+            return self._compiled(*args, **kwargs)
 
 
 def _numba() -> Any:
@@ -60,14 +64,14 @@ def _numba() -> Any:
     return None if numba.config.DISABLE_JIT else numba
 
 
-def _compile(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+def _compile(function: Callable[Arguments, Result], *, cache: bool) -> Callable[Arguments, Result]:
     """Compile without the global lock and without any reordering of floating-point operations."""
     numba = _numba()
     if numba is None:
         return function
     settings = {"nogil": True, "fastmath": False, "error_model": "numpy"}
     try:
-        compiled: Callable[Arguments, Result] = numba.njit(cache=True, **settings)(function)
+        compiled: Callable[Arguments, Result] = numba.njit(cache=cache, **settings)(function)
     except RuntimeError:  # no folder that a cache can be written to
         compiled = numba.njit(**settings)(function)
     return compiled

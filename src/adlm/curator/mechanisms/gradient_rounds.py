@@ -52,6 +52,7 @@ OnGrid = Reals | Small | torch.Tensor  # features in grid steps, or the result o
 
 ROWS = 1 << 12  # records worked on at once: 2^12 products below 2^30 add up exactly in doubles
 LARGEST_SMALL = (1 << 15) - 1  # that 16 bits hold
+COMPILED_WIDTH = 1500  # most features in a compiled loop of many classes: wider products are faster in blocks
 FINE = 1 << 24  # grid of p - y before it is bounded: M squares add up exactly
 PROBABILITY_UNIT = 1 << 30  # grid of exp(score - largest score): M of them add up exactly
 
@@ -219,7 +220,7 @@ class GradientClip:
         if len(head.integers) == 2 and two_class_gradient.pays(len(z)):
             two_class_gradient(z, codes, bounds, head.margin, self.grids, exact.tables(), total)
             return total
-        if len(head.integers) > 2 and softmax_gradient.pays(len(z)):
+        if len(head.integers) > 2 and width <= COMPILED_WIDTH and softmax_gradient.pays(len(z)):
             columns = np.ascontiguousarray(head.columns[: width + 1, :gradient_rows])
             softmax_gradient(z, codes, bounds, columns, self.grids, exact.tables(), total)
             return total

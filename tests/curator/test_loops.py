@@ -97,6 +97,18 @@ def test_a_value_that_is_not_finite_is_refused_and_one_too_far_is_clipped(switch
     assert one.tobytes() == other.tobytes()
 
 
+def test_a_class_that_is_not_declared_and_odd_types_are_left_to_numpy(switch: Any) -> None:
+    """Compiled code checks no index, and knows no half precision."""
+    switch(True)
+    with pytest.raises(IndexError):
+        add_class_sums(np.zeros((2, 3), dtype=np.int64), np.ones((2, 2)), np.array([0, 2]), 1)
+    rows = np.random.default_rng(0).normal(size=(9, 4))
+    clip = Clip("l2", (1.0,) * 4, 1.0)
+    for odd in (rows.astype(np.float16), rows.astype(">f8"), np.asfortranarray(rows), rows > 0):
+        one, other = both(switch, lambda odd=odd: clip.integers(odd))
+        assert one.tobytes() == other.tobytes()
+
+
 def test_class_sums_and_unscaled_indicators_are_the_same(switch: Any) -> None:
     rng = np.random.default_rng(0)
     rows, codes = np.trunc(rng.normal(size=(5000, 17)) * 1e5), rng.integers(0, 4, 5000)

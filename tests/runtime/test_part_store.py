@@ -64,6 +64,26 @@ def test_memory_does_not_grow_with_what_is_kept_in_the_file(
     assert peaks[1] < 1.3 * peaks[0]
 
 
+def test_parts_in_the_file_hold_one_file_descriptor_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setenv("ADLM_CACHE", str(tmp_path))
+    store = PartStore(0)
+    for seed in range(300):
+        store.append(part(seed, 3))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, soft), hard))
+    try:
+        kept = [store.read(index) for index in range(len(store))]
+        store.append(part(300, 3))  # the file grows after it was mapped
+        kept.append(store.read(300))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for seed, found in enumerate(kept):
+        assert all(np.array_equal(a, b) for a, b in zip(found, part(seed, 3), strict=True))
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_a_full_disk_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ADLM_CACHE", str(tmp_path))

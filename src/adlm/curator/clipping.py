@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from adlm.curator.loops import clip_rows, summation_order
 from adlm.errors import UserError
+from adlm.runtime.compiled import readable
 from adlm.runtime.memory import blocks_in_cache
 from adlm.runtime.roots import root_up
 
@@ -90,7 +91,7 @@ class Clip:
         if values.ndim != 2 or values.shape[1] != len(self.scales):
             raise UserError(f"features must be (n, {len(self.scales)}), got {values.shape}")
         out, steps = np.empty(values.shape), self.steps
-        if values.flags.c_contiguous and clip_rows.pays(len(values)):
+        if readable(values) and clip_rows.pays(len(values)):
             order, absolute = summation_order(len(steps)), self.norm == "l1"
             if clip_rows(values, steps, self.feature_norm_bound, absolute, FARTHEST, order, out):
                 return out

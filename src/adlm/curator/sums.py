@@ -21,7 +21,8 @@ def add_class_sums(table: Integers, rows: Reals, codes: Integers, count: int) ->
     codes : (n,) classes.
     count : increment of a class's count for one record, in grid steps.
     """
-    if loops.add_class_sums.pays(len(rows)):
+    known = len(codes) and codes.min() >= 0 and codes.max() < len(table)  # compiled code checks no index
+    if known and loops.add_class_sums.pays(len(rows)):
         loops.add_class_sums(table, rows, codes, count)
         return
     for start in range(0, len(rows), EXACT_ROWS):

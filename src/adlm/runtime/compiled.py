@@ -13,6 +13,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -53,6 +56,11 @@ class Compiled(Generic[Arguments, Result]):
         except OSError:  # from writing the cache, before the function is run
             self._compiled = _compile(self._function, cache=False)
             return self._compiled(*args, **kwargs)
+
+
+def readable(array: NDArray[Any]) -> bool:
+    """Whether an array is of floating-point numbers as compiled loops read them."""
+    return bool(array.flags.c_contiguous) and array.dtype in (np.float32, np.float64)
 
 
 def _numba() -> Any:

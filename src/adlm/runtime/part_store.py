@@ -10,6 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -23,8 +24,6 @@ from adlm.errors import UserError
 Part = tuple[NDArray[Any], ...]
 MOST_BYTES = 1 << 28  # kept in memory
 ALIGNED = 64  # bytes between which arrays begin in the file
-# The pages are mapped at once, not one by one when they are first read; not all systems can.
-MAPPING = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 PIECE_BYTES, PIECE_ROWS = 1 << 22, 1 << 10  # read at once: this many bytes, but at least this many rows
 
 
@@ -54,6 +53,8 @@ class PartStore:
         self._most, self._bytes, self._end = most_bytes, 0, 0
         self._parts: list[tuple[NDArray[Any] | _Written, ...]] = []
         self._file: IO[bytes] | None = None
+        self._mapped: mmap.mmap | None = None
+        self._lock = threading.Lock()
         self.rows = 0
 
     def __len__(self) -> int:
@@ -103,23 +104,29 @@ class PartStore:
         return part
 
     def _array(self, written: _Written) -> NDArray[Any]:
-        """Map an array of the file into memory: nothing is copied, and the system may drop its pages."""
+        """Return an array of the file, which is mapped into memory as a whole: nothing is copied.
+
+        One mapping serves all arrays, since each one holds a file descriptor open.
+        """
         assert self._file is not None
         count = int(np.prod(written.shape))
         if not count:
             return np.empty(written.shape, dtype=written.dtype)
-        start = written.at - written.at % mmap.ALLOCATIONGRANULARITY
-        size = written.at - start + count * written.dtype.itemsize
-        try:
-            mapped = mmap.mmap(self._file.fileno(), size, flags=MAPPING, offset=start)
-        except (OSError, ValueError):
-            raise UserError("what was kept of the records is gone from the disk; release again") from None
-        values = np.frombuffer(mapped, dtype=written.dtype, count=count, offset=written.at - start)
+        with self._lock:
+            if self._mapped is None or len(self._mapped) < self._end:
+                try:
+                    self._mapped = mmap.mmap(self._file.fileno(), self._end)
+                except (OSError, ValueError) as error:
+                    raise UserError(
+                        f"what was kept of the records cannot be read back ({error}); release again"
+                    ) from None
+            mapped = self._mapped
+        values = np.frombuffer(mapped, dtype=written.dtype, count=count, offset=written.at)
         return values.reshape(written.shape)
 
     def close(self) -> None:
         """Free everything, and remove the file."""
-        self._parts = []
+        self._parts, self._mapped = [], None
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -35,6 +35,7 @@ from adlm.public.features import described
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.planning.tables import TablePlan
 from adlm.runtime import progress
+from adlm.runtime.compiled import readable
 from adlm.runtime.part_store import Part
 
 Integers = npt.NDArray[np.int64]
@@ -109,7 +110,7 @@ class UnscaledIndicators:
         values = np.asarray(z)
         if values.ndim != 2 or values.shape[1] != self.width:
             raise UserError(f"a table's features are (n, {self.width}), got {values.shape}")
-        if values.dtype == np.float32 and values.flags.c_contiguous and unscale.pays(len(values)):
+        if readable(values) and unscale.pays(len(values)):
             indicators = np.empty(values.shape)
             unscale(values, self.unit, indicators)
             return indicators

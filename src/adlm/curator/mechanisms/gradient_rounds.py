@@ -41,6 +41,7 @@ from adlm.estimation.gradient_head import (
 )
 from adlm.privacy.accounting import Mechanism
 from adlm.runtime import progress
+from adlm.runtime.compiled import readable
 from adlm.runtime.memory import blocks_in_cache, rows_in_cache
 from adlm.runtime.part_store import Part, PartStore
 from adlm.runtime.roots import root_up
@@ -386,7 +387,7 @@ def on_grid(z: Small, codes: Integers, clip: GradientClip) -> Part:
 
 def stored(z: npt.NDArray[Any], codes: Integers, clip: GradientClip) -> Part:
     """Return the stored form of records from their (n, k) features."""
-    if z.flags.c_contiguous and to_grid.pays(len(z)):
+    if readable(z) and to_grid.pays(len(z)):
         integers, squares = np.empty(z.shape, dtype=np.int16), np.empty(len(z), dtype=np.int64)
         if to_grid(z, FEATURE_UNIT, clip.unit, integers, squares):
             return integers, np.asarray(codes, dtype=np.int32), clip.allowed_for(squares)

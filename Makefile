@@ -43,8 +43,7 @@ reproduce: $(DEV) ## The quick presets of every experiment, resumed where they s
 	$(BIN)/adlm experiment tables --resume
 
 audit: $(DEV) ## The long audit, with the controls that must be caught
-	$(BIN)/adlm audit --long
-	$(BIN)/adlm audit --controls
+	$(BIN)/python -m tests.audit.long_reading & readers=$$!; $(BIN)/adlm audit --long --controls && wait $$readers
 
 docs: $(DEV) ## The documentation, strictly
 	$(BIN)/mkdocs build --strict

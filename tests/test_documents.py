@@ -126,31 +126,8 @@ def test_every_link_within_the_project_leads_somewhere(page: Path) -> None:
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", [*PAGES, *sorted(ROOT.glob("[AC]*.md"))], ids=lambda p: p.name)
-def test_sentences_are_short(page: Path) -> None:
-    """At most 40 words; statements of theorems, code, tables and generated results do not count."""
-    if page.name == "CHANGELOG.md":
-        return
-    assert [text for text in _sentences(page.read_text()) if len(WORD.findall(text)) > 40] == []
-
-
-WORD = re.compile(r"[A-Za-z0-9][\w'’.,%-]*")
-
-
-def _sentences(text: str) -> list[str]:
-    for left_out in (r"```.*?```", r"<!-- results:.*?<!-- /results -->", r"<!--.*?-->"):
-        text = re.sub(left_out, "", text, flags=re.DOTALL)
-    found = []
-    for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+[.)]) )|\n(?=#)", text):
-        lines = [line for line in part.splitlines() if not line.lstrip().startswith(("|", "#", ">"))]
-        prose = " ".join(line.strip() for line in lines if not line.startswith("    "))
-        prose = re.sub(r"`[^`]*`", "Code", re.sub(r"\]\([^)]*\)", "]", prose))
-        found += re.split(r"(?<=[.!?])[\"*)]*\s+(?=[A-Z*\"\[(0-9])", prose)
-    return found
-
-
 def test_every_name_that_the_paper_is_mapped_to_is_in_the_code() -> None:
-    """`estimation.lrp.relevance` is adlm.estimation.lrp.relevance; `Budgets.split` is found by its class."""
+    """`paper.lrp.relevance` is adlm.paper.lrp.relevance; `Budgets.split` is found by its class."""
     text = (ROOT / "docs" / "paper-to-code.md").read_text()
     dotted = set(re.findall(r"`([A-Za-z_]\w*(?:\.\w+)+)`", text)) - {"torch.optim"}
     single = set(re.findall(r"`([a-z]+(?:_[a-z0-9]+)+|[A-Z]+(?:_[A-Z0-9]+)+|[A-Z][a-z]+[A-Z]\w+)`", text))

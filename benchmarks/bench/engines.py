@@ -6,7 +6,6 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,7 +54,7 @@ def write_numbers(folder: Path, rows: int, kinds: tuple[str, ...]) -> dict[str, 
 def release_numbers(given: Given) -> Figures:
     """Release a table of numbers: read once and stored, or read again cell by cell in each pass.
 
-    `mechanism` is `class tables` (four passes), `rounds` (over thirty), or the rule's choice. `processor` has
+    `mechanism` is `rounds` (with delta) or `perturbed loss` (pure epsilon, the default). `processor` has
     the CPU seconds of this process and of the cluster's, for a machine that is not idle. `threads` limits the
     threads of this process, Arrow included; Ray does the same to its workers.
     """
@@ -78,7 +77,7 @@ def release_numbers(given: Given) -> Figures:
         setattr(encoding, "is_text", lambda values: False)  # noqa: B010
         source = file_reader(given["file"], table)
     start, used = time.perf_counter(), time.process_time()
-    made = privatise(source, domain=table, epsilon=EPSILON, seed=1, **_plan(given, table))
+    made = privatise(source, domain=table, epsilon=EPSILON, seed=1, delta=_delta(given))
     return {
         "seconds": time.perf_counter() - start,
         "processor": time.process_time() - used,
@@ -86,14 +85,8 @@ def release_numbers(given: Given) -> Figures:
     }
 
 
-def _plan(given: Given, table: Any) -> dict[str, Any]:
-    from adlm.curator.mechanisms.table_rounds import plan_table as plan_rounds
-    from adlm.public.planning.tables import plan_table
-
-    budget = (given.get("rows", 0), Fraction(EPSILON), Fraction(0))
-    plans = {"class tables": plan_table, "rounds": plan_rounds}
-    mechanism = given.get("mechanism")
-    return {} if mechanism is None else {"plan": plans[mechanism](table, *budget, 0)}
+def _delta(given: Given) -> str:
+    return "1e-5" if given.get("mechanism") == "rounds" else "0"
 
 
 def _by_ray(given: Given, table: Any) -> Figures:
@@ -105,7 +98,7 @@ def _by_ray(given: Given, table: Any) -> Figures:
     try:
         begun, used = time.perf_counter(), time.process_time() + sum(of_cluster("processor"))
         made = privatise(
-            given["file"], domain=table, epsilon=EPSILON, seed=1, engine=engine, **_plan(given, table)
+            given["file"], domain=table, epsilon=EPSILON, seed=1, engine=engine, delta=_delta(given)
         )
         done = time.perf_counter()
         return {
@@ -191,7 +184,7 @@ def engines(scale: Scale) -> list[Ratio]:
     rows = 200_000 if scale.quick else 20_000_000
     ratios: list[Ratio] = []
     with tempfile.TemporaryDirectory() as folder:
-        for mechanism, count in (("class tables", rows), ("rounds", max(rows // 20, 50_000))):
+        for mechanism, count in (("perturbed loss", rows), ("rounds", max(rows // 20, 50_000))):
             ratios += _side_by_side(Path(folder), mechanism, count, scale.repeats)
     return ratios
 

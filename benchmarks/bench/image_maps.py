@@ -1,64 +1,85 @@
-"""Features of single images, against reference implementations of the same maps."""
+"""Features of images: the compiled form against PyTorch's form of the same maps, and another version."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from adlm.public.features.natural import NaturalImages
-from adlm.public.features.prior import PriorProjection
-from adlm.public.features.threads import records_together
-from benchmarks.bench.plain_drawings import plain_drawings
-from benchmarks.bench.plain_photographs import plain_features
+from adlm.public.features import Features, build
+from adlm.runtime import progress
+from benchmarks.bench.image_rate import MAPS
 from benchmarks.bench.ratio import Ratio, interleave, ratio
+from benchmarks.bench.versions import HERE, checkout
 
 if TYPE_CHECKING:
     from benchmarks.bench.comparisons import Scale
 
-Mapped = Callable[[torch.Tensor], torch.Tensor]
+SCRIPT = Path(__file__).with_name("image_rate.py")
 
 
 def photographs(scale: Scale) -> list[Ratio]:
-    """Features of photographs and of drawn images, each mapped alone, against reference implementations.
+    """Images a processor second, on one thread: over PyTorch's form in batches of 100, over another version.
 
-    One thread. The reference implementations get images in batches of 500, and then one by one.
+    Another version is compared if a checkout is given by --against, in turn, each time in a new process.
     """
     images = 250 if scale.quick else 2000
-    natural, drawn = NaturalImages(1000), PriorProjection("drawn")
-    maps: dict[str, tuple[torch.Tensor, Mapped, Mapped]] = {
-        "photographs": (torch.rand(images, 3, 32, 32), natural, partial(plain_features, natural)),
-        "drawn images": (torch.rand(images, 28, 28), drawn, partial(plain_drawings, drawn)),
-    }
+    return _over_pytorch(scale, images) + _over_version(scale, images)
 
-    def clock(mapped: Mapped, x: torch.Tensor, rows: int = 500) -> float:
-        before = torch.get_num_threads()
+
+def _over_pytorch(scale: Scale, images: int) -> list[Ratio]:
+    def clock(features: Features, x: torch.Tensor, *, compiled: bool) -> float:
+        before, rows = torch.get_num_threads(), 500 if compiled else 100
         torch.set_num_threads(1)
         try:
-            with torch.inference_mode():
-                mapped(x[:8])
-                start = time.process_time()  # of this process alone
+            with torch.inference_mode(compiled):
+                start = time.process_time()
                 for part in torch.split(x, rows):
-                    mapped(part)
-                return images / (time.process_time() - start)
+                    features(part if compiled else part.clone().requires_grad_())
+                return len(x) / (time.process_time() - start)
         finally:
             torch.set_num_threads(before)
 
     ratios = []
-    for name, (x, own, plain) in maps.items():
-        actions = {
-            "own": partial(clock, own, x),
-            "batches": records_together()(partial(clock, plain, x)),
-            "alone": partial(clock, plain, x, 1),
+    for name, (spec, shape) in MAPS.items():
+        features, x = build(spec).eval(), torch.rand(images, *shape)
+        clock(features, x[:8], compiled=True)
+        actions: dict[str, Callable[[], float]] = {
+            "own": partial(clock, features, x, compiled=True),
+            "pytorch": partial(clock, features, x[:100], compiled=False),
         }
         rates = interleave(actions, scale.repeats)
         detail = {"images": images, "a second": round(float(np.median(rates["own"])))}
-        for form, called in (("batches", "in batches"), ("alone", "one by one")):
-            title = f"features: {name}' rate over their plain form {called}, one thread"
-            asked = 3 if name == "photographs" else None
-            ratios.append(ratio(title, rates["own"], rates[form], at_least=asked, detail=detail))
+        title = f"features: {name}' rate over PyTorch's form, one thread"
+        ratios.append(ratio(title, rates["own"], rates["pytorch"], detail=detail))
+    return ratios
+
+
+def _over_version(scale: Scale, images: int) -> list[Ratio]:
+    if scale.against is None:
+        progress.say("bench: photographs: no other version; it needs another checkout, by --against PATH")
+        return []
+    trees = {"this": HERE, "other": checkout(scale.against)}
+    rates: dict[str, dict[str, list[float]]] = {name: {key: [] for key in MAPS} for name in trees}
+    for _ in range(scale.repeats):
+        for name, tree in trees.items():
+            environment = os.environ | {"PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+            words = [sys.executable, str(SCRIPT), str(images)]
+            done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+            for key, rate in json.loads(done.stdout.strip().splitlines()[-1]).items():
+                rates[name][key].append(rate)
+    ratios = []
+    for key in MAPS:
+        detail = {name: [round(rate) for rate in found[key]] for name, found in rates.items()}
+        title = f"features: {key}' rate over the other version's, one thread"
+        ratios.append(ratio(title, rates["this"][key], rates["other"][key], detail=detail))
     return ratios

@@ -56,16 +56,16 @@ def _domain(given: Given) -> Any:
 
 
 def _settings(batch: int) -> Any:
-    from adlm.curator.mechanisms.records import Settings
+    from adlm.paper.release import Settings
 
     return Settings(Fraction(1), Fraction(1, 2), batch, Fraction(9800), "given", 25, "identical")
 
 
 def _record_release(given: Given) -> Any:
     from adlm.curator.ledger import Ledger
-    from adlm.curator.mechanisms.record_release import release as release_records
-    from adlm.curator.mechanisms.records import PrivateRecords
     from adlm.curator.noise import Source
+    from adlm.paper.release import PrivateRecords
+    from adlm.paper.release import release as release_records
 
     x, y = _noise_images(given)
     return release_records(
@@ -79,8 +79,8 @@ def _record_release(given: Given) -> Any:
 
 def _network(given: Given) -> Any:
     """The product's networks by name, and `tanh`, the one that DP-SGD trains best."""
-    from adlm.analyst.networks import build
-    from adlm.baselines import networks
+    from adlm.paper.networks import build
+    from benchmarks.baselines import networks
 
     return (
         networks.tanh((28, 28), 10) if given["network"] == "tanh" else build(given["network"], (28, 28), 10)
@@ -91,8 +91,8 @@ def epoch_release(given: Given) -> Figures:
     """An epoch of a network on a record release."""
     import torch
 
-    from adlm.analyst.examples import from_records
     from adlm.analyst.training import TrainingConfig, train
+    from adlm.paper.training import from_records
 
     release = _record_release(given)
     network, examples = _network(given), from_records(release)
@@ -127,7 +127,7 @@ def epoch_opacus(given: Given) -> Figures:
     """The same epoch by DP-SGD with Opacus, without the min-max layer, which it cannot train."""
     import torch
 
-    from adlm.baselines import dpsgd, networks
+    from benchmarks.baselines import dpsgd, networks
 
     x, y = _noise_images(given)
     scaled = torch.from_numpy(_domain(given).scale(x))
@@ -158,8 +158,8 @@ def steps_normalised(given: Given) -> Figures:
     import torch
     from torch import Tensor, nn
 
-    from adlm.analyst.networks import build
-    from adlm.analyst.normalisation import LocalResponseNorm
+    from adlm.paper.layers import LocalResponseNorm
+    from adlm.paper.networks import build
 
     class Formula(nn.Module):
         def __init__(self, layer: LocalResponseNorm) -> None:
@@ -215,7 +215,7 @@ def pipeline_release(given: Given) -> Figures:
         epsilon=given["epsilon"],
         delta="1e-5",
         cache=given["cache"],
-        second=given.get("second"),
+        allocation=given.get("allocation"),  # class sums alone, without gradient rounds
     )
     accuracy = float((fit(release).predict(test.x) == test.y).mean())
     return {"seconds": time.perf_counter() - start, "accuracy": accuracy}
@@ -225,8 +225,8 @@ def pipeline_opacus(given: Given) -> Figures:
     """The same by DP-SGD on the tanh network, to its own best accuracy; or some epochs, to be multiplied."""
     import torch
 
-    from adlm.baselines import dpsgd, networks
     from adlm.public import datasets
+    from benchmarks.baselines import dpsgd, networks
 
     start = time.perf_counter()
     train, test = datasets.load(given["data"], "train"), datasets.load(given["data"], "test")
@@ -254,9 +254,9 @@ def to_the_end(seconds: float, training: float, share: float) -> float:
 def release_records_to_disk(given: Given) -> Figures:
     """Stream a record release to a folder."""
     from adlm.curator.ledger import Ledger
-    from adlm.curator.mechanisms.record_release import write as write_records
-    from adlm.curator.mechanisms.records import PrivateRecords
     from adlm.curator.noise import Source
+    from adlm.paper.release import PrivateRecords
+    from adlm.paper.release import write as write_records
 
     x, y = _noise_images(given)
     with tempfile.TemporaryDirectory() as folder:
@@ -381,7 +381,7 @@ def wide_batches(rows: int) -> Iterator[tuple[npt.NDArray[np.float32], npt.NDArr
 
 
 def release_wide_table(given: Given) -> Figures:
-    """Release a synthetic table of 54 columns and 7 classes: by the rule's gradient rounds, or class tables.
+    """Release a synthetic table of 54 columns and 7 classes: by gradient rounds, or a perturbed loss.
 
     Batches are generated in each pass, so that memory is that of the release alone.
     """
@@ -393,9 +393,8 @@ def release_wide_table(given: Given) -> Figures:
         lambda: wide_batches(rows),
         domain=wide_domain(),
         epsilon="1",
-        delta="1e-5",
+        delta="0" if given["pure"] else "1e-5",
         size=rows,
-        allocation="identical" if given["additive"] else None,
     )
     return {"seconds": time.perf_counter() - start, "processor": time.process_time() - used}
 

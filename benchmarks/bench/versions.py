@@ -33,12 +33,7 @@ def versions(scale: Scale) -> list[Ratio]:
     if scale.against is None:
         progress.say("bench: versions: left out; it needs another checkout, by --against PATH")
         return []
-    trees = {"this": HERE, "other": scale.against.resolve()}
-    if not (trees["other"] / "src" / "adlm" / "__init__.py").is_file():
-        raise UserError(
-            f"{scale.against} is no checkout of this project: it has no src/adlm; "
-            "make one with `git worktree add PATH COMMIT`"
-        )
+    trees = {"this": HERE, "other": checkout(scale.against)}
     ratios: list[Ratio] = []
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -54,9 +49,17 @@ def versions(scale: Scale) -> list[Ratio]:
         for delta, kind in (("1e-5", "delta 1e-5"), ("0", "pure epsilon")):
             what = f"{rows:,} rows of ten numeric columns, {kind}"
             ratios += _beside(scale, trees, numbers, what, delta, at_most=0.5)
-        what = f"{rows:,} rows of ten numeric columns, pure epsilon, an additive model"
-        ratios += _beside(scale, trees, numbers, what, "0", at_most=0.5, here=("--model", "additive"))
     return ratios
+
+
+def checkout(path: Path) -> Path:
+    """Return the folder of another checkout, and refuse any other folder."""
+    if not (path / "src" / "adlm" / "__init__.py").is_file():
+        raise UserError(
+            f"{path} is no checkout of this project: it has no src/adlm; "
+            "make one with `git worktree add PATH COMMIT`"
+        )
+    return path.resolve()
 
 
 def _beside(

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from adlm.analyst.examples import Examples
-from adlm.analyst.networks import build
-from adlm.analyst.objective import coefficients
 from adlm.analyst.training import TrainingConfig, train
 from adlm.curator.noise import Source
-from adlm.curator.relevance import PRIVATE, STEPS, PrivateRelevance, relevance_charge
-from adlm.estimation.lrp import relevance as propagate
-from adlm.estimation.polynomial import CROSS_ENTROPY
+from adlm.paper.lrp import relevance as propagate
+from adlm.paper.networks import build
+from adlm.paper.objective import CROSS_ENTROPY, coefficients
+from adlm.paper.relevance import PRIVATE, STEPS, PrivateRelevance, relevance_charge
 from adlm.privacy.accounting import parse_epsilon
 from benchmarks.experiments import benchmark_data
 

@@ -23,6 +23,9 @@ from adlm.curator.mechanisms.calibration import Upstream
 from adlm.curator.mechanisms.moments import Batch, MomentConfig
 from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.noise import Source
+from adlm.curator.passes import LocalRecords
+from adlm.mechanism import pure
+from adlm.mechanism.planner import PurePlan, plan_features, suits_objective
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import Release
 from adlm.public import datasets
@@ -129,10 +132,11 @@ def domain(data: str, neighbours: str) -> Domain:
 
 @dataclass(frozen=True)
 class ReleaseRequest:
-    """Settings of a moment release besides its budget; by default those of `adlm.privatise`.
+    """Settings of a release besides its budget; by default those of `adlm.privatise`.
 
     `n` selects the first records, `classes` those of the first classes; `wide` uses more public directions
-    than the default, `times` changes the rule's k by a factor, the others override it.
+    than the default, `times` changes the planner's k by a factor. `second` gives class sums with second
+    moments of so many numbers, without a perturbed loss or gradient rounds; the others override the planner.
     """
 
     n: int | None = None
@@ -154,20 +158,30 @@ class ReleaseRequest:
         return np.asarray(split(data, part).first(n).y < len(self.domain(data).classes))
 
 
-def planned(data: str, epsilon: str, delta: str, request: ReleaseRequest) -> MomentPlan:
+def planned(data: str, epsilon: str, delta: str, request: ReleaseRequest) -> MomentPlan | PurePlan:
     """The plan that a release follows.
 
     Parameters
     ----------
     data : data set.
     epsilon, delta : the budget.
-    request : what differs from the rule.
+    request : what differs from the planner's settings.
     """
     own, public = request.domain(data), features(data, request.wide)
-    n = int(request.kept(data, "train", request.n).sum())
-    plan = plan_moments(n, len(own.classes), float(epsilon), float(delta), request.neighbours, public)
-    k = request.k if request.times is None else min(public.width, max(1, round(request.times * plan.k)))
-    return adjusted(plan, public, k=k, second=request.second, allocation=request.allocation)
+    n, classes = int(request.kept(data, "train", request.n).sum()), len(own.classes)
+    budget, relation = (float(epsilon), float(delta)), request.neighbours
+
+    def width(k: int) -> int | None:
+        return request.k if request.times is None else min(public.width, max(1, round(request.times * k)))
+
+    if request.second is None and not budget[1] and suits_objective(n, budget[0], public, relation):
+        usual = plan_features(n, classes, budget[0], relation, public)
+        allocation = request.allocation or "identical"
+        return plan_features(n, classes, budget[0], relation, public, width(usual.k), allocation)
+    rounds = request.second is None and request.allocation is None
+    plan = plan_moments(n, classes, *budget, relation, public, rounds=rounds)
+    plan = plan if request.second is None else replace(plan, q=request.second)
+    return adjusted(plan, public, k=width(plan.k), allocation=request.allocation)
 
 
 def dpsgd_width(data: str, epsilon: str, delta: str, neighbours: str) -> int:
@@ -192,7 +206,7 @@ def moment_release(
     Parameters
     ----------
     data : data set.
-    request : what differs from the rule.
+    request : what differs from the planner's settings.
     epsilon, delta : the budget.
     seed : of the noise.
     """
@@ -200,12 +214,22 @@ def moment_release(
     plan, public = planned(data, epsilon, delta, request), features(data, request.wide)
     kept = request.kept(data, "train", request.n)
     codes = split(data, "train").first(request.n).y[kept]
-    released = features_of(public, plan.k, plan.taper)
+    released = features_of(public, plan.k, plan.taper if isinstance(plan, MomentPlan) else 0)
     z = _taken(released, vectors(data, "train", request.wide)[: request.n])[kept]
 
     def batches() -> list[Batch]:
         return [(z[i : i + _ROWS], codes[i : i + _ROWS]) for i in range(0, len(z), _ROWS)]
 
+    if isinstance(plan, PurePlan):
+        return pure.release(
+            LocalRecords.of_batches(batches),
+            request.domain(data),
+            plan=plan,
+            budget=Budget.of(epsilon, delta),
+            ledger=Ledger(),
+            source=Source.seeded_with(seed),
+            features=released,
+        )
     return release_moments(
         batches,
         domain=request.domain(data),

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from adlm.baselines import dpsgd
 from adlm.errors import UserError
 from adlm.ui.experiments import TITLES
+from benchmarks.baselines import dpsgd
 from benchmarks.experiments import ablation
 from benchmarks.experiments.paper_readings import CIFAR_SPLIT
 from benchmarks.experiments.trials import Trial

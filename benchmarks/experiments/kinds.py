@@ -16,16 +16,15 @@ from typing import Any
 
 import torch
 
-from adlm.algorithm1 import Budgets, PrivateRecords, RecordOptions, make_release
 from adlm.analyst.examples import Examples
-from adlm.analyst.fit import fit, learn_records
-from adlm.analyst.networks import build
-from adlm.analyst.objective import coefficients
+from adlm.analyst.fit import fit
 from adlm.analyst.training import accuracy, default_plan, train
-from adlm.analyst.unsupervised import Unsupervised
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
-from adlm.estimation.polynomial import CROSS_ENTROPY
+from adlm.paper import Budgets, PrivateRecords, RecordOptions, make_release
+from adlm.paper.networks import Unsupervised, build
+from adlm.paper.objective import CROSS_ENTROPY, coefficients
+from adlm.paper.training import learn_records
 from adlm.privacy.release import Release
 from adlm.public import datasets
 from benchmarks.experiments.tabulate import epsilon as shown

@@ -15,29 +15,29 @@ import numpy as np
 import torch
 from torch import nn
 
-from adlm.algorithm1 import Budgets, PrivateRecords, RecordOptions, RelevanceSource, make_release
 from adlm.analyst.fit import fit
-from adlm.analyst.networks import build
-from adlm.analyst.on_records import train_on_records
 from adlm.analyst.training import TrainingConfig, accuracy
-from adlm.baselines import dpsgd
-from adlm.baselines import networks as baseline_networks
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
 from adlm.errors import UserError
+from adlm.paper import Budgets, PrivateRecords, RecordOptions, make_release
+from adlm.paper.networks import build
+from adlm.paper.relevance_network import RelevanceNetwork, make_public
+from adlm.paper.training import train_on_records
 from adlm.public import datasets
 from adlm.workflows.forecast import forecast
-from adlm.workflows.relevance_network import RelevanceNetwork, make_public
+from benchmarks.baselines import dpsgd
+from benchmarks.baselines import networks as baseline_networks
 from benchmarks.experiments import benchmark_data
 from benchmarks.experiments import ceiling as without_noise
 from benchmarks.experiments.trials import Outcome, Trial
 
-CHOSEN = ("k", "q", "rounds")  # settings of a plan that show whether the rule has changed since
+CHOSEN = ("k", "q", "rounds", "objective")  # settings of a plan that show whether the planner has changed
 NOTHING = "0.000001"  # an epsilon at which a release carries no information on the records
 
 
 def moments(trial: Trial) -> Outcome:
-    """A moment release and its discriminants in closed form."""
+    """A release and its model in closed form."""
     request = benchmark_data.ReleaseRequest(**trial.settings)
     release = benchmark_data.moment_release(
         trial.data, request, epsilon=trial.epsilon, delta=trial.delta, seed=trial.entropy
@@ -79,8 +79,7 @@ def records(trial: Trial) -> Outcome:
     paper = build(s["sized"], declared.shape, len(declared.classes))
     explained = None
     if method == "adlm":
-        public = relevance_network(trial.data, s["relevance"])
-        explained = RelevanceSource(public.network, "public")
+        explained = relevance_network(trial.data, s["relevance"])
     release = make_release(
         PrivateRecords(part.x, part.y, declared),
         paper,

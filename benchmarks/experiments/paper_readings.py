@@ -30,21 +30,19 @@ from torch import Tensor, nn
 
 from adlm.analyst import in_chunks
 from adlm.analyst.checkpoint import Checkpoint
-from adlm.analyst.layer_sizes import LayerSizes, layer_sizes
-from adlm.analyst.networks import build
-from adlm.analyst.normalisation import by_batch
 from adlm.analyst.training import TrainingConfig, train
-from adlm.audit.statistics import two_worlds_bound
+from adlm.audit.statistics import threshold_bound
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.records import SCALE, RecordMechanism, Settings, mechanism_for
 from adlm.curator.noise import Source
-from adlm.curator.relevance import PrivateRelevance, RelevanceSource, private_relevance
+from adlm.paper.layers import LayerSizes, by_batch, layer_sizes
+from adlm.paper.networks import build
+from adlm.paper.release import SCALE, Budgets, RecordMechanism, Settings, mechanism_for
+from adlm.paper.relevance import PrivateRelevance, RelevanceSource, private_relevance
+from adlm.paper.relevance_network import make_public
 from adlm.privacy.accounting import parse_epsilon
 from adlm.public import datasets
 from adlm.public.domain import Domain
 from adlm.runtime.artefact import write_file
-from adlm.workflows.record_plan import Budgets
-from adlm.workflows.relevance_network import make_public
 from benchmarks.experiments import authors_code, benchmark_data, readings
 from benchmarks.experiments.trials import Outcome, Trial
 
@@ -327,7 +325,7 @@ def attack(reading: str, epsilon: str, *, runs: int = 2000, seed: int = 0) -> di
             batch, _target = examples.batch(torch.arange(2), torch.device("cpu"))
             differences.append(float(batch[0, 0, 0] - batch[1, 0, 0]))
         worlds.append(np.asarray(differences))
-    bound = two_worlds_bound(worlds[0], worlds[1], alpha=1e-3)
+    bound = threshold_bound(worlds[0], worlds[1], alpha=1e-3)
     totals = readings.totals(reading, perturbation, (), 1)
     return {
         "reading": reading,

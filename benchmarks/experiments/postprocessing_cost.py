@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from adlm.analyst.examples import Examples
 from adlm.analyst.fit import fit
 from adlm.analyst.training import TrainingConfig, train
-from adlm.baselines import dpsgd
-from adlm.baselines.accounting import epsilon_spent, quick_epsilon
-from adlm.baselines.networks import linear
 from adlm.estimation.class_model import GaussianClassModel, fit_class_model
 from adlm.privacy.release import Release
 from adlm.public import datasets
 from adlm.runtime.artefact import canonical
+from benchmarks.baselines import dpsgd
+from benchmarks.baselines.accounting import epsilon_spent, quick_epsilon
+from benchmarks.baselines.networks import linear
 from benchmarks.experiments import benchmark_data
 from benchmarks.experiments.trials import Outcome, Trial
 

@@ -28,10 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from adlm.analyst.examples import Examples
-from adlm.analyst.objective import Coefficients, coefficients
-from adlm.curator.mechanisms.records import SCALE, RecordMechanism
 from adlm.curator.noise import Source
 from adlm.errors import UserError
+from adlm.paper.objective import Coefficients, coefficients
+from adlm.paper.release import SCALE, RecordMechanism
 from adlm.privacy.accounting import Charge, Totals, compose
 from adlm.privacy.certificate import Certificate
 

@@ -42,7 +42,7 @@ def current(done: Done) -> bool:
     plan = benchmark_data.planned(
         trial.data, trial.epsilon, trial.delta, benchmark_data.ReleaseRequest(**trial.settings)
     )
-    return all(done.outcome.get(name) == plan.to_dict()[name] for name in methods.CHOSEN)
+    return all(done.outcome.get(name) == plan.to_dict().get(name) for name in methods.CHOSEN)
 
 
 @lru_cache(maxsize=4)

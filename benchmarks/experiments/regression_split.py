@@ -73,7 +73,7 @@ def load(name: str, data: Path) -> TargetSplit:
     plain = TableDomain.load(table_split.domain_file("adult" if of == "adult" else "time-in-hospital"))
     table = with_target(plain, "age") if of == "adult" else plain
     with table_split.sides_of(of, data) as (train, test):
-        return TargetSplit(name, table, *read_side(train, table), *read_side(test, table, comments=True))
+        return TargetSplit(name, table, *read_side(train, table), *read_side(test, table))
 
 
 def _friedman() -> TargetSplit:

@@ -15,11 +15,11 @@ import torch
 
 from adlm.curator.ledger import Ledger
 from adlm.curator.noise import Source
-from adlm.curator.relevance import STEPS, RelevanceSource, private_relevance, relevance_sum
-from adlm.estimation.lrp import relevance
+from adlm.paper.lrp import relevance
+from adlm.paper.relevance import STEPS, private_relevance, relevance_sum
+from adlm.paper.relevance_network import make_public
 from adlm.public import datasets
 from adlm.report.relevance import heat_map, record_heat_maps
-from adlm.workflows.relevance_network import make_public
 
 EPSILON = Fraction(1, 2)
 DIGITS = 5
@@ -33,7 +33,7 @@ def draw(out: Path, network: str, threads: int) -> None:
     digits = torch.from_numpy(test.domain.scale(test.x[:DIGITS]))
     relevances = relevance(explained.network, digits).features
     average = private_relevance(
-        RelevanceSource(explained.network, explained.provenance),
+        explained,
         train.x,
         train.domain,
         epsilon=EPSILON,

@@ -91,8 +91,8 @@ def dpsgd_logistic(split: Split, epsilon: str, runs: int, neighbours: str = "add
     runs : how many.
     neighbours : the relation.
     """
-    from adlm.baselines import dpsgd
-    from adlm.baselines.networks import linear
+    from benchmarks.baselines import dpsgd
+    from benchmarks.baselines.networks import linear
 
     # the best of four settings on the validation split of Adult, written out so that they stay fixed
     settings = dpsgd.Settings(

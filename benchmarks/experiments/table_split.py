@@ -122,15 +122,13 @@ def load(name: str, data: Path) -> Split:
     table = TableDomain.load(domain_file(name))
     with sides_of(name, data) as (train, test):
         x, y = read_side(train, table)
-        held, truth = read_side(test, table, comments=True)  # Adult's test file starts with a comment
+        held, truth = read_side(test, table)
     return Split(name, table, x, y, held, truth)
 
 
-def read_side(
-    path: Path, table: TableDomain, *, comments: bool = False
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Read one side of a split: encoded records, and class codes or positions of the target."""
-    batches = list(read_batches(path, table, comments=comments))
+def read_side(path: Path, table: TableDomain) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Read one side of a public split: encoded records, and class codes or positions of the target."""
+    batches = list(read_batches(path, table, lenient=True))  # Adult has a comment and empty last lines
     return np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches])
 
 

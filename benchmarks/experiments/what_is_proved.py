@@ -22,25 +22,24 @@ from typing import Any
 import torch
 from torch import nn
 
-from adlm.algorithm1 import (
+from adlm.analyst.training import TrainingConfig, accuracy
+from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Source
+from adlm.paper import (
     Budgets,
     PrivateRecords,
     RecordOptions,
-    RelevanceSource,
-    learn,
     make_release,
+    train_on_records,
 )
-from adlm.analyst.layer_sizes import LayerSizes, layer_sizes
-from adlm.analyst.networks import build
-from adlm.analyst.training import TrainingConfig, accuracy
-from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.records import Settings, calibrate
-from adlm.curator.noise import Source
+from adlm.paper.layers import LayerSizes, layer_sizes
+from adlm.paper.networks import build
+from adlm.paper.release import Settings, mechanism_for
+from adlm.paper.relevance_network import make_public
 from adlm.privacy.accounting import show
 from adlm.privacy.release import Release
 from adlm.public import datasets
 from adlm.public.domain import Domain
-from adlm.workflows.relevance_network import make_public
 from benchmarks import drawing
 
 NETWORK = "mlp"  # what is trained; the sizes in the sensitivities are those of the paper's network
@@ -136,7 +135,7 @@ def run(out: Path, only: str | None, threads: int) -> None:
             build(NETWORK, train.domain.shape, 10),
             budgets,
             setting.batch_size,
-            explained=RelevanceSource(relevance.network, relevance.provenance) if budgets.epsilon1 else None,
+            explained=relevance if budgets.epsilon1 else None,
             options=RecordOptions(delta_h0=setting.delta_h0(paper)),
             ledger=Ledger(),
             source=Source.system(),
@@ -144,7 +143,7 @@ def run(out: Path, only: str | None, threads: int) -> None:
         torch.manual_seed(0)
         network = build(NETWORK, train.domain.shape, 10)
         plan = TrainingConfig(epochs=EPOCHS, batch_size=BATCH, learning_rate=RATE)
-        history = learn(release, network, plan, device="cpu")
+        history = train_on_records(release, network, plan, device="cpu")
         totals = release.certificate.totals
         line = {
             "key": setting.key,
@@ -194,7 +193,7 @@ def proved_table() -> list[dict[str, Any]]:
                 hidden=paper.hidden,
                 allocation="identical",
             )
-            features, labels = calibrate(made, domain, None).charges
+            features, labels = mechanism_for(made, domain, None).charges
             rows.append(
                 {
                     "batch_size": batch_size,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from adlm.analyst.model import Model
     from adlm.analyst.training import TrainingConfig
     from adlm.curator.ledger import Ledger
-    from adlm.errors import NoisyModelWarning, UserError
+    from adlm.errors import NoisyModelWarning, UserError, WeakReleaseWarning
     from adlm.privacy.budget import Budget
     from adlm.privacy.certificate import Certificate
     from adlm.privacy.release import Release
@@ -36,6 +36,7 @@ _PLACES = {
     "Release": "adlm.privacy.release",
     "NoisyModelWarning": "adlm.errors",
     "UserError": "adlm.errors",
+    "WeakReleaseWarning": "adlm.errors",
     "fit": "adlm.analyst.fit",
     "privatise": "adlm.workflows.privatise",
 }
@@ -52,6 +53,7 @@ __all__ = [
     "TrainingConfig",
     "Release",
     "UserError",
+    "WeakReleaseWarning",
     "__version__",
     "fit",
     "privatise",

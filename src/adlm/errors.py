@@ -38,3 +38,20 @@ class NoisyModelWarning(UserWarning):
     >>> warnings.simplefilter("error", NoisyModelWarning)  # stop rather than go on with such a model
     >>> warnings.simplefilter("default", NoisyModelWarning)
     """
+
+
+class WeakReleaseWarning(UserWarning):
+    """Settings of the paper's Algorithm 1 under which little can be learnt, or little is proved.
+
+    There are three: a batch size |L| above the number of records, noise that is too large to learn from, and
+    a proved epsilon that is at least four times the claimed one. `adlm.paper` warns before anything is
+    charged, so that turning the warning into an error stops at no cost; the command line prints the same
+    sentence.
+
+    Examples
+    --------
+    >>> import warnings
+    >>> from adlm import WeakReleaseWarning
+    >>> warnings.simplefilter("error", WeakReleaseWarning)  # stop before such a release is made
+    >>> warnings.simplefilter("default", WeakReleaseWarning)
+    """

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from adlm.analyst.examples import Examples
 from adlm.analyst.in_chunks import forward, separable
-from adlm.analyst.networks import build
 from adlm.analyst.training import TrainingConfig, train
+from adlm.paper.networks import build
 
 
 def gradients(network: nn.Module, outcome: Tensor, y: Tensor) -> list[Tensor]:

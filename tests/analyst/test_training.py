@@ -15,16 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from adlm.analyst.checkpoint import Checkpoint
-from adlm.analyst.examples import Examples, from_records
-from adlm.analyst.networks import build
-from adlm.analyst.objective import Coefficients, coefficients, loss
+from adlm.analyst.examples import Examples
 from adlm.analyst.training import TrainingConfig, accuracy, predict, train
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.record_release import release as release_records
-from adlm.curator.mechanisms.records import PrivateRecords, Settings
 from adlm.curator.noise import Source
 from adlm.errors import UserError
-from adlm.estimation.polynomial import CROSS_ENTROPY
+from adlm.paper.networks import build
+from adlm.paper.objective import CROSS_ENTROPY, Coefficients, coefficients, loss
+from adlm.paper.release import PrivateRecords, Settings
+from adlm.paper.release import release as release_records
+from adlm.paper.training import from_records
 from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.runtime.device import choose_device

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.audit.reading import finding
+from tests.audit.reading_inputs import FORMS, images_brightened_together, product, search_inputs
 
-from adlm.audit.finding import CAUGHT, HOLDS
-from adlm.audit.reading import finding
-from adlm.audit.reading_inputs import FORMS, images_brightened_together, product, search_inputs
+from adlm.audit.statistics import CAUGHT, HOLDS
 from adlm.curator.noise import Source
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from adlm.audit.finding import VIOLATED
 from adlm.audit.separability import (
     IMAGE_MAPS,
     batch_separability,
@@ -16,6 +15,7 @@ from adlm.audit.separability import (
     separability,
     trial_images,
 )
+from adlm.audit.statistics import VIOLATED
 from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.features.base import unit_norm
 from adlm.public.features.identity import Identity
@@ -41,12 +41,21 @@ class Remembering(Identity):
         return z
 
 
-@pytest.mark.parametrize(
-    ("features", "relation"), [(BatchCentred, "replace-one"), (Remembering, "add-remove")]
-)
-def test_features_that_look_at_other_records_are_caught(features: type[Identity], relation: str) -> None:
+@pytest.mark.parametrize("relation", NEIGHBOURS)
+@pytest.mark.parametrize("features", [BatchCentred, Remembering])
+def test_features_that_look_at_other_records_are_caught(
+    features: type[Identity], relation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("adlm.curator.featurise.brought_along", lambda _: False)  # mapped in batches
     domain = Domain((5,), -2.0, 3.0, ("a", "b"), relation)
     assert separability(features((5,)), domain, "wrong").verdict == VIOLATED
+
+
+@pytest.mark.parametrize("relation", NEIGHBOURS)
+def test_a_users_features_cannot_look_at_other_records_unless_they_keep_state(relation: str) -> None:
+    domain = Domain((5,), -2.0, 3.0, ("a", "b"), relation)
+    assert moved(BatchCentred((5,)), domain) == 0
+    assert moved(Remembering((5,)), domain) > 0  # what the test on noise is for
 
 
 @pytest.mark.parametrize("relation", NEIGHBOURS)
@@ -72,7 +81,7 @@ class InBlocksOfTheirBatch(PriorProjection):
 
     def forward(self, x: Tensor) -> Tensor:
         transform: NormedScattering = self.transform
-        return unit_norm((transform.of(x) - self.centre) @ self.projection)
+        return unit_norm((transform.products(x) - self.centre) @ self.projection)
 
 
 class ByTheBatch(Identity):

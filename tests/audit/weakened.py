@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from adlm.audit.tap import Integers, Shape
+from adlm.audit.replay import Integers, Shape
 from adlm.curator.noise import Scale, Source
 
 

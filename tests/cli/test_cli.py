@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.cli.commands import figures, run, runner
 from tests.cli.commands import place as place
@@ -137,9 +138,6 @@ FOR_MOMENTS = [
     "--fourier",
     "--k",
     "--public-size",
-    "--relevance",
-    "--second-moment-dim",
-    "--sums-budget-share",
     "--cache",
 ]
 FOR_RECORDS = [
@@ -171,7 +169,6 @@ def test_an_option_of_the_other_release_is_refused_before_anything_is_charged(
     ("words", "message"),
     [
         ([*MOMENTS, "--fourier", "3"], "--fourier is for tables from a file"),
-        ([*MOMENTS, "--model", "rounds"], "--model is for tables from a file"),
         ([*MOMENTS, "--domain", "t.toml"], "--domain is for tables from a file"),
         ([*TABLE, "--limit", "3"], "--limit is for --data"),
         ([*TABLE, "--cache"], "--cache is for --data"),
@@ -192,7 +189,7 @@ def test_an_option_without_effect_is_refused_before_anything_is_charged(
 
 
 def test_a_relevance_network_for_other_records_is_refused(place: Path) -> None:
-    from adlm.workflows.relevance_network import make_public
+    from adlm.paper.relevance_network import make_public
 
     make_public((12,), name="mlp", classes=2, per_class=5, epochs=1).save(place / "other-shape")
     with pytest.raises(UserError, match=r"is for records of shape \(12,\), and these have shape \(8, 8\)"):
@@ -204,7 +201,7 @@ def test_a_relevance_network_for_other_records_is_refused(place: Path) -> None:
 def test_a_budget_is_kept_across_commands(place: Path) -> None:
     words = ["release", "--data", "digits", "--limit", "200", "--epsilon", "1", "--ledger", "L"]
     run(*words, "--budget", "1.5", "--out", "B1")
-    with pytest.raises(UserError, match=r"under replace-one is epsilon 0\.5"):
+    with pytest.raises(UserError, match=r"under replace-one per record is epsilon 0\.5"):
         run(*words, "--out", "B2")
     assert not (place / "B2").exists()
 
@@ -217,6 +214,22 @@ def test_a_plan_spends_nothing(place: Path) -> None:
     assert (place / "plan.svg").read_text().lstrip().startswith("<")
     after = sorted(p.name for p in (place / "ledgers").glob("*")) if (place / "ledgers").exists() else []
     assert before == after
+
+
+def test_a_plan_is_the_one_that_the_release_follows(place: Path) -> None:
+    from adlm.public import datasets
+    from adlm.workflows.privatise import privatise
+
+    train = datasets.load("digits", "train")
+    found = figures("plan", "--data", "digits", "--epsilon", "1")["plans"][0]
+    made = privatise(train.x, train.y, domain=train.domain, epsilon=1).certificate.settings["plan"]
+    assert {name: found[name] for name in made} == made
+    x, y = np.tile(train.x, (7, 1, 1)), np.tile(train.y, 7)  # enough records for a perturbed loss
+    words = ["--public-size", str(len(x)), "--epsilon", "1"]
+    found = figures("plan", "--data", "digits", *words)["plans"][0]
+    made = privatise(x, y, domain=train.domain, epsilon=1).certificate.settings["plan"]
+    assert {name: found[name] for name in made} == made
+    assert found["objective"]["classes"] == 10
 
 
 def test_a_seed_is_stamped(place: Path) -> None:
@@ -238,24 +251,10 @@ def test_a_seed_is_stamped(place: Path) -> None:
         (["release", "--data", "digits", "--neighbours", "add-remove", "--out", "X"], "is private"),
         (["release", "missing.csv", "--out", "X"], "needs --domain"),
         (["release", "--data", "digits", "--method", "foo", "--out", "X"], "one of adlm, ilm"),
-        (["release", "--data", "digits", "--relevance", "foo", "--out", "X"], "one of prior, private"),
+        (["release", "--data", "digits", "--allocation", "foo", "--out", "X"], "one of identical, linear"),
         (
-            ["release", "--data", "digits", "--method", "ilm", "--relevance", "private", "--out", "X"],
+            ["release", "--data", "digits", "--method", "ilm", "--allocation", "linear", "--out", "X"],
             "is identical",
-        ),
-        (
-            [
-                "release",
-                "--data",
-                "digits",
-                "--allocation",
-                "identical",
-                "--relevance",
-                "private",
-                "--out",
-                "X",
-            ],
-            "follows no relevance",
         ),
         (["plan", "--data", "digits", "--fourier", "auto"], "is for tables"),
         (["verify", "nowhere"], "is not a release"),
@@ -381,11 +380,11 @@ def test_a_report_takes_no_other_files_for_figures(model: Path, place: Path) -> 
 
 
 def test_a_report_tells_how_to_make_such_a_release_again(place: Path) -> None:
-    asked = ["--epsilon", "3", "--delta", "1e-5", "--k", "12", "--relevance", "private"]
+    asked = ["--epsilon", "3", "--delta", "1e-5", "--k", "12", "--allocation", "linear"]
     run("release", "--data", "digits", "--out", "asked", *asked)
     run("report", "asked", "--out", "asked.html")
     page = (place / "asked.html").read_text()
-    assert "--epsilon 3 --delta 1e-5 --k 12 --relevance private" in page
+    assert "--epsilon 3 --delta 1e-5 --allocation linear --k 12" in page
 
 
 def test_version() -> None:
@@ -415,16 +414,12 @@ def test_a_table_can_be_released_record_by_record(place: Path) -> None:
     assert ">age<" in text
 
 
-def test_the_model_of_a_table_can_be_chosen(place: Path) -> None:
-    words = ["release", "t.csv", "--domain", "t.toml", "--epsilon", "50", "--seed", "1"]
-    settings = {}
-    for model in ("additive", "rounds"):
-        run(*words, "--model", model, "--out", model)
-        settings[model] = json.loads((place / model / "certificate.json").read_text())["settings"]
-    assert settings["additive"]["model"] == "additive"
-    assert settings["rounds"]["rounds"]["rounds"] > 1
-    with pytest.raises(UserError, match="model must be one of auto, additive, rounds"):
-        run(*words, "--model", "tree", "--out", "X")
+@pytest.mark.parametrize("option", ["--model", "--relevance", "--second-moment-dim", "--sums-budget-share"])
+def test_options_of_mechanisms_that_are_gone_are_refused(option: str, place: Path) -> None:
+    done = runner.invoke(app, [*MOMENTS, option, "3"])
+    assert done.exit_code == 2
+    assert f"No such option: {option}" in done.output
+    assert nothing_charged(place / "untouched.jsonl")
 
 
 def test_random_fourier_features_are_asked_for_by_number_or_by_rule(place: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_stopped_release_says_what_it_has_cost(
     assert caught.value.code == 130
     said = capsys.readouterr().err
     if after:
-        assert f"epsilon claimed 1, proved 1, neighbours replace-one stays in {ledger}" in said
+        assert f"epsilon claimed 1, proved 1, neighbours replace-one, per record stays in {ledger}" in said
     else:
         assert "nothing was charged" in said
     assert "stopped-release was not made" in said

@@ -1,14 +1,15 @@
-"""How records reach a feature map: in batches, or alone where a map promises nothing about batches."""
+"""How records reach a feature map: in batches, and alone where a map promises nothing about batches."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from adlm.curator.featurise import featurise
 from adlm.public.domain import NEIGHBOURS, Domain
-from adlm.public.features import Narrowed, brought_along
+from adlm.public.features import Backbone, Narrowed, brought_along, provenance_of
 from adlm.public.features.identity import Identity
 from adlm.public.features.prior import PriorProjection
 
@@ -27,17 +28,42 @@ class Own(Identity):
         return super().forward(x)
 
 
-@pytest.mark.parametrize(("neighbours", "sizes"), [("replace-one", [20]), ("add-remove", [1] * 20)])
-def test_a_map_of_ones_own_maps_records_alone_where_they_change_place(
-    neighbours: str, sizes: list[int]
-) -> None:
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_a_map_of_ones_own_maps_each_record_alone(neighbours: str) -> None:
     features, domain = Own((3,)), Domain((3,), 0.0, 1.0, ("a", "b"), neighbours)
     x = np.random.default_rng(0).random((20, 3))
     featurise(x, domain, features)
-    assert features.sizes == sizes
+    assert features.sizes == [1] * 20
     features.sizes.clear()
     featurise(x, domain, Narrowed(features, 2))
-    assert features.sizes == sizes
+    assert features.sizes == [1] * 20
+
+
+class Experts(nn.Module):
+    """A layer of two experts with a capacity: records beyond it, in the order of the batch, are dropped."""
+
+    capacity = 200
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x[:, :1] > 0.5
+        place = torch.where(first, first.cumsum(0), (~first).cumsum(0))
+        return torch.where(place <= self.capacity, torch.cat([x * first, x * ~first], 1), 0.0)
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_one_record_moves_no_other_through_an_encoder_with_expert_capacity(neighbours: str) -> None:
+    """The test on noise does not find it: its batch is smaller than the capacity."""
+    encoder = Backbone(Experts(), (3,), provenance="public")
+    assert provenance_of(encoder, (3,)) == "public"
+    domain = Domain((3,), 0.0, 1.0, ("a", "b"), neighbours)
+    x = np.random.default_rng(0).random((600, 3))
+    x[:, 0] = np.arange(600) % 2
+    other = x.copy()
+    other[0] = 1 - x[0]
+    for neighbour, rest in ((other, other[1:]), (np.roll(x, 1, 0), x[:-1]), (x[1:], x[1:])):
+        mapped = featurise(neighbour, domain, encoder)[-len(rest) :]
+        alone = np.concatenate([featurise(record[None], domain, encoder) for record in rest])
+        assert np.array_equal(mapped, alone)
 
 
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)

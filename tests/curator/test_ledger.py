@@ -56,7 +56,7 @@ def test_a_refusal_says_what_is_left_and_writes_nothing(tmp_path: Path) -> None:
     ledger.charge(charge("3/4"))
     before = (tmp_path / "l").read_bytes()
     with pytest.raises(
-        UserError, match=r"left for a release with delta 0 under replace-one is epsilon 0\.25"
+        UserError, match=r"left for a release with delta 0 under replace-one per record is epsilon 0\.25"
     ):
         ledger.charge(charge("1/8"), charge("1/4"))
     assert (tmp_path / "l").read_bytes() == before
@@ -210,7 +210,7 @@ def test_what_is_left_of_gaussian_noise_is_said_for_the_delta_asked() -> None:
     assert left is not None
     assert left > Fraction(8, 10)
     assert ledger.left() == Fraction(1) - compose(ledger.charges).epsilon_proved
-    with pytest.raises(UserError, match=r"with delta 1e-05 under replace-one is epsilon 0\.8"):
+    with pytest.raises(UserError, match=r"with delta 1e-05 under replace-one per record is epsilon 0\.8"):
         ledger.charge(gaussian(gaussian_mu(Fraction(95, 100), DELTA)))
     ledger.charge(gaussian(gaussian_mu(left, DELTA)))
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
-import mpmath
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -18,6 +19,7 @@ from adlm.curator import noise
 from adlm.curator.noise import Source
 from adlm.curator.randomness import Probability, Trials
 from adlm.errors import UserError
+from adlm.privacy.accounting import gaussian_delta
 
 FALSE_ALARM = 1e-6  # of each chi-square test below
 DRAWS = 100_000
@@ -59,7 +61,7 @@ class Scripted(Source):
 @given(shared=st.integers(0, 17), rest=st.binary(min_size=32, max_size=32))
 def test_a_trial_compares_as_many_digits_as_it_takes(shared: int, rest: bytes) -> None:
     """The uniform real shares `shared` bytes with p, so ties at every depth are exercised."""
-    p = Probability(lambda: mpmath.exp(-1))
+    p = Probability(lambda mp: mp.exp(-1))
     digits = p.digits(8 * 40).to_bytes(40, "big")
     uniform = (digits[:shared] + rest)[:17]
     words = uniform[:1] + b"".join(uniform[1 + 8 * i : 9 + 8 * i][::-1] for i in range(2))
@@ -70,10 +72,29 @@ def test_a_trial_compares_as_many_digits_as_it_takes(shared: int, rest: bytes) -
 
 
 def test_equal_digits_ask_for_more() -> None:
-    p = Probability(lambda: mpmath.exp(-1))
+    p = Probability(lambda mp: mp.exp(-1))
     digits = p.digits(8 * 17).to_bytes(17, "big")
     words = digits[:1] + digits[1:9][::-1] + digits[9:17][::-1]
     assert Trials((p,)).draw(1, Scripted(words))[0, 0]  # followed by zeros, so below p
+
+
+def test_threads_compute_the_same_digits_as_one_thread() -> None:
+    """mpmath's precision is global: without a lock, one thread changes it under another's computation."""
+    tails = [p for s in (3, 40, 1000) for p in noise._geometric_trials(Fraction(s)).probabilities]
+    depths = (8, 72, 136, 1032)
+    alone = [p.digits(bits) for bits in depths for p in tails]
+    mu, epsilon = Fraction(1, 3), Fraction(1)
+    delta = gaussian_delta(mu, epsilon)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            jobs = [pool.submit(p.digits, bits) for _ in range(3) for bits in depths for p in tails]
+            others = [pool.submit(gaussian_delta, mu, epsilon) for _ in range(20)]
+            assert [job.result() for job in jobs] == 3 * alone
+            assert {job.result() for job in others} == {delta}
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def laplace_cdf(k: npt.NDArray[np.int64], scale: float) -> npt.NDArray[np.float64]:

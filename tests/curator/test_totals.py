@@ -14,7 +14,7 @@ from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import MomentConfig, Second, release
 from adlm.curator.mechanisms.second_moments import noisy_triangle
 from adlm.curator.noise import Source
-from adlm.curator.passes import Keep, Partial, Records, Transform, as_records
+from adlm.curator.passes import PART_ROWS, Keep, Partial, Records, Transform, as_records, keep_part, sum_part
 from adlm.curator.totals import MOST, Total, Totals, added, clamped, halved
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
@@ -41,6 +41,20 @@ def test_what_is_too_large_is_halved_until_it_fits_and_says_so(values: list[int]
     assert [int(v) for v in fitted] == [v >> bits for v in values]
     assert bits == 0 or max(map(abs, values)) >> bits >= MOST >> 3
     assert [int(v) for v in clamped(noisy)] == [min(max(v, -MOST), MOST) for v in values]
+
+
+def test_a_part_of_any_number_of_records_is_summed_exactly() -> None:
+    """An engine's part can have 2^21 records, whose sum does not fit in 64 bits."""
+    part, largest = (np.zeros((1 << 21, 0), dtype=np.float32),), (1 << 47) - 1
+    assert largest * PART_ROWS < 1 << 63 < largest * len(part[0])
+
+    def count(block: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        return (np.array([largest * len(block[0])]),)
+
+    assert sum_part(part, (), count)[0].integers().tolist() == [largest << 21]
+    kept, sums = keep_part(part, (), lambda block: (block, count(block)))
+    assert len(kept[0]) == 1 << 21
+    assert sums[0].integers().tolist() == [largest << 21]
 
 
 class Crowd(Records):

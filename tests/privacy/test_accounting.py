@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adlm.curator.ledger import Ledger
 from adlm.errors import UserError
 from adlm.privacy.accounting import (
     Charge,
@@ -16,11 +18,13 @@ from adlm.privacy.accounting import (
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
+    left_over,
     parse_delta,
     parse_epsilon,
     round_up,
     show,
 )
+from adlm.privacy.budget import Budget
 
 DELTA = Fraction(1, 100_000)
 
@@ -197,3 +201,59 @@ def test_an_impossible_delta_is_one_sentence(value: object) -> None:
 def test_epsilons_are_printed_rounded_up() -> None:
     assert show(Fraction(1, 3)) == "0.333334"
     assert show(math.inf) == "none proved"
+
+
+def test_charges_of_persons_and_of_records_are_not_added_as_they_are() -> None:
+    """A person with three records loses three times what one record loses."""
+    person, record = laplace(Fraction(1), contributions=3), laplace(Fraction(1))
+    assert compose([person]).epsilon_proved == 1
+    both = compose([person, record])
+    assert both.epsilon_proved == 4
+    assert both.unit == "person (at most 3 records)"
+    assert "per person (at most 3 records), where a charge per record counts 3 times" in both.sentence()
+    assert "per record" in compose([record]).sentence()
+    two = laplace(Fraction(1), contributions=2)
+    assert compose([person, two]).epsilon_proved == 3  # two groups of at most two records
+    noise = compose([gaussian(Fraction(1)), replace(gaussian(Fraction(1)), contributions=3)])
+    assert noise.composed is not None
+    assert noise.composed.mu == pytest.approx(math.sqrt(10))
+
+
+def test_a_budget_is_kept_for_persons_once_a_release_protects_them() -> None:
+    ledger = Ledger(budget=Budget.of(2))
+    ledger.charge(laplace(Fraction(1), contributions=3))
+    assert ledger.left() == 1
+    assert ledger.left(contributions=1) == Fraction(333333, 10**6)
+    ledger.check(laplace(Fraction(333333, 10**6)))
+    with pytest.raises(
+        UserError, match=r"total would be epsilon 4, delta 0 per person \(at most 3 records\)"
+    ):
+        ledger.charge(laplace(Fraction(1)))
+    ledger.charge(laplace(Fraction(1), contributions=3))
+    assert ledger.left() == 0
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.sampled_from(["0", "1e-5"]))
+def test_what_is_left_for_another_unit_can_be_spent(first: int, second: int, delta: str) -> None:
+    before = laplace(Fraction(1, 2), contributions=first)
+    left = left_over(Fraction(3), DELTA, [before], Fraction(delta), second)
+    after = laplace(left, contributions=second)
+    if Fraction(delta):
+        after = replace(after, mechanism="gaussian", sensitivity=gaussian_mu(left, DELTA), delta=DELTA)
+    assert compose([before, after], DELTA if Fraction(delta) else None).epsilon_proved <= 3
+
+
+def test_a_charge_of_single_records_is_written_as_before() -> None:
+    assert "contributions" not in laplace(Fraction(1)).to_dict()
+    person = laplace(Fraction(1), contributions=3)
+    assert Charge.from_dict(person.to_dict()) == person
+
+
+@pytest.mark.parametrize(
+    "text", ["1e400000000", "1e-400000000", "1" * 10**6, "0." + "1" * 10**6, "1/0", "1e5/3"]
+)
+def test_a_number_that_would_never_end_is_refused_at_once(text: str) -> None:
+    for parse in (parse_epsilon, parse_delta):
+        with pytest.raises(UserError) as refused:
+            parse(text)
+        assert len(str(refused.value)) < 300

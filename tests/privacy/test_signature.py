@@ -15,6 +15,7 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from adlm import Model, Release, TrainingConfig, UserError, fit, privatise
+from adlm.paper.relevance_network import RelevanceNetwork, make_public
 from adlm.privacy.certificate import SEEDED
 from adlm.privacy.release import CERTIFICATE, TENSORS
 from adlm.privacy.signature import (
@@ -32,7 +33,6 @@ from adlm.public import datasets
 from adlm.runtime.artefact import canonical, sha256
 from adlm.serving.onnx import export_onnx
 from adlm.serving.verification import verify
-from adlm.workflows.relevance_network import RelevanceNetwork, make_public
 
 TRAIN = datasets.load("digits", "train")
 

@@ -128,7 +128,7 @@ def test_a_comment_mark_hides_no_record(tmp_path: Path) -> None:
     assert [row[-1] for row in read(tmp_path, "#1,a,yes\n1,a,no\n", bare)] == [1, 0]
     with pytest.raises(UserError, match="row 1 has 1 cells, 3 are expected; comment lines of a file"):
         read(tmp_path, "# a comment\n1,a,no\n", bare)
-    assert [row[-1] for row in read(tmp_path, "# a comment\n1,a,no\n", bare, comments=True)] == [0]
+    assert [row[-1] for row in read(tmp_path, "# a comment\n1,a,no\n", bare, lenient=True)] == [0]
 
 
 def test_a_declared_dialect_is_used(tmp_path: Path) -> None:
@@ -158,16 +158,18 @@ def test_a_cell_of_several_lines_is_read_where_it_is_declared(
         read(tmp_path, text, TOML)
 
 
-def test_empty_lines_end_a_file_and_stand_nowhere_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_empty_line_is_a_bad_row_also_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it were skipped, replacing the last record by an empty line would show in the number of records."""
     text = "age,town,ill\n" + "\n".join(RECORDS)
     for block in (5, 30, 1 << 20):
         monkeypatch.setattr(files, "BLOCK", block)
-        assert len(read(tmp_path, text + "\n\n\r\n\n", TOML)) == 5
-        for more in ("\n\n\n\n60,a,no\n", "\n\n\n\n\nx"):
-            with pytest.raises(UserError, match="row 6 is empty"):
+        for end in ("", "\n", "\r\n"):
+            assert len(read(tmp_path, text + end, TOML)) == 5
+        for more in ("\n\n", "\n\r\n", "\n\n\n60,a,no\n", "\n\nx"):
+            with pytest.raises(UserError, match="row 6 is empty; remove the line"):
                 read(tmp_path, text + more, TOML)
+        assert len(read(tmp_path, text + "\n\n\r\n", TOML, lenient=True)) == 5  # without privacy
+        assert len(read(tmp_path, text + "\n\n", 'bad_rows = "missing"\n' + LENIENT)) == 6
 
 
 def test_a_file_of_one_endless_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +201,12 @@ def test_a_first_line_that_may_be_a_record_is_not_shown(tmp_path: Path) -> None:
 def test_a_dialect_that_cannot_be_is_refused(settings: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         TableDomain.from_toml(settings + "\n" + TOML)
+
+
+def test_bad_rows_of_missing_values_end_with_their_line() -> None:
+    """A row that an unclosed quote makes of all lines after it would be one record in place of many."""
+    with pytest.raises(UserError, match="does not go with newlines_in_values = true: one unclosed quote"):
+        TableDomain.from_toml('bad_rows = "missing"\nnewlines_in_values = true\n' + LENIENT)
 
 
 def test_a_bad_row_needs_no_person_and_a_class(tmp_path: Path) -> None:

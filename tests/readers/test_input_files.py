@@ -345,7 +345,7 @@ def test_a_csv_file_names_files_of_its_folder_alone(tmp_path: Path) -> None:
         ("files/0.png,a,cow", "row 1.*unknown label 'cow'"),
         ("files/0.png,a,", "row 1.*unknown label ''"),
         ("gone.png,a,cat", "row 1.*there is no such file"),
-        ("", "holds no records"),
+        ("", "row 1 is empty; remove the line"),
     ):
         (folder / "metadata.csv").write_text(f"image,camera,label\n{cells}\n")
         with pytest.raises(UserError, match=words):

@@ -144,7 +144,7 @@ def test_a_file_without_header_and_with_comments_is_read_in_the_declared_order(t
     table = TableDomain.from_toml('header = false\ncomment = "|"\n' + TOML)
     text = "|a, comment\n" + frame().to_csv(index=False, header=False, sep=",") + "\n"
     (tmp_path / "a.data.gz").write_bytes(gzip.compress(text.encode()))
-    assert ages(tmp_path / "a.data.gz", table, comments=True) == KEPT
+    assert ages(tmp_path / "a.data.gz", table, lenient=True) == KEPT
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from tests.declared import AGE_COLUMN, DOSE, ILL, MISSING, SEEN
 
@@ -66,6 +68,25 @@ def test_the_whole_text_of_a_date_is_read(text: str, tmp_path: Path) -> None:
         Column("d", "date", text, "2021-12-31")
     pd.DataFrame({"d": [text, "2020-05-05"], "y": ["a", "b"]}).to_csv(tmp_path / "d.csv", index=False)
     assert peek(tmp_path / "d.csv").columns[0].kind == "categorical"
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pa.array([0, 2**61], pa.timestamp("s")),
+        pa.array([0, -(2**61)], pa.timestamp("us", "UTC")),
+        pa.array([0, 2**31 - 1], pa.date32()),
+        pa.array([0, 2**61], pa.timestamp("s")).dictionary_encode(),
+        np.array([0, 2**61], "datetime64[s]"),
+        np.array([0, 40_000], "datetime64[Y]"),
+        [None, datetime.datetime(9999, 12, 31, 23, tzinfo=datetime.timezone(datetime.timedelta(hours=-9)))],
+    ],
+    ids=["seconds", "microseconds", "days", "coded", "NumPy", "years", "zone"],
+)
+def test_a_time_that_no_calendar_has_is_refused_with_its_row(times: Any) -> None:
+    column = Column("seen", "date", "2020-01-01", "2020-12-31", missing="2020-02-02")
+    with pytest.raises(UserError, match="row 2, column 'seen': the time is outside the years 1 to 9999"):
+        encode_column(column, times, ("",))
 
 
 def test_a_date_may_have_a_time_after_it() -> None:

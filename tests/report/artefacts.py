@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,10 @@ from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.calibration import Upstream
 from adlm.curator.mechanisms.moments import MomentConfig, Second
 from adlm.curator.mechanisms.moments import release as release_moments
-from adlm.curator.mechanisms.record_release import release as release_records
-from adlm.curator.mechanisms.records import PrivateRecords, Settings
 from adlm.curator.noise import Source
-from adlm.curator.relevance import RelevanceSource, private_relevance
+from adlm.paper.release import PrivateRecords, Settings
+from adlm.paper.release import release as release_records
+from adlm.paper.relevance import RelevanceSource, private_relevance
 from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
@@ -40,7 +41,7 @@ def moments(
     seeded: bool = False,
     delta: Fraction = Fraction(0),
     stamps: tuple[str, ...] = (),
-    relevance: bool = False,
+    neighbours: str = "replace-one",
 ) -> Release:
     x, y = records()
     features = Identity(SHAPE)
@@ -48,14 +49,12 @@ def moments(
     second = Second(9) if delta else None
     return release_moments(
         lambda: [(z, y)],
-        domain=DOMAIN,
+        domain=replace(DOMAIN, neighbours=neighbours),
         features=features,
         config=MomentConfig(Fraction(2), delta, 36, 1.0, second=second),
         ledger=Ledger(),
         source=Source.seeded_with(5) if seeded else Source.system(),
-        upstream=Upstream(
-            stamps=stamps, tensors={"relevance": torch.linspace(0, 1, 36)} if relevance else {}
-        ),
+        upstream=Upstream(stamps=stamps),
     )
 
 
@@ -98,13 +97,13 @@ EVALUATION = {
 AUDIT = {
     "findings": [
         {
-            "rung": "two worlds", "mechanism": "class sums", "neighbours": "replace-one",
+            "attack": "distinguishing", "mechanism": "class sums", "neighbours": "replace-one",
             "epsilon_claimed": 2.0,
             "epsilon_proved": 2.0, "delta": 0.0, "epsilon_lower": 1.9, "confidence": 0.999, "runs": 100_000,
             "verdict": "holds", "control": False, "note": "", "curve": [[0, 0], [0.1, 0.6], [1, 1]],
         },
         {
-            "rung": "control", "mechanism": "float Laplace", "neighbours": "replace-one",
+            "attack": "control", "mechanism": "float Laplace", "neighbours": "replace-one",
             "epsilon_claimed": 1.0,
             "epsilon_proved": 1.0, "delta": 0.0, "epsilon_lower": None, "confidence": 1.0, "runs": 1000,
             "verdict": "violated", "control": True, "note": "", "curve": [],

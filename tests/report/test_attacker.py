@@ -3,19 +3,106 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import norm
 
+from adlm.privacy.accounting import Charge, Totals, TradeOff, compose, gaussian_delta, gaussian_mu
 from adlm.report import attacker
 
 epsilons = st.floats(1e-3, 8)
 rates = st.floats(0, 1)
+DELTA = Fraction(1, 10**5)
+
+
+def charge(loss: Fraction, mechanism: str = "laplace", **other: Any) -> Charge:
+    delta = DELTA if mechanism == "gaussian" else Fraction(0)
+    fields: dict[str, Any] = {"neighbours": "replace-one", "delta": delta} | other
+    return Charge("sums", mechanism, sensitivity=loss, scale=Fraction(1), proof="a theorem", **fields)  # type: ignore[arg-type]
+
+
+def gaussian(epsilon: int, neighbours: str = "replace-one", **other: Any) -> Totals:
+    """The cost of Gaussian noise that has this epsilon at delta 1e-5."""
+    mu = gaussian_mu(Fraction(epsilon), DELTA)
+    return compose([charge(mu, "gaussian", neighbours=neighbours, **other)])
+
+
+def pure(epsilon: float, neighbours: str = "replace-one", **other: Any) -> Totals:
+    return compose([charge(Fraction(epsilon), neighbours=neighbours, **other)])
+
+
+@pytest.mark.parametrize(("epsilon", "guess"), [(1, 0.553), (3, 0.640), (8, 0.798)])
+def test_the_best_guess_at_gaussian_noise_is_that_of_its_mu(epsilon: int, guess: float) -> None:
+    """Read off (epsilon, delta), it would be 73.1, 95.3 and 99.97 %."""
+    totals = gaussian(epsilon)
+    assert totals.trade_off is not None
+    assert totals.trade_off.best_guess() == pytest.approx(guess, abs=5e-4)
+    assert f"at most {guess:.1%} of the time" in attacker.meaning(totals)
+    assert f"(mu {totals.mu})" in totals.sentence()
+    assert "mean mu" in attacker.explanation(totals)
+
+
+@given(st.floats(0.01, 6), st.floats(1e-4, 1 - 1e-4))
+def test_the_curve_of_gaussian_noise_is_the_normal_tests(mu: float, false_alarms: float) -> None:
+    """The most powerful test of N(0, 1) against N(mu, 1), by Neyman and Pearson."""
+    assert TradeOff(mu=mu).detection(false_alarms) == pytest.approx(norm.sf(norm.isf(false_alarms) - mu))
+
+
+@given(st.floats(0.05, 3), st.floats(0.05, 3), st.sampled_from([0.0, 1e-5, 1e-2]), st.floats(-4, 4))
+def test_a_mixture_has_the_curve_of_randomised_response_beside_a_normal_draw(
+    mu: float, epsilon: float, delta: float, level: float
+) -> None:
+    """A slow twin: delta(level) of the product of both, by summing its density ratio on a grid."""
+    x = np.linspace(-12, mu + 12, 40_001)
+    step, up = x[1] - x[0], 1 / (1 + math.exp(-epsilon))
+    p = np.concatenate([up * norm.pdf(x, mu), (1 - up) * norm.pdf(x, mu)]) * step * (1 - delta)
+    q = np.concatenate([(1 - up) * norm.pdf(x), up * norm.pdf(x)]) * step * (1 - delta)
+    slow = delta + float(np.maximum(p - math.exp(level) * q, 0).sum())
+    bound = TradeOff(mu, epsilon, delta)
+    # no test exceeds it, and the likelihood-ratio test at this level attains it
+    for false_alarms in (0.001, 0.05, 0.3, 0.9):
+        assert bound.detection(false_alarms) - math.exp(level) * false_alarms <= slow + 1e-4
+    false_alarms, true_alarms = bound._alarms(level)
+    assert true_alarms - math.exp(level) * false_alarms == pytest.approx(
+        slow, abs=1e-4 * (1 + math.exp(level))
+    )
+
+
+def test_charges_compose_to_one_curve() -> None:
+    half = [charge(Fraction(3, 10), "gaussian"), charge(Fraction(4, 10), "gaussian")]
+    assert compose(half).composed == TradeOff(mu=0.5)
+    assert compose([*half, charge(Fraction(1, 4)), charge(Fraction(1, 2))]).composed == TradeOff(0.5, 0.75)
+    assert compose([charge(Fraction(1))]).composed == TradeOff(epsilon=1)
+    assert compose([charge(Fraction(1), unproved="no proof")]).trade_off is None
+    mixed = compose([*half, charge(Fraction(1, 4))])
+    assert mixed.mu == "0.5 with pure epsilon 0.25"
+
+
+def test_a_charge_of_another_kind_counts_by_its_epsilon_and_delta() -> None:
+    """Neither pure nor Gaussian: only its own (epsilon, delta) is known, so only that is used."""
+    other: Any = SimpleNamespace(mechanism="another", unproved="", epsilon_proved=Fraction(2), delta=DELTA)
+    found = TradeOff.of([charge(Fraction(1, 2), "gaussian"), other, charge(Fraction(1))])
+    assert found is not None
+    assert (found.mu, found.epsilon) == (0.5, 3.0)
+    assert found.delta == pytest.approx(1e-5)
+    assert found.best_guess() > TradeOff(0.5, 1).best_guess()
+
+
+@given(st.floats(0.05, 3), st.floats(0, 4))
+def test_mu_and_the_guarantee_belong_to_one_curve(mu: float, level: float) -> None:
+    delta = float(gaussian_delta(Fraction(mu), Fraction(level)))
+    false_alarms, true_alarms = TradeOff(mu=mu)._alarms(level)
+    assert true_alarms - math.exp(level) * false_alarms == pytest.approx(delta, abs=1e-9)
 
 
 def test_pure_epsilon_multiplies_odds_by_its_exponential() -> None:
-    assert attacker.odds_factor(math.log(3)) == pytest.approx(3)
+    assert TradeOff(epsilon=math.log(3)).odds_factor(0.01) == pytest.approx(3)
     assert attacker.posterior(0.5, 3) == pytest.approx(0.75)
     assert attacker.posterior(0.01, 3) == pytest.approx(0.03 / 1.02)
 
@@ -24,29 +111,25 @@ def test_pure_epsilon_multiplies_odds_by_its_exponential() -> None:
 def test_randomised_response_attains_the_best_guess(epsilon: float, delta: float) -> None:
     """The truth with probability e^eps / (1 + e^eps), and outright with probability delta."""
     honest = math.exp(epsilon) / (1 + math.exp(epsilon))
-    assert attacker.best_guess(epsilon) == pytest.approx(honest)
-    assert attacker.best_guess(epsilon, delta) == pytest.approx(delta + (1 - delta) * honest)
+    assert TradeOff(epsilon=epsilon).best_guess() == pytest.approx(honest)
+    assert TradeOff(epsilon=epsilon, delta=delta).best_guess() == pytest.approx(delta + (1 - delta) * honest)
 
 
-@given(epsilons, st.sampled_from([0.0, 1e-5, 1e-2]), rates)
+@given(epsilons, st.sampled_from([0.0, 1e-5, 1e-2]), rates, st.sampled_from([0.0, 0.7]))
 def test_detection_is_what_both_bounds_allow_and_no_less_than_guessing(
-    epsilon: float, delta: float, false_alarms: float
+    epsilon: float, delta: float, false_alarms: float, mu: float
 ) -> None:
-    true_alarms = attacker.detection(false_alarms, epsilon, delta)
-    assert true_alarms <= math.exp(epsilon) * false_alarms + delta + 1e-12
-    assert 1 - false_alarms <= math.exp(epsilon) * (1 - true_alarms) + delta + 1e-9
-    assert true_alarms >= false_alarms - 1e-12
-
-
-@given(epsilons, st.floats(1e-9, 1e-3))
-def test_an_alarm_raises_odds_by_no_more_than_its_rates_allow(epsilon: float, delta: float) -> None:
-    factor = attacker.odds_factor(epsilon, delta)
-    assert factor >= attacker.detection(attacker.ALARM, epsilon, delta) / attacker.ALARM - 1e-9
+    true_alarms = TradeOff(mu, epsilon, delta).detection(false_alarms)
+    if not mu:
+        assert true_alarms <= math.exp(epsilon) * false_alarms + delta + 1e-12
+        assert 1 - false_alarms <= math.exp(epsilon) * (1 - true_alarms) + delta + 1e-9
+    assert true_alarms >= false_alarms - 1e-9
+    assert true_alarms >= TradeOff(epsilon=epsilon, delta=delta).detection(false_alarms) - 1e-9
 
 
 @given(st.floats(1e-6, 1 - 1e-6), epsilons)
 def test_belief_never_falls_below_what_silence_allows(prior: float, epsilon: float) -> None:
-    factor = attacker.odds_factor(epsilon)
+    factor = TradeOff(epsilon=epsilon).odds_factor(0.01)
     assert attacker.posterior(attacker.posterior(prior, factor), 1 / factor) == pytest.approx(prior, rel=1e-6)
 
 
@@ -54,10 +137,25 @@ def test_belief_never_falls_below_what_silence_allows(prior: float, epsilon: flo
     ("epsilon", "words"), [(0.001, "1.0010-fold"), (1, "2.72-fold"), (1e4, "millionfold")]
 )
 def test_the_words_say_the_factor(epsilon: float, words: str) -> None:
-    assert words in attacker.explanation(epsilon, 0.0, "replace-one")
+    assert words in attacker.explanation(pure(epsilon))
 
 
 def test_the_words_name_what_the_relation_protects() -> None:
-    assert "among the records" in attacker.explanation(1, 0, "add-remove")
-    assert "one thing and not another" in attacker.explanation(1, 0, "replace-one")
-    assert "false in 1% of cases" in attacker.explanation(1, 1e-5, "replace-one")
+    """Two values of a record are two steps apart under add-remove, so epsilon does not bound that guess."""
+    present = attacker.explanation(pure(1, "add-remove"))
+    assert "that it is among the records" in present
+    assert "test for the presence of one record falls" in present
+    assert "may cost twice as much" in present
+    replaced = attacker.explanation(pure(1))
+    assert "one thing and not another" in replaced
+    assert "test for the value of one record falls" in replaced
+    assert "twice" not in replaced
+    assert "false in 1% of cases" in attacker.explanation(gaussian(1))
+
+
+@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
+def test_the_words_speak_of_persons_where_persons_are_protected(neighbours: str) -> None:
+    words = attacker.explanation(pure(1, neighbours, contributions=8))
+    assert "all records but those of one person" in words
+    assert "of one person falls into the shaded region" in words
+    assert "one record" not in words

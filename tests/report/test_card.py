@@ -9,20 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+import pyarrow as pa
 import pytest
 import yaml
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pyarrow import parquet
 from safetensors import safe_open
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from tests.report.artefacts import CLASSES, EVALUATION, model, moments, noisy_records
 from typer.testing import CliRunner
 
-from adlm import Model, Release, UserError
+from adlm import Ledger, Model, Release, UserError, fit
 from adlm.cli.app import app
 from adlm.privacy.certificate import SEEDED
 from adlm.privacy.header import privacy_header, unit_of
+from adlm.public.domain.column import Column
+from adlm.public.domain.inputs import InputDomain, VectorInput
 from adlm.public.domain.table import TableDomain
+from adlm.report import write_report
 from adlm.report.card import model_card
 from adlm.report.subject import find
 from adlm.runtime import progress
@@ -143,6 +148,62 @@ def test_a_table_of_persons_has_a_person_as_its_unit(records: int, unit: str, tm
     assert unit_of(made.certificate) == unit
     made.save(tmp_path / "R")
     assert header(tmp_path / "R" / "release.safetensors")["unit"] == unit
+
+
+@pytest.mark.parametrize(
+    ("records", "unit"), [(1, "person, of at most 1 record"), (2, "person, of at most 2 records")]
+)
+def test_vectors_of_persons_have_a_person_as_their_unit(records: int, unit: str, tmp_path: Path) -> None:
+    rows = {"v": [[0.1, 0.2]] * 40, "label": ["a", "b"] * 20, "who": [f"p{i}" for i in range(40)]}
+    parquet.write_table(pa.table(rows), tmp_path / "a.parquet")
+    label, person = Column("label", "label", classes=("a", "b")), Column("who", "person", records=records)
+    declared = InputDomain(VectorInput("v", 2), label, person)
+    made = privatise(tmp_path / "a.parquet", domain=declared, epsilon=1, size=40)
+    assert unit_of(made.certificate) == unit
+
+
+@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
+@pytest.mark.parametrize("records", [1, 8])
+def test_every_summary_of_a_release_of_persons_speaks_of_persons(
+    records: int, neighbours: str, tmp_path: Path
+) -> None:
+    rows = [f"{i % 90},p{i},{'yes' if i % 3 else 'no'}" for i in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,id,ill", *rows]) + "\n")
+    table = TableDomain.from_toml(f'neighbours = "{neighbours}"\n' + TOML.format(records=records))
+    ledger = Ledger(tmp_path / "ledger")
+    made = privatise(tmp_path / "t.csv", domain=table, epsilon=1, size=60, ledger=ledger)
+    made.save(tmp_path / "R")
+    fit(made).save(tmp_path / "M")
+    unit = f"person (at most {records} record{'s' * (records > 1)})"
+    write_report(tmp_path / "R", tmp_path / "report.html")
+    report = (tmp_path / "report.html").read_text()
+    card = model_card(find(tmp_path / "M"))
+    runner = CliRunner()
+    shown = runner.invoke(app, ["verify", str(tmp_path / "R")]).stdout
+    for text in (report, card, shown, made._repr_html_(), made.certificate._repr_html_()):
+        assert f"{unit}" in text
+        assert "for one record" not in text
+    for text in (report, card):
+        assert "all records but those of one person" in text
+        assert ("how many records there are is public" in text) == (
+            neighbours == "replace-one" and records == 1
+        )
+    if records > 1:  # a charge for a person with one record is one for a record
+        booked = runner.invoke(app, ["ledger", "show", str(tmp_path / "ledger")]).stdout
+        assert f"per {unit}" in booked
+        assert f"per <strong>{unit}" in ledger._repr_html_()
+
+
+def test_a_card_does_not_promise_for_values_what_holds_for_presence(tmp_path: Path) -> None:
+    """Two values of a record are two steps apart under add-remove: epsilon 2 bounds the guess, not 1."""
+    release = moments(neighbours="add-remove", delta=Fraction(1, 10**5))
+    model(release).save(tmp_path / "M")
+    text = model_card(find(tmp_path / "M"))
+    assert "suspects of that one that it is among the records" in text
+    assert "Telling two values apart is removing one and adding the other" in text
+    assert "equally likely values" not in text
+    assert f"| {release.certificate.totals.mu} |" in text
+    assert head_of(text)["privacy"]["mu"] == pytest.approx(float(release.certificate.totals.mu), abs=1e-4)
 
 
 def header(path: Path) -> dict[str, Any]:

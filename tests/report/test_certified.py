@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tests.declared import AGE_COLUMN, ILL, TOWN
 from torch import nn
 
-from adlm import Release, TrainingConfig, UserError, fit, privatise
+from adlm import TrainingConfig, UserError, fit, privatise
 from adlm.privacy.signature import OF_RELEASE, fingerprint
 from adlm.public import datasets
 from adlm.report import write_report
@@ -31,16 +29,23 @@ def table(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "t.csv", tmp_path / "t.toml"
 
 
-@pytest.mark.parametrize(("relevance", "words"), [("private", "adaptive"), ("prior", "identical")])
-@pytest.mark.parametrize("delta", ["0", "1e-6"])
-def test_a_tables_noise_is_called_what_it_was_charged_as(
-    relevance: str, words: str, delta: str, table: tuple[Path, Path], tmp_path: Path
-) -> None:
-    options = {"relevance": relevance} if relevance == "private" else {"allocation": "identical"}
-    privatise(table[0], domain=table[1], epsilon=4, delta=delta, **options).save(tmp_path / "r")  # type: ignore[arg-type]
+@pytest.mark.parametrize(("allocation", "words"), [("linear", "adaptive"), (None, "identical")])
+def test_noise_is_called_what_it_is(allocation: str | None, words: str, tmp_path: Path) -> None:
+    release = privatise(TRAIN.x, TRAIN.y, domain=TRAIN.domain, epsilon=4, k=8, allocation=allocation)
+    release.save(tmp_path / "r")
     page = write_report(tmp_path / "r", tmp_path / "r.html").read_text()
-    assert ("noise by relevance" in page) == (relevance == "private")
     assert f"Allocation of noise over the coordinates: {words}." in page
+
+
+@pytest.mark.parametrize("delta", ["0", "1e-6"])
+def test_a_tables_noise_is_identical_and_its_charges_are_named(
+    delta: str, table: tuple[Path, Path], tmp_path: Path
+) -> None:
+    release = privatise(table[0], domain=table[1], epsilon=4, delta=delta)
+    release.save(tmp_path / "r")
+    page = write_report(tmp_path / "r", tmp_path / "r.html").read_text()
+    assert "Allocation of noise over the coordinates: identical." in page
+    assert all(charge.what in page for charge in release.certificate.charges)
 
 
 def test_a_table_is_made_again_from_its_file_and_its_domain(table: tuple[Path, Path], tmp_path: Path) -> None:
@@ -80,21 +85,3 @@ def test_a_report_shows_stamps_of_a_model_and_of_weak_budgets(tmp_path: Path) ->
     fit(release, head, TrainingConfig(epochs=1, batch_size=100), draws=200).save(tmp_path / "m")
     page = write_report(tmp_path / "m", tmp_path / "m.html").read_text()
     assert "was not declared" in page
-
-
-def test_both_rounds_at_a_table_are_weighted_by_how_sure_they_are(
-    table: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """The slow twin: two independent estimates of each cell, weighted by their precision."""
-    from adlm.report.allocation import _both_rounds
-
-    release: Release = privatise(table[0], domain=table[1], epsilon=4, relevance="private")
-    found, first = _both_rounds(release), release.moments()
-    charge = next(c for c in release.certificate.charges if "again" in c.what)
-    for cell, step in enumerate(release.tensors["step_again"].tolist()):
-        one, two = float(first.sd_sums[cell]), math.sqrt(2) * float(charge.scale) * step
-        assert float(found.sd_sums[cell]) == pytest.approx(1 / math.sqrt(one**-2 + two**-2))
-        again = float(release.tensors["class_sums_again"][0, cell]) * step
-        mean = (float(first.sums[0, cell]) / one**2 + again / two**2) / (one**-2 + two**-2)
-        assert float(found.sums[0, cell]) == pytest.approx(mean)
-    assert replace(found, sums=first.sums, sd_sums=first.sd_sums).counts.equal(first.counts)

@@ -115,7 +115,7 @@ def test_both_models_are_shown_with_their_epochs(demo: Reader) -> None:
 
 def test_the_audit_is_shown_with_its_controls(demo: Reader) -> None:
     words = " ".join(demo.words)
-    assert "class sums replace-one two worlds 2 1.9 100000 holds" in words
+    assert "class sums replace-one distinguishing 2 1.9 100000 holds" in words
     assert "float Laplace replace-one control 1 unbounded 1000 violated" in words
 
 
@@ -239,14 +239,6 @@ def test_a_model_finds_the_release_beside_it_and_no_other(tmp_path: Path) -> Non
     assert "allocation" not in read(write_report(tmp_path / "m", tmp_path / "1.html")).ids
     release.save(tmp_path / "r")
     assert "allocation" in read(write_report(tmp_path / "m", tmp_path / "2.html")).ids
-
-
-def test_relevances_of_coordinates_are_a_curve_and_those_of_pixels_a_map(tmp_path: Path) -> None:
-    """A moment release of 36 coordinates is not a picture of 6 x 6 pixels."""
-    artefacts.moments(relevance=True).save(tmp_path / "r")
-    page = write_report(tmp_path / "r", tmp_path / "r.html").read_text()
-    assert "Private relevance of each coordinate" in page
-    assert 'class="cell"' not in page
 
 
 def test_the_command_writes_the_file_and_prints_the_totals(tmp_path: Path) -> None:

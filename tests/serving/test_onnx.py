@@ -17,18 +17,17 @@ import torch
 from tests.declared import AGE_COLUMN, GROUPED, ILL, MISSING, SEEN, STAGE, TOWN, column
 from torch import Tensor
 
-from adlm.analyst import tables
 from adlm.analyst.fit import fit
 from adlm.analyst.model import Model
 from adlm.analyst.training import TrainingConfig
 from adlm.errors import UserError
 from adlm.public.domain import Domain
-from adlm.public.domain.encoding import encode_frame
+from adlm.public.domain.encoding import TARGET_UNIT, encode_frame
 from adlm.public.domain.table import TableDomain
 from adlm.public.features import Features, build
+from adlm.public.features.colour import folded_pooling
 from adlm.public.priors import strokes
 from adlm.serving.onnx import export_onnx
-from adlm.serving.onnx_images import traceable
 from adlm.serving.onnx_table import as_inputs
 from adlm.workflows.privatise import privatise
 
@@ -55,7 +54,7 @@ def test_an_encoded_table_is_served_with_the_same_predictions(tmp_path: Path) ->
     generator = np.random.default_rng(0)
     x = generator.random((500, table.domain.size)).astype(np.float32)
     y = (x[:, 0] > 0.5).astype(np.int64)
-    model = tables.train(privatise(lambda: [(x, y)], domain=table, epsilon=2, seed=0))
+    model = fit(privatise(lambda: [(x, y)], domain=table, epsilon=2, seed=0))
     export_onnx(model, tmp_path / "m.onnx", encoded=True)
     run = session(tmp_path / "m.onnx")
     probabilities, code = run.run(None, {"records": x})
@@ -95,25 +94,56 @@ ROWS = pd.DataFrame(
 )
 
 
-def made_model(table: TableDomain, fourier: int = 0) -> Model:
+def made_model(table: TableDomain, fourier: int = 0, epsilon: float = 9, delta: str = "0") -> Model:
     generator = np.random.default_rng(3)
     x = generator.random((400, table.domain.size)).astype(np.float32)
     y = generator.integers(0, len(table.label.classes), 400)
-    return tables.train(privatise(lambda: [(x, y)], domain=table, epsilon=9, seed=0, fourier=fourier))
+    release = privatise(lambda: [(x, y)], domain=table, epsilon=epsilon, delta=delta, seed=0, fourier=fourier)
+    return fit(release)
 
 
-@pytest.mark.parametrize("fourier", [0, 5])
-def test_raw_columns_are_served_with_the_same_predictions(tmp_path: Path, fourier: int) -> None:
+FORMS = [
+    ("indicator-table", 0, 9000, "0"),
+    ("centred-table", 0, 0.5, "0"),
+    ("centred-table", 5, 9, "0"),
+    ("scaled-table", 5, 9, "1e-5"),
+]
+
+
+@pytest.mark.parametrize(("name", "fourier", "epsilon", "delta"), FORMS)
+def test_raw_columns_are_served_with_the_same_predictions(
+    tmp_path: Path, name: str, fourier: int, epsilon: float, delta: str
+) -> None:
+    """Of every kind of features that a table can have."""
     table = TableDomain.from_toml(RAW)
-    model = made_model(table, fourier)
+    model = made_model(table, fourier, epsilon, delta)
+    assert model.features is not None
+    assert model.features.spec()["name"] == name
     export_onnx(model, tmp_path / "m.onnx")
     run = session(tmp_path / "m.onnx")
     assert [i.name for i in run.get_inputs()] == ["age", "gain", "sex", "stage", "code_", "town", "seen"]
     assert json.loads(run.get_modelmeta().custom_metadata_map["adlm.inputs"])["code"] == "code_"
     probabilities, code = run.run(None, as_inputs(table, ROWS))
     expected = model.probabilities(encode_frame(table, ROWS.replace({"stage": {"": "?"}})))
+    assert np.ptp(expected, axis=0).max() > 0.01  # predictions that tell records apart
     assert np.abs(probabilities - expected).max() < 1e-5
     assert np.array_equal(code, expected.argmax(1))
+
+
+@pytest.mark.parametrize(("name", "fourier"), [("indicator-table", 0), ("centred-table", 3)])
+def test_a_numeric_target_is_served_from_raw_columns(tmp_path: Path, name: str, fourier: int) -> None:
+    target = column("cost", "target", lower=100, upper=900)
+    table = TableDomain.from_toml(RAW[: RAW.index("[columns.ill]")] + target)
+    x = np.random.default_rng(3).random((400, table.domain.size)).astype(np.float32)
+    y = np.rint(x[:, 0] * TARGET_UNIT).astype(np.int64)
+    model = fit(privatise(lambda: [(x, y)], domain=table, epsilon=100, seed=0, fourier=fourier))
+    assert model.features is not None
+    assert model.features.spec()["name"] == name
+    export_onnx(model, tmp_path / "m.onnx")
+    (found,) = session(tmp_path / "m.onnx").run(None, as_inputs(table, ROWS))
+    expected = model.values(encode_frame(table, ROWS.replace({"stage": {"": "?"}})))
+    assert np.ptp(expected) > 1
+    assert np.abs(found - expected).max() < 1e-5 * (900 - 100)
 
 
 def test_a_declared_code_is_missing_when_served_too(tmp_path: Path) -> None:
@@ -209,14 +239,14 @@ def test_arrays_in_their_own_units_are_served_with_the_same_predictions(tmp_path
         ),
     ],
 )
-def test_image_features_have_a_twin_without_fourier_transforms(
+def test_image_features_are_the_same_compiled_and_as_written_to_a_file(
     spec: dict[str, Any], shape: tuple[int, ...]
 ) -> None:
+    """What is written is the form that has gradients."""
     features = build(spec)
     x = torch.rand(4, *shape, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        assert torch.allclose(traceable(features)(x), features(x), atol=1e-5, rtol=0)
-        assert torch.equal(features(x), build(spec)(x))  # making the twin left the features as they were
+    written = features(x.clone().requires_grad_()).detach()
+    assert torch.allclose(written, features(x), atol=1e-5, rtol=0)
 
 
 def test_images_are_served_with_the_same_predictions(tmp_path: Path) -> None:
@@ -234,6 +264,19 @@ def test_images_are_served_with_the_same_predictions(tmp_path: Path) -> None:
         assert np.abs(probabilities - expected).max() < 1e-5
         assert np.array_equal(code, expected.argmax(1))
         assert np.abs(expected - expected.mean(0)).max() > 0.1  # predictions that tell images apart
+
+
+def test_photographs_are_served_with_the_same_predictions(tmp_path: Path) -> None:
+    """By a process that has not mapped an image before."""
+    generator = np.random.default_rng(0)
+    x = generator.integers(0, 256, (40, 3, 32, 32)).astype(np.float64)
+    x[20:, 0] *= 0.5
+    domain = Domain((3, 32, 32), 0, 255, ("red", "other"), "replace-one", "natural")
+    model = fit(privatise(x, np.arange(40) // 20, domain=domain, epsilon=50, seed=0, k=10))
+    folded_pooling.cache_clear()
+    export_onnx(model, tmp_path / "m.onnx")
+    (found,) = session(tmp_path / "m.onnx").run(["probabilities"], {"records": x.astype(np.float32)})
+    assert np.abs(found - model.probabilities(x)).max() < 1e-5
 
 
 class Spectrum(Features):

@@ -10,11 +10,11 @@ import pytest
 from tests.declared import AGE
 
 from adlm import AdLMClassifier, Ledger, TrainingConfig, fit
-from adlm.algorithm1 import Budgets, PrivateRecords, make_release
 from adlm.analyst.model import Model
-from adlm.analyst.networks import build
 from adlm.curator.noise import Source
 from adlm.errors import UserError
+from adlm.paper import Budgets, PrivateRecords, make_release
+from adlm.paper.networks import build
 from adlm.public.domain import Domain
 from adlm.public.domain.table import TableDomain
 from adlm.serving.predict import measure_file, predict_file

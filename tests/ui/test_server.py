@@ -131,6 +131,19 @@ def test_a_point_is_the_forecast_and_the_plan_of_the_command_line(server: Server
     assert found["words"][1].startswith(f"k = {there.plan.k}:")
 
 
+def test_the_plan_of_a_pure_budget_is_the_one_that_the_release_follows(server: Server) -> None:
+    from adlm.mechanism.planner import plan_features
+    from adlm.public import datasets
+    from adlm.public.features import for_domain
+
+    status, found = api(server, "point", **DIGITS | {"n": "20000"}, epsilon="2")
+    assert status == 200
+    plan = plan_features(20_000, 10, 2.0, "replace-one", for_domain(datasets.domain("digits")))
+    shown = [plan.summary, *plan.reasons]
+    assert [word.lower() for word in found["words"]] == [f"{word.lower().rstrip('.')}." for word in shown]
+    assert 0.5 < found["accuracy"] <= 1
+
+
 def test_kept_simulations_are_those_of_today(server: Server) -> None:
     """After a change of features or of the rule: python -m adlm.ui.data results --forecasts."""
     for choice in (c for c in named() if c.key in made.KEPT):

@@ -8,6 +8,7 @@ import shlex
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from tests.ui import made
 from typer.testing import CliRunner
 
 from adlm.cli.app import app
+from adlm.privacy.accounting import TradeOff, gaussian_mu
 from adlm.report import attacker
 from adlm.runtime import progress
 from adlm.ui.page import gather, write_static
@@ -159,11 +161,14 @@ def test_belief_is_computed_as_the_report_computes_it(
 ) -> None:
     if not page.requests():
         page.open(static, width=1280)
+    bound = TradeOff(epsilon=epsilon)
+    if delta:
+        bound = TradeOff(mu=float(gaussian_mu(Fraction(str(epsilon)), Fraction(str(delta)))))
+        assert page.evaluate(f"adlm.gaussianMu({epsilon}, {delta})") == pytest.approx(bound.mu, rel=1e-5)
     factor = page.evaluate(f"adlm.oddsFactor({epsilon}, {delta})")
-    assert factor == pytest.approx(attacker.odds_factor(epsilon, delta))
-    assert page.evaluate(f"adlm.bestGuess({epsilon}, {delta})") == pytest.approx(
-        attacker.best_guess(epsilon, delta)
-    )
+    assert factor == pytest.approx(bound.odds_factor(attacker.ALARM), rel=1e-5)
+    guess = page.evaluate(f"adlm.bestGuess({epsilon}, {delta})")
+    assert guess == pytest.approx(bound.best_guess(), rel=1e-5)
     for prior in (0.01, 0.5, 0.9):
         there = page.evaluate(f"adlm.posterior({prior}, {factor})")
         assert there == pytest.approx(attacker.posterior(prior, factor))
@@ -174,7 +179,7 @@ def test_the_prior_is_dragged_by_keys_and_the_sentence_follows(page: chromium.Pa
     page.evaluate("document.getElementById('prior').focus()")
     page.press(*RIGHT)
     epsilon = page.evaluate("adlm.state.epsilon")
-    most = attacker.posterior(0.11, attacker.odds_factor(epsilon))
+    most = attacker.posterior(0.11, TradeOff(epsilon=epsilon).odds_factor(attacker.ALARM))
     assert text(page, "then").replace("\u00a0", " ") == f"Afterwards it is at most {100 * most:.1f} %."
 
 

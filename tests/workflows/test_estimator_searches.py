@@ -97,7 +97,7 @@ def test_from_release_predicts_at_once_and_carries_the_certificate(release: Rele
     assert made.feature_names_in_.tolist() == ["age", "town"]
     assert made.n_features_in_ == 2
     release.save(tmp_path / "R")
-    again = AdLMClassifier.from_release(tmp_path / "R", stages=1)
+    again = AdLMClassifier.from_release(tmp_path / "R", network="mlp", draws=500)
     assert again.predict(frame).shape == (500,)
     assert not np.array_equal(again.predict_proba(frame), made.predict_proba(frame))
     made.save(tmp_path / "c")
@@ -113,7 +113,7 @@ def test_a_search_on_a_given_release_reads_no_record_and_warns_of_nothing(
         raise AssertionError("something was charged")
 
     monkeypatch.setattr(Ledger, "charge", no_charge)
-    grid = {"training": [{"stages": 1}, {"stages": 3}, {"noise_penalty": 2.0}]}
+    grid = {"training": [{}, {"class_weight": "balanced"}, {"network": "mlp", "draws": 500}]}
     found = GridSearchCV(AdLMClassifier.from_release(release), grid, cv=2).fit(frame, labels)
     assert np.isfinite(found.cv_results_["mean_test_score"]).all()
     assert found.best_estimator_.certificate_.digest == release.certificate.digest
@@ -124,7 +124,7 @@ def test_a_search_on_a_given_release_reads_no_record_and_warns_of_nothing(
 
 
 def test_settings_that_a_release_has_not_are_refused(release: Release) -> None:
-    with pytest.raises(UserError, match="there is no setting 'epochs' for a table's release"):
+    with pytest.raises(UserError, match="there is no setting 'epochs' for this release"):
         AdLMClassifier.from_release(release, epochs=3)
 
 

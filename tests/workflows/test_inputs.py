@@ -32,17 +32,21 @@ def tensors(release: Release) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in release.tensors.items()}
 
 
-def test_a_file_a_frame_and_a_reader_of_the_same_records_make_the_same_release(file: Path) -> None:
+@pytest.mark.parametrize("delta", ["0", "1e-5"])
+def test_a_file_a_frame_and_a_reader_of_the_same_records_make_the_same_release(
+    file: Path, delta: str
+) -> None:
     frame = pd.read_csv(file, dtype=str)
+    given: Any = {"epsilon": 2, "delta": delta, "seed": 1}
     made = [
-        privatise(file, domain=TABLE, epsilon=2, seed=1),
-        privatise(str(file), domain=file.with_suffix(".toml"), epsilon=2, seed=1),
-        privatise(frame, domain=TABLE, epsilon=2, seed=1),
-        privatise(frame[["age"]], frame["ill"], TABLE, epsilon=2, seed=1),
-        privatise(file_reader(file, TABLE), domain=TABLE, epsilon=2, seed=1),
+        privatise(file, domain=TABLE, **given),
+        privatise(str(file), domain=file.with_suffix(".toml"), **given),
+        privatise(frame, domain=TABLE, **given),
+        privatise(frame[["age"]], frame["ill"], TABLE, **given),
+        privatise(file_reader(file, TABLE), domain=TABLE, **given),
     ]
     assert [tensors(release) for release in made] == [tensors(made[0])] * 5
-    assert {release.kind for release in made} == {"table"}
+    assert {release.certificate.content for release in made} == {"rounds"}
 
 
 def test_the_relation_of_a_domain_can_be_changed(file: Path) -> None:

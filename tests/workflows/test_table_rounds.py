@@ -16,21 +16,23 @@ from adlm.analyst.evidence import log_shares
 from adlm.analyst.fit import fit
 from adlm.analyst.metrics import measure
 from adlm.analyst.table_draws import draw_features, draw_records
-from adlm.audit.artefact import audit_release
+from adlm.audit.artefacts import audit_release
 from adlm.curator.mechanisms import table_rounds
 from adlm.curator.mechanisms.moments import Indicators, MomentConfig, calibrate
-from adlm.curator.mechanisms.table_rounds import check_share, plan_table, values_share
+from adlm.curator.mechanisms.table_rounds import TableRoundsPlan, check_share, plan_table, values_share
 from adlm.curator.noise import Source
 from adlm.errors import NoisyModelWarning, UserError
 from adlm.estimation.gradient_head import GradientRounds
+from adlm.mechanism.planner import PurePlan
 from adlm.privacy.accounting import compose
 from adlm.privacy.budget import Budget
 from adlm.privacy.release import Release
 from adlm.public.domain.column import Column
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.scaled_table import ScaledTable
-from adlm.public.features.tabular import TabularFeatures
+from adlm.public.features.tables import IndicatorTable
 from adlm.workflows.privatise import privatise
+from adlm.workflows.privatise_table import plan_release
 
 
 def made_table(neighbours: str = "replace-one") -> TableDomain:
@@ -117,10 +119,9 @@ def test_a_matrix_that_was_not_released_is_found(made: Path, tmp_path: Path) -> 
     assert "mixes the values" in first.note
 
 
-def test_few_records_many_categories_and_pure_epsilon_go_without_second_moments() -> None:
+def test_few_records_and_many_categories_go_without_second_moments() -> None:
     plain = made_table()
-    for table, n, delta in ((plain, 6000, Fraction(0)), (plain, 20, Fraction(1, 10**5))):
-        assert values_share(table, n, Fraction(1), delta) == 0
+    assert values_share(plain, 20, Fraction(1), Fraction(1, 10**5)) == 0
     assert values_share(plain, 6000, Fraction(1), Fraction(1, 10**5)) > 0
     words = TableDomain((plain.columns[2], plain.columns[3]))
     assert values_share(words, 6000, Fraction(1), Fraction(1, 10**5)) == 0
@@ -219,15 +220,15 @@ def test_it_is_served_as_onnx(made: Path, tmp_path: Path) -> None:
     assert (tmp_path / "m.onnx").stat().st_size > 0
 
 
-def test_draws_of_an_additive_release_are_possible_cells() -> None:
+def test_draws_of_indicators_are_possible_cells() -> None:
     x, y = records(3000, 3)
-    release = privatise(lambda: [(x, y)], domain=made_table(), epsilon=1, seed=1)
-    z, _ = release.sample(200)
+    release = privatise(lambda: [(x, y)], domain=made_table(), epsilon=1000, seed=1)
     features = release.features()
-    assert isinstance(features, TabularFeatures)
+    assert isinstance(features, IndicatorTable)
+    z, _ = release.sample(200)
     assert (z >= 0).all()
-    for start, stop in features.blocks:
-        assert torch.allclose(z[:, start:stop].sum(1), torch.tensor(features.unit), atol=1e-5)
+    for block in features.blocks:
+        assert torch.allclose(z[:, block.span].sum(1), torch.tensor(features.unit), atol=1e-5)
 
 
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
@@ -277,13 +278,13 @@ def test_values_weigh_less_where_most_columns_are_categories() -> None:
     assert asked.fourier == 30
 
 
-def test_the_mechanism_does_not_change_with_epsilon_below_many_records() -> None:
-    """An additive model takes over for many records of two classes alone, so accuracy has no step in it."""
-    for n, classes in ((39_000, 2), (10**6, 3)):
+def test_the_mechanism_changes_with_delta_alone() -> None:
+    """Neither epsilon nor the number of records chooses another one, so accuracy has no step in it."""
+    for n, classes in ((100, 2), (39_000, 2), (50_000, 2), (10**6, 3)):
         table = categorical_table(classes)
-        for epsilon in ("0.01", "0.1", "1", "10", "100"):
-            assert table_rounds.suits_rounds(table, n, Fraction(epsilon), Fraction(1, 10**5))
-    assert not table_rounds.suits_rounds(categorical_table(2), 50_000, Fraction(1), Fraction(1, 10**5))
+        for epsilon in map(Fraction, ("0.01", "0.1", "1", "10", "100")):
+            assert isinstance(plan_release(table, n, epsilon, Fraction(1, 10**5)), TableRoundsPlan)
+            assert isinstance(plan_release(table, n, epsilon, Fraction(0)), PurePlan)
 
 
 def test_a_release_of_categories_learns_and_is_read_back(tmp_path: Path) -> None:
@@ -310,19 +311,17 @@ def test_a_weight_of_values_that_is_no_positive_number_is_refused(energy: float)
         ScaledTable(table, even, value_energy=energy)
 
 
-def test_pure_rounds_are_as_sure_as_they_are_right() -> None:
-    """Steps that are too long leave accuracy as it is and probabilities far from what is true."""
+def test_a_perturbed_loss_is_as_sure_as_it_is_right() -> None:
+    """Weights that are too long leave accuracy as it is and probabilities far from what is true."""
     rng = np.random.default_rng(0)
     x = rng.random((12_000, 4)).astype(np.float32)
     chance = 1 / (1 + np.exp(-6 * (x[:, 0] + x[:, 1] - x[:, 2] - 0.5)))
     y = (rng.random(len(x)) < chance).astype(np.int64)
     columns = [Column(f"x{i}", "numeric", 0, 1) for i in range(4)]
     table = TableDomain((*columns, Column("y", "label", classes=("a", "b"))))
-    plan = plan_table(table, 10_000, Fraction(400), Fraction(0))
-    assert table_rounds.suits_rounds(table, 10_000, Fraction(400), Fraction(0))
-    assert plan.rounds.momentum == 0.8
-    assert plan.rounds.step <= 64
-    release = privatise(lambda: iter([(x[:10_000], y[:10_000])]), domain=table, epsilon=400, seed=1)
+    batches = lambda: iter([(x[:10_000], y[:10_000])])  # noqa: E731
+    release = privatise(batches, domain=table, epsilon=400, seed=1)
+    assert "objective" in release.certificate.settings
     found = measure(fit(release).probabilities(x[10_000:]), y[10_000:])
     best = float(np.where(chance > 0.5, chance, 1 - chance)[10_000:].mean())
     assert found.accuracy > best - 0.04

@@ -12,8 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from adlm.analyst.networks import name_of
 from adlm.errors import UserError
+from adlm.paper.networks import name_of
 from adlm.runtime.artefact import write_file
 
 FORMAT = 2

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from adlm.analyst.closed_form import closed_form
+from adlm.analyst.evidence import UNSURE
 from adlm.analyst.model import Model
 from adlm.errors import UserError
 from adlm.estimation.class_counts import class_offsets
@@ -92,7 +93,8 @@ def with_class_weights(model: Model, release: Release, given: Weights | None) ->
             head.weight.zero_()
             head.weight[:, : weight.shape[1]] = weight.to(head.weight.dtype)
             head.bias.copy_(-(weight.double() @ middle[: weight.shape[1]]))
-            summary.pop("warning", None)
+            if summary.get("warning"):
+                summary["warning"] = UNSURE
         else:
             head.bias.copy_(model.head.bias + torch.tensor([math.log(w) for w in weights.values()]))
     summary |= {

@@ -1,10 +1,10 @@
-"""The closed-form model of a release: linear, additive, or of a numeric target."""
+"""The linear model of a release, with classes or a numeric target."""
 
 from __future__ import annotations
 
 import torch
 
-from adlm.analyst import regression, tables
+from adlm.analyst import regression
 from adlm.analyst.evidence import (
     below_majority_baseline,
     estimated_accuracy,
@@ -20,26 +20,31 @@ from adlm.public.features import Features
 
 LINEAR = "linear, in closed form"
 ROUNDS = "linear, by gradient rounds"
+OBJECTIVE = "linear, from the loss perturbed once"
 
 
 def closed_form_model(release: Release, features: Features) -> Model:
     """Make the model of a release of any kind but noisy records."""
     if release.kind == "regression":
         return regression.train(release)
-    if release.kind == "table":
-        return tables.train(release)
     return _linear(release, features)
 
 
 def _linear(release: Release, features: Features) -> Model:
     head = usable_head(release, features)
-    summary: dict[str, object] = {"network": ROUNDS if has_rounds(release) else LINEAR, "epochs": 0}
+    summary: dict[str, object] = {"network": _name(release), "epochs": 0}
     if (accuracy := estimated_accuracy(release)) is not None:
         summary |= {"estimated_accuracy": accuracy[0], "estimated_accuracy_sd": accuracy[1]}
     if sentence := warning(release):
         summary["warning"] = sentence
     linear = head.module(features.width)
     return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
+
+
+def _name(release: Release) -> str:
+    if "weights" in release.tensors:
+        return OBJECTIVE
+    return ROUNDS if has_rounds(release) else LINEAR
 
 
 def usable_head(release: Release, features: Features) -> discriminant.LinearHead:

@@ -14,15 +14,15 @@ from torch import Tensor
 
 from adlm.analyst.class_weights import class_weights, with_class_weights
 from adlm.analyst.closed_form import closed_form_model, usable_head
-from adlm.analyst.evidence import warning
+from adlm.analyst.evidence import UNSURE, warning
 from adlm.analyst.examples import Examples
-from adlm.analyst.table_draws import draw_features
+from adlm.analyst.table_draws import draw_features, draw_without_labels
 from adlm.analyst.training import TrainingConfig
 from adlm.estimation.class_model import fit_class_model
 from adlm.privacy.release import Release
 from adlm.public.features import Features
 from adlm.public.features.scaled_table import ScaledTable
-from adlm.public.features.tabular import TabularFeatures
+from adlm.public.features.tables import IndicatorTable
 
 # Share of the first of two mixed draws; fixed by the agreement of a network and the head on 6,000 training
 # images of MNIST.
@@ -56,8 +56,8 @@ def labelled_draws(
     else:
         wide = _features(release, features, n, generator)
         target = _labels(release, features, wide, plan)
-        if sentence := warning(release):
-            facts["warning"] = sentence
+    if sentence := warning(release):  # draws of moments are not labelled by the head of the largest class
+        facts["warning"] = UNSURE if release.kind == "moments" else sentence
     if plan.class_weight is not None:
         class_weight = plan.class_weight
         facts |= {
@@ -68,11 +68,10 @@ def labelled_draws(
 
 
 def _features(release: Release, features: Features, n: int, generator: torch.Generator) -> Tensor:
-    if isinstance(features, TabularFeatures):
-        return _indicators(release, features, n, generator)
     if isinstance(features, ScaledTable):
         return _wide(draw_features(release, features, n, generator), features)
-    return _wide(_between_classes(release, features, n, generator), features)
+    drawn = _wide(_between_classes(release, features, n, generator), features)
+    return features.possible(drawn) if isinstance(features, IndicatorTable) else drawn
 
 
 def _between_classes(release: Release, features: Features, n: int, generator: torch.Generator) -> Tensor:
@@ -105,28 +104,14 @@ def _wide(z: Tensor, features: Features) -> Tensor:
     return wide
 
 
-def _indicators(release: Release, features: TabularFeatures, n: int, generator: torch.Generator) -> Tensor:
-    """Indicators of n records, drawn class by class, each column from its released table: (n, width)."""
-    shares = release.tensors["prior"].exp()
-    codes = torch.multinomial(shares, n, replacement=True, generator=generator)
-    rates, records = release.tensors["rates"], release.tensors["records"]
-    z = torch.zeros(n, features.width)
-    for start, stop in features.blocks:
-        weight = rates[:, start:stop] * records[start:stop] + 1e-9
-        entry = torch.multinomial(weight[codes], 1, generator=generator)
-        z[:, start:stop].scatter_(1, entry, features.unit)
-    return z
-
-
 def _with_target(
     release: Release, features: Features, n: int, generator: torch.Generator
 ) -> tuple[Examples, dict[str, Any]]:
     """Draws with the linear model's predictions, (n, 1), in standard deviations from the target's mean."""
-    assert isinstance(features, ScaledTable)
     model = closed_form_model(release, features)
     facts = {name: model.training[name] for name in ABOUT_TARGET if name in model.training}
     low, high = release.certificate.domain.target or (-np.inf, np.inf)
-    z = draw_features(release, features, n, generator)
+    z = draw_without_labels(release, features, n, generator)
     with torch.inference_mode():
         values = model.head(z.double()).clamp(low, high)
     standard = (values - facts["target_mean"]) / facts["target_sd"]

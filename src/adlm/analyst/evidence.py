@@ -33,8 +33,6 @@ GRID = 513  # accuracies of the posterior's grid
 
 def log_shares(release: Release) -> Tensor:
     """Log class shares from released counts, (M,)."""
-    if release.kind == "table":
-        return release.tensors["prior"].double()
     counts = release.tensors["class_sums"][:, 0].numpy()
     return torch.from_numpy(class_offsets(counts, float(release.certificate.settings["sd_sums"])))
 
@@ -44,8 +42,7 @@ def _right(release: Release) -> tuple[float, float] | None:
     if "correct" not in release.tensors:
         return None
     settings = release.certificate.settings
-    n = float(settings["n_estimated"]) if release.kind == "table" else release.moments().n
-    n = max(n, 1.0)
+    n = max(release.moments().n, 1.0)
     return float(release.tensors["correct"][0]) / n, float(settings["sd_correct"]) / n
 
 
@@ -86,7 +83,7 @@ def below_majority_baseline(release: Release) -> bool:
     """
     right = _right(release)
     if right is None:
-        return release.kind != "table" and _evidence_of_means(release) < LEAST_EVIDENCE
+        return _evidence_of_means(release) < LEAST_EVIDENCE
     shares = log_shares(release).exp()
     return expected_accuracy(*right, shares) + min(right[1], MOST_DOUBT) < float(shares.max())
 

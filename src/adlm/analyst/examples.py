@@ -7,10 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from adlm.analyst.objective import Coefficients, loss, released
-from adlm.errors import UserError
-from adlm.estimation.polynomial import by_name
-from adlm.privacy.release import Release
+from adlm.paper.objective import Coefficients, loss
 
 
 @dataclass(frozen=True)
@@ -44,16 +41,3 @@ def batch_loss(logits: Tensor, target: Coefficients | Tensor) -> Tensor:
             return torch.nn.functional.mse_loss(logits, target)
         return torch.nn.functional.cross_entropy(logits, target)
     return loss(logits, target)
-
-
-def from_records(release: Release, floor: float | None = None) -> Examples:
-    """The examples of a record release, with negative second-order coefficients raised (see `released`)."""
-    if release.kind != "records":
-        raise UserError(f"a release of kind {release.kind!r} holds no records; draw from its moments.")
-    if "phi" not in release.tensors:
-        raise UserError(
-            "this release holds no labels, so it trains no classifier; adlm.analyst.fit.learn_records trains "
-            "an auto-encoder, rbm or deep-belief on its records"
-        )
-    polynomial = by_name(str(release.certificate.settings["loss"]))
-    return Examples(release.tensors["x"], released(polynomial, release.tensors["phi"], floor))

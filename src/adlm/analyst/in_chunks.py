@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from adlm.analyst.normalisation import LocalResponseNorm
+from adlm.paper.layers import LocalResponseNorm
 
 ROWS = 256
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -19,17 +19,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from adlm.analyst.networks import build as build_network
-from adlm.analyst.networks import in_units
-from adlm.analyst.normalisation import TOGETHER, by_batch, even_parts
 from adlm.errors import UserError
+from adlm.paper.layers import TOGETHER, by_batch, even_parts
+from adlm.paper.networks import build as build_network
+from adlm.paper.networks import in_units
 from adlm.privacy.certificate import Certificate
 from adlm.privacy.header import header_entries, privacy_header
 from adlm.privacy.notebook import Part, box, charges_part, guarantee
 from adlm.privacy.release import CERTIFICATE, TENSORS, describe, read_tensors
 from adlm.privacy.signature import FILE, OF_RELEASE, Signature, Statement, sign
 from adlm.public.features import Features, checked
-from adlm.public.features.threads import records_together
 from adlm.runtime.artefact import canonical, new_folder, read_json, sha256
 
 SCHEMA = 1
@@ -132,7 +131,7 @@ class Model:
         parts, step = [], BATCH if features is None else features.batch
         kind = next((p.dtype for p in head.parameters()), torch.float32)
         together = self.training.get("statistics") == TOGETHER_STATISTICS
-        with torch.inference_mode(), records_together():
+        with torch.inference_mode():
             for part in even_parts(len(records), step):
                 z = torch.from_numpy(domain.scale(records[part])).to(device)
                 z = z if features is None else features(z)

@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from adlm.analyst.model import Model
+from adlm.analyst.table_draws import draw_without_labels
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import Head, final_head
+from adlm.estimation.gradient_head import Head, final_head, objective_head
 from adlm.estimation.regression import ERROR_BOUND, TargetScale
 from adlm.privacy.release import Release
-from adlm.public.domain.column import Column
-from adlm.public.domain.encoding import constant
-from adlm.public.features.scaled_table import ScaledTable
-from adlm.public.features.table_indicators import knots
 from adlm.public.planning.regression import RegressionPlan
 
 Reals = npt.NDArray[np.float64]
-NETWORKS = {"rounds": "linear, by gradient rounds of the squared loss", "moments": "ridge, in closed form"}
+NETWORKS = {
+    "objective": "linear, from the loss perturbed once",
+    "rounds": "linear, by gradient rounds of the squared loss",
+}
 DROWNED = (
     "the noise of this release leaves a model no better than the mean, so every record is given the mean; "
     "raise epsilon, or release more records"
@@ -35,13 +35,17 @@ class Fit:
 
     Attributes
     ----------
-    of_model, of_mean : mean squared error in units of the target's variance, clipped at ERROR_BOUND a record.
+    of_model, of_mean : mean squared error in units of the target's variance, clipped at `limit` a record.
     sd : standard deviation of the noise on each.
+    clipped_away : how much the clip takes from the mean's error, by the released counts of the target.
+    limit : where squared errors are clipped.
     """
 
     of_model: float
     of_mean: float
     sd: float
+    clipped_away: float = 0.0
+    limit: float = ERROR_BOUND
 
     @property
     def worse_than_mean(self) -> bool:
@@ -55,8 +59,19 @@ class Fit:
 
     @property
     def r2_sd(self) -> float:
-        """Standard deviation of `r2` by the noise, to first order; at most 1."""
-        return min(self.sd * math.hypot(1.0, 1 - self.r2) / max(self.of_mean, self.sd), 1.0)
+        """Standard deviation of `r2` by noise and by errors that were clipped, to first order; at most 1.
+
+        How much the clip takes from the model's errors was not measured. It may be anything from nothing, if
+        the model explains the extreme targets, to as much as from the mean's.
+        """
+        by_noise = self.sd * math.hypot(1.0, 1 - self.r2) / max(self.of_mean, self.sd)
+        whole = max(self.of_mean + self.clipped_away, self.sd)
+        return min(math.hypot(by_noise, self.clipped_away / math.sqrt(12) / whole), 1.0)
+
+    @property
+    def model_error(self) -> float:
+        """Mean squared error of the model before the clip, if that takes the same share of both errors."""
+        return self.of_model * (1 + self.clipped_away / self.of_mean if self.of_mean > 0 else 1.0)
 
 
 def target_scale(release: Release) -> TargetScale:
@@ -68,11 +83,10 @@ def regression_head(release: Release) -> Head:
     """Recompute the head of a release from its gradients, bit for bit the curator's; or read it."""
     if release.kind != "regression":
         raise UserError("this release has no numeric target; its model is a classifier")
+    if "objective" in release.certificate.settings:
+        constant = float(release.certificate.settings["objective"]["constant"])
+        return objective_head(release.tensors["weights"].numpy(), np.zeros(1), constant)
     plan = RegressionPlan.from_dict(release.certificate.settings["plan"])
-    if plan.method == "moments":
-        weights = release.tensors["weights"].numpy().astype(np.float64)
-        further = release.features().width - (weights.shape[1] - 1)  # coordinates without moments
-        return Head(np.pad(weights, ((0, 0), (0, further))), plan.rounds.constant)
     return final_head(release.tensors["gradients"].numpy(), plan.rounds, np.zeros(1))
 
 
@@ -82,7 +96,15 @@ def estimated_fit(release: Release) -> Fit:
     n = max(_records(release), 1.0)
     unit = n * float(settings["error_unit"])
     of_model, of_mean = (float(v) / unit for v in release.tensors["errors"])
-    return Fit(max(of_model, 0.0), max(of_mean, 0.0), float(settings["sd_errors"]) / unit)
+    scale, limit = target_scale(release), float(settings.get("error_limit", ERROR_BOUND))
+    counts, beyond = np.maximum(release.tensors["target"].numpy(), 0), scale.beyond(limit)
+    return Fit(
+        max(of_model, 0.0),
+        max(of_mean, 0.0),
+        float(settings["sd_errors"]) / unit,
+        float(counts @ beyond / max(float(counts.sum()), 1.0)),
+        limit,
+    )
 
 
 def _records(release: Release) -> float:
@@ -103,10 +125,10 @@ def train(release: Release) -> Model:
         "epochs": 0,
         "target_mean": bounds[0] + span * scale.mean,
         "target_sd": span * scale.spread,
-        "estimated_rmse": span * scale.spread * math.sqrt(fitted.of_model),
+        "estimated_rmse": span * scale.spread * math.sqrt(fitted.model_error),
         "estimated_r2": fitted.r2,
         "estimated_r2_sd": fitted.r2_sd,
-        "errors_clipped_at": ERROR_BOUND,
+        "errors_clipped_at": fitted.limit,
     }
     linear = nn.Linear(features.width, 1, dtype=torch.float64)
     with torch.no_grad():
@@ -134,43 +156,14 @@ def draw(release: Release, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
     Notes
     -----
-    Columns are drawn independently by their released shares; the target is the model's, with normal errors of
-    the estimated size, within its bounds. The draws read the release alone.
+    Columns are drawn by released numbers where there are any; the target is the model's, with normal errors
+    of the estimated size, within its bounds. The draws read the release alone.
     """
-    features = release.features()
-    assert isinstance(features, ScaledTable)
-    generator = np.random.default_rng(seed)
-    parts = [
-        _encoded_column(column, features.frequencies[block.span], n, generator)
-        for column, block in zip(features.table.features, features.indicators.blocks, strict=False)
-    ]
+    features, model = release.features(), train(release)
+    z = draw_without_labels(release, features, n, torch.Generator().manual_seed(seed))
     with torch.inference_mode():
-        z = features(torch.from_numpy(np.hstack(parts).astype(np.float32)))
-        model = train(release)
         middle = model.head(z.double())[:, 0]
     spread = float(model.training["estimated_rmse"])
     low, high = release.certificate.domain.target or (-math.inf, math.inf)
-    noisy = middle + spread * torch.from_numpy(generator.standard_normal(n))
-    return z, noisy.clamp(low, high)
-
-
-def _encoded_column(column: Column, shares: Reals, n: int, generator: np.random.Generator) -> Reals:
-    """Draw encoded values of one column by the released shares of its indicators."""
-    entry = generator.choice(len(shares), n, p=shares / shares.sum())
-    out = np.zeros((n, column.width))
-    if column.kind == "categorical":
-        out[np.arange(n), entry] = 1.0
-        return out
-    missing = (entry == len(shares) - 1) if column.missing is not None else np.zeros(n, dtype=bool)
-    if column.kind == "boolean":
-        out[:, 0] = np.minimum(entry, 1)
-    else:
-        cuts = [0.0, *(column.position(column.number(c)) for c in column.cuts)]
-        low = np.array(cuts if column.cuts else knots(column))
-        high = np.append(low[1:], 1.0)
-        place = np.minimum(entry, len(low) - 1)
-        out[:, 0] = low[place] + (high - low)[place] * generator.random(n)
-    out[missing, 0] = constant(column)
-    if column.missing is not None:
-        out[:, 1] = missing
-    return out
+    normal = np.random.default_rng(seed).standard_normal(n)
+    return z, (middle + spread * torch.from_numpy(normal)).clamp(low, high)

@@ -1,4 +1,4 @@
-"""The model of a release with gradient rounds, recomputed from its gradients."""
+"""The linear model of a release: recomputed from its gradients, or read from its perturbed loss."""
 
 from __future__ import annotations
 
@@ -14,19 +14,26 @@ from adlm.estimation.gradient_head import (
     calibration_spread,
     feature_mean,
     final_head,
+    objective_head,
 )
 from adlm.privacy.release import Release
 
 
 def has_rounds(release: Release) -> bool:
-    """Whether a release has gradient rounds."""
-    return "gradients" in release.tensors
+    """Whether a release has a linear model: that of gradient rounds or of a perturbed loss."""
+    return "gradients" in release.tensors or "weights" in release.tensors
 
 
 def rounds_head(release: Release) -> Head:
-    """Recompute the head of a release from its gradients: bit for bit the curator's."""
+    """Return the linear model of a release, bit for bit the one that its check counted."""
     if not has_rounds(release):
         raise UserError("this release has no gradient rounds; its model comes from its moments")
+    if "weights" in release.tensors:
+        settings = release.certificate.settings
+        counts = release.tensors["class_sums"][:, 0].numpy()
+        offsets = class_offsets(counts, float(settings["sd_sums"]))
+        constant = float(settings["objective"]["constant"])
+        return objective_head(release.tensors["weights"].numpy(), offsets, constant)
     plan = GradientRounds.from_dict(release.certificate.settings["rounds"])
     sums, step = release.tensors["class_sums"].numpy(), release.tensors["step"].numpy()
     counts, settings = sums[:, 0], release.certificate.settings

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from adlm.analyst import tables
 from adlm.analyst.class_weights import with_class_weights
 from adlm.analyst.fit import fit
 from adlm.analyst.model import Model
@@ -37,9 +36,8 @@ def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], s
     Parameters
     ----------
     release : to train on.
-    settings : keyword arguments of `adlm.analyst.tables.train` (`stages`, `noise_penalty`) for a table's
-        release, of `adlm.fit` (`network`, `plan`, `draws`) otherwise; `class_weight` for any linear model,
-        while that of a network is in its plan.
+    settings : keyword arguments of `adlm.fit` (`network`, `plan`, `draws`); `class_weight` for any linear
+        model, while that of a network is in its plan.
     score : from a `Model` to a number, larger is better. It should read public or drawn records: a choice by
         private ones is a statistic of them that is not charged.
 
@@ -53,14 +51,14 @@ def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], s
 
     Examples
     --------
-    >>> search = search_on_release(release, [{"stages": 1}, {"noise_penalty": 2.0}], score)  # doctest: +SKIP
+    >>> search = search_on_release(release, [{}, {"network": "mlp"}], score)  # doctest: +SKIP
     >>> search.best.save("M")  # doctest: +SKIP
     """
     tried = [dict(s) for s in settings]
     if not tried:
         raise UserError("there is nothing to search; give at least one set of settings")
     for options in tried:  # check all before training any
-        _check(release, options)
+        _check(options)
     models = [train_on_release(release, options) for options in tried]
     scores = [float(score(model)) for model in models]
     order = sorted(range(len(models)), key=lambda i: -scores[i])
@@ -70,24 +68,23 @@ def search_on_release(release: Release, settings: Iterable[Mapping[str, Any]], s
 
 
 def train_on_release(release: Release, settings: Mapping[str, Any]) -> Model:
-    """Train on a release with settings as for `search_on_release`."""
-    _check(release, settings)
+    """Train on a release with settings as for `search_on_release`.
+
+    It warns, with `NoisyModelWarning`, of a model that may be no better than the largest class, whatever the
+    kind of the release.
+    """
+    _check(settings)
     options = {name: value for name, value in settings.items() if name != WEIGHTS}
-    model: Model = _trainer(release)(release, **options)
+    model: Model = fit(release, **options)
     if settings.get("network") is None:  # those of a network are in its plan
         model = with_class_weights(model, release, settings.get(WEIGHTS))
     return replace(model, release_signature=release.signature)
 
 
-def _trainer(release: Release) -> Any:
-    return tables.train if release.kind == "table" else fit
-
-
-def _check(release: Release, settings: Mapping[str, Any]) -> None:
+def _check(settings: Mapping[str, Any]) -> None:
     if settings.get(WEIGHTS) is not None and settings.get("network") is not None:
         raise UserError("the class weights of a network go into its plan: TrainingConfig(class_weight=...)")
-    known = [*list(inspect.signature(_trainer(release)).parameters)[1:], WEIGHTS]
+    known = [*list(inspect.signature(fit).parameters)[1:], WEIGHTS]
     for name in settings:
         if name not in known:
-            kind = "a table's release" if release.kind == "table" else "this release"
-            raise UserError(f"there is no setting {name!r} for {kind}; it has {', '.join(known)}")
+            raise UserError(f"there is no setting {name!r} for this release; it has {', '.join(known)}")

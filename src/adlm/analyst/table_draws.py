@@ -16,8 +16,10 @@ from torch import Tensor
 from adlm.privacy.release import Release
 from adlm.privacy.triangle import symmetric
 from adlm.public.domain.column import Column
+from adlm.public.features import Features
 from adlm.public.features.scaled_table import ScaledTable
 from adlm.public.features.table_indicators import knots
+from adlm.public.features.tables import CentredTable, IndicatorTable
 
 LEAST_SHARE = 0.02  # least share of a value's variance that is independent of the others
 
@@ -32,6 +34,25 @@ def draw_features(release: Release, features: ScaledTable, n: int, generator: to
     x = draw_records(release, features, n, generator)
     with torch.inference_mode():
         return torch.cat([features(part) for part in torch.split(x, 4096)]).clone()
+
+
+def draw_without_labels(release: Release, features: Features, n: int, generator: torch.Generator) -> Tensor:
+    """Draw features of n records of a table whose release has no class sums, (n, width).
+
+    By released counts where there are any; else normal around the centre, or uniform over the categories and
+    bins of each column.
+    """
+    if isinstance(features, ScaledTable):
+        return draw_features(release, features, n, generator)
+    if isinstance(features, CentredTable):
+        size = torch.full((), 1 / np.sqrt(features.width), dtype=torch.float64)
+        return (torch.randn(n, features.width, generator=generator, dtype=torch.float64) * size).float()
+    assert isinstance(features, IndicatorTable)
+    z = torch.zeros(n, features.width)
+    for block in features.blocks:
+        entry = torch.randint(len(block.entries), (n, 1), generator=generator)
+        z[:, block.span].scatter_(1, entry, features.unit)
+    return z
 
 
 def draw_records(release: Release, features: ScaledTable, n: int, generator: torch.Generator) -> Tensor:

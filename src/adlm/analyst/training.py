@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from adlm.analyst import distributed, in_chunks
 from adlm.analyst.checkpoint import Checkpoint
 from adlm.analyst.examples import Examples, batch_loss
-from adlm.analyst.normalisation import TOGETHER, by_batch, even_parts
 from adlm.errors import UserError
+from adlm.paper.layers import TOGETHER, by_batch, even_parts
 from adlm.runtime import progress
 from adlm.runtime.device import choose_device
 

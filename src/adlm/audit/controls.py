@@ -1,7 +1,8 @@
 """Negative controls: mechanisms that are wrong on purpose, which the audit must catch.
 
 None of this is reachable from the rest of the package. Each control makes a mistake that has been made in
-practice, claims the epsilon that its author would have claimed, and must be reported as violated.
+practice, claims the epsilon that its author would have claimed, and must be reported as violated. Half of the
+noise is taken from every mechanism of the product.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import nn
 
-from adlm.audit.finding import ALPHA, Finding
-from adlm.audit.paper_subjects import image_domain, of_records, paper_settings, public_relevance
-from adlm.audit.replay import replay
-from adlm.audit.replayed_controls import caught
-from adlm.audit.statistics import two_worlds_bound
-from adlm.audit.subject import Records, Subject, release_vectors
-from adlm.audit.subjects import designs, of_moments
-from adlm.audit.support import naive_laplace, support
-from adlm.audit.two_worlds import curve, two_worlds
-from adlm.audit.worst_case import Neighbours, worst_neighbours
+from adlm.audit.attacks import curve, distinguish, distinguish_all, naive_laplace, perturbed_losses, support
+from adlm.audit.replay import Neighbours, replay, worst_neighbours
+from adlm.audit.statistics import ALPHA, Finding, Reals, threshold_bound
+from adlm.audit.subjects import (
+    Records,
+    Subject,
+    image_domain,
+    of_records,
+    paper_settings,
+    release_vectors,
+    subjects,
+)
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.moments import MomentConfig
 from adlm.curator.noise import Source
@@ -32,24 +33,60 @@ from adlm.privacy.accounting import Charge, Epsilon
 from adlm.public.domain import Domain
 from adlm.public.features.identity import Identity
 
-Reals = npt.NDArray[np.float64]
 Control = Callable[[int, Source], Finding]
-# Not among the half-noise controls: in one dimension ten thousand runs of radial noise are enough.
-DENSE_RADIAL = ("class sums, radial", "second moments, radial", "second moments around means, radial")
 STEPS = 1 << 20  # grid steps in one unit
 
 
-def _finding(name: str, claimed: Epsilon, worlds: tuple[Reals, Reals], note: str) -> Finding:
-    bound = two_worlds_bound(*worlds, alpha=ALPHA)
-    finding = caught(name, claimed, bound.value, note)
-    return replace(finding, confidence=bound.confidence, runs=len(worlds[0]), curve=curve(worlds))
+def caught(
+    name: str, claimed: Epsilon, runs: tuple[Reals, Reals], note: str, *, alpha: float = ALPHA
+) -> Finding:
+    """Return the finding against a control whose claim is an epsilon alone.
+
+    Parameters
+    ----------
+    name, note : the control, and why it is wrong.
+    claimed : the epsilon that is claimed for it.
+    runs : scores of runs on either data set.
+    alpha : level of the test.
+    """
+    bound = threshold_bound(*runs, alpha=alpha)
+    return Finding(
+        attack="control",
+        mechanism=name,
+        neighbours="replace-one",
+        claimed=claimed,
+        proved=float("inf"),
+        lower=bound.value,
+        confidence=bound.confidence,
+        runs=len(runs[0]),
+        control=True,
+        note=note,
+        curve=curve(runs),
+    )
 
 
-def _attacked(subject: Subject, data: Records, neighbour: Records, runs: int, source: Source) -> Finding:
-    """Attack a subject at given neighbours, as a control: against its claim."""
-    comparison = replay(subject, data, neighbour, source)
-    finding = two_worlds(subject, Neighbours(data, neighbour, comparison), runs, source)
-    return replace(finding, rung="control", control=True, proved=float("inf"))
+def attacked(
+    subject: Subject,
+    data: Records,
+    neighbour: Records,
+    runs: int,
+    source: Source,
+    *,
+    focus: int | None = None,
+) -> Finding:
+    """Attack a subject at given neighbours, as a control: against its claim.
+
+    Parameters
+    ----------
+    subject : the control.
+    data, neighbour : two neighbouring data sets.
+    runs : on each data set.
+    source : of the noise.
+    focus : index of the charge that is attacked; None for all.
+    """
+    pair = Neighbours(data, neighbour, replay(subject, data, neighbour, source))
+    finding = distinguish(subject, pair, runs, source, focus=focus)
+    return replace(finding, attack="control", mechanism=subject.name, control=True, proved=float("inf"))
 
 
 def shared_noise_image(runs: int, source: Source) -> Finding:
@@ -62,14 +99,17 @@ def shared_noise_image(runs: int, source: Source) -> Finding:
     scale = Fraction(delta_h0 * STEPS, size) / claimed
     images = np.random.default_rng(0).integers(0, STEPS, (batch, pixels))
 
-    def world(value: int) -> Reals:
+    def differences(value: int) -> Reals:
         images[0, 0] = value
         noise = source.laplace((runs, 1, pixels), scale)  # one image a step, for the whole batch
         released = images + noise
         return np.asarray(released[:, 0, 0] - released[:, 1, 0], dtype=np.float64)
 
-    return _finding(
-        "one noise image for a batch", claimed, (world(STEPS), world(0)), "records are subtracted"
+    return caught(
+        "one noise image for a batch",
+        claimed,
+        (differences(STEPS), differences(0)),
+        "records are subtracted",
     )
 
 
@@ -79,35 +119,12 @@ def batch_sum_sensitivity(runs: int, source: Source) -> Finding:
     The product's own record release, tested against the epsilon that the paper claims for it.
     """
     settings, domain = paper_settings(epsilon2=Fraction(1, 2)), image_domain()
-    subject = of_records("record noise with the batch's sensitivity", settings, domain, focus=0)
+    subject = of_records("record noise with the batch's sensitivity", settings, domain)
     black, white = np.zeros((1, domain.size)), np.ones((1, domain.size))
     code = np.zeros(1, dtype=np.int64)
-    finding = _attacked(subject, Records(white, code), Records(black, code), min(runs, 2000), source)
+    data, neighbour = Records(white, code), Records(black, code)
+    finding = attacked(subject, data, neighbour, min(runs, 2000), source, focus=0)
     return replace(finding, note="certificate: proved 72")
-
-
-def half_sensitivity(source: Source) -> list[Finding]:
-    """Half of the noise that the sensitivity requires, in each mechanism; with enough runs to detect it."""
-    findings = []
-    for subject in halved():
-        runs = 10_000 if "radial" in subject.name else 20_000 if "Gaussian" in subject.name else 100_000
-        worst = worst_neighbours(subject, source, evaluations=25)
-        attacked = two_worlds(subject, worst, runs, source)
-        claimed = replace(attacked, rung="control", control=True, claimed=attacked.proved)
-        findings.append(replace(claimed, proved=float("inf"), note="half the noise behind its charge"))
-    return findings
-
-
-def halved() -> list[Subject]:
-    """Every mechanism of the product with half the noise that it charges for."""
-    half = Fraction(1, 2)
-    subjects = [
-        replace(of_moments(f"half the noise: {name}", design, "add-remove", covers, focus=focus), weaken=half)
-        for name, (design, covers, focus) in designs().items()
-        if name not in DENSE_RADIAL
-    ]
-    records = of_records("half the noise: labels", paper_settings(), image_domain(), focus=1)
-    return [*subjects, replace(records, weaken=half)]
 
 
 def float_laplace(runs: int, source: Source) -> Finding:
@@ -115,7 +132,7 @@ def float_laplace(runs: int, source: Source) -> Finding:
     del runs, source  # a thousand outputs of an ordinary generator are enough
     sampler = naive_laplace(4.0, np.random.default_rng())
     return replace(
-        support(sampler, "floating-point Laplace", 1000, control=True), rung="control", proved=float("inf")
+        support(sampler, "floating-point Laplace", 1000, control=True), attack="control", proved=float("inf")
     )
 
 
@@ -135,14 +152,17 @@ def noise_drawn_once(runs: int, source: Source) -> Finding:
         hidden = 1 / (1 + np.exp(-theta * values))
         return int(np.sum((0.5 - y) * hidden) * STEPS)
 
-    def world(first: float) -> Reals:
+    def differences(first: float) -> Reals:
         noise = source.laplace(runs, Fraction(STEPS) / claimed)  # |1/2 - y| h moves by 1 at most
         early, late = (coefficient(first, theta) + noise for theta in (0.5, 1.5))
         one, two = (coefficient(guess, 1.5) - coefficient(guess, 0.5) for guess in (0.0, 1.0))
         return np.asarray(abs(late - early - two) - abs(late - early - one), dtype=np.float64)
 
-    return _finding(
-        "loss noise drawn once, theta moves", claimed, (world(0.0), world(1.0)), "late less early"
+    return caught(
+        "loss noise drawn once, theta moves",
+        claimed,
+        (differences(0.0), differences(1.0)),
+        "late less early",
     )
 
 
@@ -161,45 +181,59 @@ def learnt_bounds(runs: int, source: Source) -> Finding:
     outlier = values.copy()
     outlier[-1] = 100.0
     codes = np.zeros(50, dtype=np.int64)
-    return _attacked(subject, Records(values, codes), Records(outlier, codes), runs, source)
+    return attacked(subject, Records(values, codes), Records(outlier, codes), runs, source)
 
 
-def relevance_trained_on_data(runs: int, source: Source) -> Finding:
-    """A relevance network trained on the records, declared public: one record decides its weights."""
-    width, n = 4, 101
-    domain = Domain((width,), 0.0, 1.0, ("a", "b"))
-
-    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        network = _trained(torch.from_numpy(data.values).float(), torch.from_numpy(data.codes))
-        return public_relevance(network, data, domain, Fraction(1, 2), ledger, source).charges
-
-    values = np.full((n, width), 0.5)
-    codes = np.arange(n) % 2  # identical records of both classes: nothing to learn from
-    one, two = values.copy(), values.copy()
-    one[-1], two[-1] = (1, 0, 0, 0), (0, 1, 0, 0)
-    subject = Subject("relevance network trained on the data", "replace-one", run, (0,), width, box=True)
-    return _attacked(subject, Records(one, codes), Records(two, codes), runs, source)
-
-
-def _trained(x: torch.Tensor, y: torch.Tensor) -> nn.Module:
-    """Fit a logistic regression from zero: the same initial weights for every data set."""
-    layer = nn.Linear(x.shape[1], 2)
-    nn.init.zeros_(layer.weight)
-    nn.init.zeros_(layer.bias)
-    network = nn.Sequential(layer)
-    optimiser = torch.optim.SGD(network.parameters(), lr=1.0)
-    for _ in range(50):
-        optimiser.zero_grad()
-        torch.nn.functional.cross_entropy(network(x), y).backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
-    return network
-
-
-SINGLE: tuple[Control, ...] = (
+CONTROLS: tuple[Control, ...] = (
     shared_noise_image,
     batch_sum_sensitivity,
     float_laplace,
     noise_drawn_once,
     learnt_bounds,
-    relevance_trained_on_data,
 )
+
+
+def halved() -> tuple[Subject, ...]:
+    """Every mechanism of the product with half the noise that it charges for."""
+    half = Fraction(1, 2)
+    return tuple(replace(s, name=f"half the noise: {s.name}", weaken=half) for s in subjects())
+
+
+def half_the_noise(subject: Subject, runs: int, source: Source, *, evaluations: int = 25) -> list[Finding]:
+    """Attack a mechanism with half of its noise: each charge at its worst neighbours, and all together.
+
+    Every line must be caught by the attack, which sees outputs alone. (Replay finds half the noise exactly.)
+
+    Parameters
+    ----------
+    subject : one of `halved`.
+    runs : on each data set.
+    source : of the noise.
+    evaluations : pairs of neighbours that the search tries.
+    """
+    worst = worst_neighbours(subject, source, evaluations=evaluations)
+    return [
+        replace(found, attack="control", control=True, claimed=found.proved, proved=float("inf"))
+        for found in distinguish_all(subject, worst, runs, source)
+    ]
+
+
+def half_the_loss_noise(runs: int, source: Source) -> list[Finding]:
+    """Attack the perturbed loss with half of its noise.
+
+    Parameters
+    ----------
+    runs : on each data set.
+    source : of the noise.
+    """
+    return [
+        replace(
+            found,
+            attack="control",
+            mechanism=f"half the noise: {found.mechanism}",
+            control=True,
+            claimed=found.proved,
+            proved=float("inf"),
+        )
+        for found in perturbed_losses(runs, source, weaken=0.5)
+    ]

@@ -1,25 +1,152 @@
-"""Record and replay: run a release on two neighbours with its outputs frozen, and compare inputs of noise.
+"""Exact tests of a mechanism: record and replay, and a search for worst-case neighbours.
 
-The second run gets the outputs of the first, so that everything which may depend on outputs (a basis, a
-later stage) is the same in both. Only the input of each draw of noise may then differ, and by no more than
-the sensitivity charged for it. Deterministic, exact, in milliseconds.
+A release is run on two neighbours with its outputs frozen, and the inputs of its noise are compared. The
+second run gets the outputs of the first, so that everything which may depend on outputs (a basis, a later
+stage) is the same in both. Only the input of each draw of noise may then differ, and by no more than the
+sensitivity charged for it. Deterministic, exact, in milliseconds. The search looks for the pair of neighbours
+that comes nearest to what is charged, or exceeds it; it treats mechanisms as black boxes.
+
+Every mechanism takes a `Source`, draws noise by its methods, and adds it. A `Tap` is a source whose noise is
+a proxy that records what it is added to: the mechanism's input. The code under audit is the product's own,
+unchanged; noise made in any other way is detected, because a tap refuses to return random bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from adlm.audit.subject import Records, Subject
-from adlm.audit.tap import Call, DivergedError, Tap
+from adlm.audit.statistics import Finding
+from adlm.audit.subjects import Reals, Records, Subject
 from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
-from adlm.privacy.accounting import Charge, Epsilon, gaussian_epsilon
+from adlm.curator.noise import Scale, Source
+from adlm.privacy.accounting import Charge, Epsilon, Mechanism, compose, gaussian_epsilon
 from adlm.runtime.roots import root_up
+
+Integers = npt.NDArray[np.int64]
+Shape = int | tuple[int, ...]
+EVALUATIONS = 160  # pairs of neighbours that a search tries
+KEPT = 4  # pairs that the search goes on from, for each charge
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of noise: its input, its output, and the charges made by then.
+
+    Attributes
+    ----------
+    mechanism : `laplace`, `gaussian` or `radial`.
+    scale : of the noise, in grid steps.
+    inputs : integers that the noise was added to; zeros when it was used alone.
+    output : their sum with the noise.
+    charged : number of charges in the ledger when the noise was drawn.
+    """
+
+    mechanism: Mechanism
+    scale: Fraction
+    inputs: Integers
+    output: Integers
+    charged: int
+
+
+class Tap(Source):
+    """Records the draws of a run; given those of an earlier run, returns their outputs again.
+
+    Parameters
+    ----------
+    source : where real noise comes from.
+    ledger : the one that the run charges.
+    frozen : calls of an earlier run. Call i then returns the earlier output, whatever its input.
+    weaken : factor on every noise scale while the charges stay as they are, for negative controls.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        ledger: Ledger,
+        frozen: Sequence[Call] | None = None,
+        weaken: Fraction = Fraction(1),
+    ) -> None:
+        super().__init__(bytes(32), seeded=False)
+        self.source, self.ledger, self.frozen, self.weaken = source, ledger, frozen, weaken
+        self.calls: list[Call | None] = []
+
+    def octets(self, count: int) -> npt.NDArray[np.uint8]:
+        """Refuse."""
+        raise AssertionError("noise was drawn past a source's methods, where the audit cannot see its input")
+
+    def laplace(self, shape: Shape, scale: Scale) -> Any:
+        """Stand in for Laplace noise."""
+        return self._recorded("laplace", shape if isinstance(shape, tuple) else (shape,), scale)
+
+    def gaussian(self, shape: Shape, scale: Scale) -> Any:
+        """Stand in for Gaussian noise."""
+        return self._recorded("gaussian", shape if isinstance(shape, tuple) else (shape,), scale)
+
+    def radial(self, rows: int, width: int, scale: Scale) -> Any:
+        """Stand in for radial noise."""
+        return self._recorded("radial", (rows, width), scale)
+
+    def _recorded(self, mechanism: Mechanism, shape: tuple[int, ...], scale: Scale) -> _Noise:
+        index, exact = len(self.calls), Fraction(scale)
+        if self.weaken != 1:  # rounded down to a whole number of steps, which is faster to draw
+            exact = Fraction(max(1, math.floor(exact * self.weaken)))
+        self.calls.append(None)
+        charged = len(self.ledger.charges)
+        drawn = self.source.draw(mechanism, shape, exact) if self.frozen is None else None
+
+        def settle(inputs: Integers) -> Integers:
+            if self.calls[index] is not None:
+                raise AssertionError("one draw of noise was used twice")
+            if drawn is not None:
+                output = inputs + drawn
+            else:
+                assert self.frozen is not None
+                if index >= len(self.frozen) or self.frozen[index].output.shape != inputs.shape:
+                    raise DivergedError(f"noise call {index + 1} has no counterpart of shape {inputs.shape}")
+                output = self.frozen[index].output
+            self.calls[index] = Call(mechanism, exact, inputs.copy(), output.copy(), charged)
+            return np.asarray(output.copy())
+
+        return _Noise(shape, settle)
+
+    def finished(self) -> tuple[Call, ...]:
+        """All calls, once the run is over."""
+        return tuple(call for call in self.calls if call is not None)
+
+
+class DivergedError(Exception):
+    """The second run diverged from the first: its control flow depends on more than the outputs."""
+
+
+class _Noise(np.lib.mixins.NDArrayOperatorsMixin):
+    """Proxy of an array of noise: may be added once to integers of its shape, or read as it is."""
+
+    def __init__(self, shape: tuple[int, ...], settle: Callable[[Integers], Integers]) -> None:
+        self.shape, self._settle = shape, settle
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        others = [operand for operand in inputs if operand is not self]
+        if ufunc is not np.add or method != "__call__" or len(others) != 1:
+            raise AssertionError(f"noise may be added and nothing else before it is released, not {ufunc}")
+        values = np.asarray(others[0])
+        if values.dtype.kind not in "iu" or values.shape != self.shape:
+            raise AssertionError(f"noise must be added to integers of its shape, not {values.dtype}")
+        result = self._settle(values.astype(np.int64))
+        out = kwargs.get("out")
+        if out is None:
+            return result
+        out[0][...] = result
+        return out[0]
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._settle(np.zeros(self.shape, dtype=np.int64))[key]
 
 
 @dataclass(frozen=True)
@@ -36,7 +163,7 @@ class Comparison:
 
     Attributes
     ----------
-    charges : as declared.
+    charges : as declared, of the first run.
     powers : for each charge the loss that these neighbours cause. For Laplace noise it is the L1 distance
         over the scale, for radial noise the sum of the rows' L2 distances over it, for Gaussian noise the
         square of the L2 distance over it. Exact (radial: rounded up by 10^-12).
@@ -62,13 +189,12 @@ class Comparison:
 
     def used(self, focus: int | None = None) -> float:
         """Return the share of the declared loss that these neighbours cause, of one charge or of all."""
-        chosen = range(len(self.charges)) if focus is None else [focus]
-        caused = sum((self.powers[i] for i in chosen), Fraction(0))
-        allowed = sum((declared(self.charges[i]) for i in chosen), Fraction(0))
-        if len({charge.mechanism == "gaussian" for charge in self.charges}) > 1 and focus is None:
-            raise ValueError("pure and Gaussian charges are audited one at a time; choose one")
-        share = float(caused / allowed)
-        return math.sqrt(share) if self.charges[chosen[0]].mechanism == "gaussian" else share
+        charges = self.charged(focus)
+        if len({charge.mechanism == "gaussian" for charge in charges}) > 1:  # the two kinds add as epsilons
+            return float(self.epsilon(focus)) / float(compose(charges).epsilon_proved)
+        caused = sum(self.powers) if focus is None else self.powers[focus]
+        share = float(caused / sum(map(declared, charges), Fraction(0)))
+        return math.sqrt(share) if charges[0].mechanism == "gaussian" else share
 
     def epsilon(self, focus: int | None = None) -> Epsilon:
         """Return the lower bound on epsilon from these neighbours, by the exact distribution of the noise.
@@ -195,3 +321,162 @@ def _differences(one: Recording, two: Recording) -> list[str]:
         if not np.array_equal(a.output, b.output):
             return [f"noise call {index} did not return the frozen output"]
     return []
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """Two neighbouring data sets and their comparison by replay."""
+
+    data: Records
+    neighbour: Records
+    comparison: Comparison
+
+
+Worst = dict[int | None, Neighbours]  # the worst pair for each charge, and under None for all together
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The records in which neighbours differ: (contributions, width) and labels, before and after."""
+
+    before: Reals
+    after: Reals
+    codes: tuple[int, int]
+
+
+def worst_neighbours(
+    subject: Subject, source: Source, *, seed: int = 0, evaluations: int = EVALUATIONS
+) -> Worst:
+    """Return the worst pairs of neighbours found; `seed` steers the search, not the noise.
+
+    A small evolutionary search over pairs of records and labels. Its objective is the share of the declared
+    loss that a pair causes, measured by replay on the real code path. Each pair is run once and held against
+    every charge.
+
+    Parameters
+    ----------
+    subject : the mechanism.
+    source : of the noise.
+    seed : of the search.
+    evaluations : pairs tried.
+    """
+    rng = np.random.default_rng(seed)
+    rest = Records(_draw(subject, rng, 2), np.arange(2) % subject.classes)
+    best: dict[int | None, list[tuple[tuple[float, int, float], _Pair, Neighbours]]] = {}
+    tried = 0
+
+    def attempt(pair: _Pair) -> Neighbours:
+        data, neighbour = _data_sets(subject, rest, pair)
+        result = Neighbours(data, neighbour, replay(subject, data, neighbour, source))
+        for focus in (None, *range(len(result.comparison.charges))):
+            kept = best.setdefault(focus, [])
+            kept.append((_rank(subject, result.comparison, focus), pair, result))
+            kept.sort(key=lambda entry: entry[0], reverse=True)
+            del kept[KEPT:]
+        return result
+
+    corners = _corners(subject)
+    while tried < max(evaluations, len(corners)):
+        if tried < len(corners):
+            pair = corners[tried]
+        else:
+            kept = best[[*best][int(rng.integers(len(best)))]]
+            parent = kept[int(rng.integers(len(kept)))][1]
+            width = 0.5 * rng.random() ** 3  # mostly small steps, sometimes a large one
+            pair = _mutated(subject, parent, width, rng)
+        tried += 1
+        if attempt(pair).comparison.faults:  # nothing can be worse
+            break
+    return {focus: kept[0][2] for focus, kept in best.items()}
+
+
+def _rank(subject: Subject, comparison: Comparison, focus: int | None) -> tuple[float, int, float]:
+    """Order by loss; at about equal loss, pairs that differ in fewer numbers are easier to attack."""
+    if comparison.faults:
+        return math.inf, 0, math.inf
+    moved = sum(int((one.inputs != two.inputs).sum()) for one, two in pairs_of(subject, comparison, focus))
+    used = comparison.used(focus)
+    return round(used, 3), -moved, used
+
+
+def pairs_of(subject: Subject, comparison: Comparison, focus: int | None) -> list[tuple[Call, Call]]:
+    """Return the draws of noise that belong to one charge, or to any."""
+    return [
+        pair
+        for pair, charge in zip(comparison.pairs, subject.covers, strict=True)
+        if charge is not None and focus in (None, charge)
+    ]
+
+
+def _data_sets(subject: Subject, rest: Records, pair: _Pair) -> tuple[Records, Records]:
+    count = len(pair.before)
+    before = Records(pair.before, np.full(count, pair.codes[0]))
+    after = Records(pair.after, np.full(count, pair.codes[1]))
+    if subject.neighbours == "add-remove":
+        return rest, rest.plus(after)
+    return rest.plus(before), rest.plus(after)
+
+
+def _draw(subject: Subject, rng: np.random.Generator, rows: int) -> Reals:
+    if subject.box:
+        return rng.random((rows, subject.width))
+    return rng.normal(size=(rows, subject.width))
+
+
+def _corners(subject: Subject) -> list[_Pair]:
+    """Extreme records: one coordinate alone, all equal, zero, far outside; equal and unequal labels."""
+    rows, width = subject.contributions, subject.width
+    full, none = np.ones((rows, width)), np.zeros((rows, width))
+    first, last = none.copy(), none.copy()
+    first[:, 0], last[:, -1] = 1.0, 1.0
+    mixed = full * np.where(np.arange(width) % 2, -1.0, 1.0)
+    pairs = [(none, full), (first, last), (1e6 * first, -1e6 * last), (first, full - first)]
+    inside = [(full / 2, full), (full / 2, none)]
+    outside = [(first, -first), (full, -full), (1e6 * full, 1e6 * mixed)]
+    pairs += inside if subject.box else outside
+    return [_Pair(a, b, codes) for a, b in pairs for codes in ((0, 0), (0, 1))]
+
+
+def _mutated(subject: Subject, pair: _Pair, width: float, rng: np.random.Generator) -> _Pair:
+    """Change records a little or a lot; sometimes negate, zero some coordinates, or relabel."""
+    before, after = (
+        side + width * max(1.0, float(np.abs(side).max())) * rng.normal(size=side.shape) * rng.integers(0, 2)
+        for side in (pair.before, pair.after)
+    )
+    codes = pair.codes
+    match int(rng.integers(8)):
+        case 0:
+            after = -after
+        case 1:
+            after = after * (rng.random(after.shape[1]) < 0.7)
+        case 2:
+            before = before * (rng.random(before.shape[1]) < 0.7)
+        case 3:
+            codes = (codes[0], int(rng.integers(subject.classes)))
+    if subject.box:
+        before, after = np.clip(before, 0, 1), np.clip(after, 0, 1)
+    return _Pair(before, after, codes)
+
+
+def report(subject: Subject, worst: Worst, evaluations: int) -> Finding:
+    """Turn the worst of all pairs into a finding: exact, by the distribution of the noise."""
+    comparison = worst[None].comparison
+    totals = compose(comparison.charges)
+    faults = dict.fromkeys(fault for pair in worst.values() for fault in pair.comparison.faults)
+    note = "; ".join(faults)
+    if not faults:
+        shares = [worst[i].comparison.used(i) for i in range(len(comparison.charges))]
+        note = f"share of the charged loss: {', '.join(f'{100 * share:.2f}%' for share in shares)}"
+    return Finding(
+        attack="replay, worst case",
+        mechanism=subject.name,
+        neighbours=subject.neighbours,
+        claimed=totals.epsilon_claimed,
+        proved=totals.epsilon_proved,
+        lower=math.inf if faults else float(comparison.epsilon()),
+        confidence=1.0,
+        runs=evaluations,
+        delta=float(totals.delta),
+        note=note,
+        fault=not all(pair.comparison.within for pair in worst.values()),
+    )

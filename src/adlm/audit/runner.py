@@ -1,40 +1,54 @@
-"""The whole audit: which attacks are run on which mechanisms, in which order, and how often."""
+"""The whole audit: which attacks are run on which mechanisms, in which order, how often, and its picture."""
 
 from __future__ import annotations
 
+import io
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import ndtr, ndtri
 
-from adlm.audit.artefact import audit_release
-from adlm.audit.canaries import canary_design, model_scores, one_run, plant, release_scores
-from adlm.audit.controls import SINGLE, Control, half_sensitivity
-from adlm.audit.finding import COMMAND_ALPHA, MOST_TESTS, Finding
-from adlm.audit.input_controls import INPUTS
-from adlm.audit.membership import EPOCHS, summary
-from adlm.audit.others import audit_other, find_mechanism
-from adlm.audit.reading import product_reading
-from adlm.audit.reading_controls import READING
-from adlm.audit.reading_inputs import images_brightened_together, product_input_reading
-from adlm.audit.rounds_controls import ROUNDS
+from adlm.audit.artefacts import audit_release
+from adlm.audit.attacks import (
+    distinguish_all,
+    exact_laplace,
+    perturbed_losses,
+    released_class_sums,
+    support,
+    whole_releases,
+)
+from adlm.audit.black_box import audit_mechanism, find_mechanism
+from adlm.audit.controls import CONTROLS, half_the_loss_noise, half_the_noise, halved
+from adlm.audit.membership import (
+    EPOCHS,
+    canary_design,
+    model_scores,
+    one_run,
+    plant,
+    release_scores,
+    summary,
+)
+from adlm.audit.replay import report, worst_neighbours
 from adlm.audit.separability import product_separability
-from adlm.audit.side_by_side import side_by_side
-from adlm.audit.subject import Subject
-from adlm.audit.subjects import DELTA, subjects
-from adlm.audit.support import exact_laplace, support
-from adlm.audit.target_controls import TARGETS
-from adlm.audit.two_worlds import two_worlds, whole_releases
-from adlm.audit.worst_case import report, worst_neighbours
+from adlm.audit.statistics import COMMAND_ALPHA, MOST_TESTS, Finding
+from adlm.audit.subjects import DELTA, Subject, subjects
+from adlm.audit.written_files import product_files
 from adlm.curator.noise import Source
 from adlm.errors import UserError
+from adlm.privacy.accounting import gaussian_mu
 from adlm.public.domain import NEIGHBOURS
 from adlm.runtime import progress
+from adlm.runtime.artefact import write_file
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
@@ -43,30 +57,32 @@ class Depth:
 
     Attributes
     ----------
-    runs : of each mechanism in each of two worlds.
+    runs : of each mechanism on each of two neighbouring data sets.
     evaluations : neighbours that the search tries for each mechanism.
-    whole_releases : runs of each world where every run is a whole release.
+    whole_releases : runs on each data set where every run is a whole release.
     support : outputs that the support attack looks at.
     canaries : coordinates of the release that canaries are planted in; ten classes each.
     shadows : models that membership inference trains; 0 leaves it out.
-    reading : neighbouring files and frames of each form that are read.
     """
 
     runs: int = 100_000
-    evaluations: int = 40
-    whole_releases: int = 2000
+    evaluations: int = 25
+    whole_releases: int = 100
     support: int = 1_000_000
     canaries: int = 300
     shadows: int = 0
-    reading: int = 250
 
 
-LONG = Depth(runs=300_000, evaluations=200, whole_releases=20_000, canaries=600, shadows=80, reading=2500)
-Step = Callable[[], list[Finding]]
-# Mechanisms whose every run is also made as a whole release, and how many times longer that takes.
-WHOLE = {"one class sum, Laplace": 1, "private relevance, Laplace": 40}
+LONG = Depth(runs=200_000, evaluations=40, whole_releases=300, canaries=600, shadows=40)
+CONTROL_RUNS = 50_000  # of each control; enough to see half of the noise in the smallest share of a budget
+WHOLE = "one class sum, Laplace"  # the mechanism whose every run is also made as a whole release
 BUDGETS = (Fraction(1, 2), Fraction(2))  # of the one-dimensional releases that are run most often
-SLOW = {"radial": 20}  # a draw of this noise costs so many times that of the others
+Step = Callable[[], list[Finding]]
+
+# The picture
+LEAST = 1e-4  # smallest rate shown
+PANELS = ("one class sum, Laplace", "class sums, Gaussian", "record release, Algorithm 1")
+ALLOWED, ATTACK, CLAIM = "#c9dcef", "#1f4e79", "#b3261e"
 
 
 @dataclass(frozen=True)
@@ -113,16 +129,13 @@ class Audit:
         }
 
 
-def audit_mechanism(subject: Subject, depth: Depth, source: Source) -> list[Finding]:
-    """Search for a mechanism's worst neighbours, then distinguish the two worlds."""
+def audit_subject(subject: Subject, depth: Depth, source: Source) -> list[Finding]:
+    """Search for a mechanism's worst neighbours, then distinguish them by its outputs."""
     worst = worst_neighbours(subject, source, evaluations=depth.evaluations)
-    slow = max(SLOW.get(call.mechanism, 1) for call, _ in worst.comparison.pairs)
     findings = [report(subject, worst, depth.evaluations)]
-    findings.append(two_worlds(subject, worst, max(100, depth.runs // slow), source))
-    if subject.name in WHOLE:
-        findings.append(
-            whole_releases(subject, worst, max(2, depth.whole_releases // WHOLE[subject.name]), source)
-        )
+    findings += distinguish_all(subject, worst, depth.runs, source)
+    if subject.name == WHOLE:
+        findings.append(whole_releases(subject, worst[None], max(2, depth.whole_releases), source))
     return findings
 
 
@@ -138,8 +151,10 @@ def run(
 
     Parameters
     ----------
+    depth : effort.
     with_controls : attack the negative controls too.
     release : a release folder to check instead of the product's mechanisms.
+    source : of the noise; the operating system's by default.
     seed : of canaries' coins; fresh by default.
     """
     start = time.monotonic()
@@ -150,10 +165,7 @@ def run(
     else:
         steps.extend(_product(depth, source, np.random.default_rng(seed)))
     if with_controls:
-        others: tuple[Control, ...] = (*READING, images_brightened_together, *ROUNDS, *TARGETS)
-        controls = (*SINGLE, *INPUTS, *others)
-        steps.extend(partial(_single, control, depth.runs, source) for control in controls)
-        steps.append(lambda: half_sensitivity(source))
+        steps.extend(_controls(min(depth.runs, CONTROL_RUNS), source))
     findings: list[Finding] = []
     with progress.bar(len(steps), "audit") as advance:
         for step in steps:
@@ -165,8 +177,8 @@ def run(
     return Audit(tuple(findings), membership, time.monotonic() - start)
 
 
-def run_others(names: Sequence[str], runs: int) -> Audit:
-    """Audit third-party mechanisms, by name or as `FILE.py:NAME`."""
+def run_black_box(names: Sequence[str], runs: int) -> Audit:
+    """Audit third-party mechanisms, each given as `FILE.py:NAME` or `module:NAME`."""
     start = time.monotonic()
     if len(names) > MOST_TESTS:
         raise UserError(f"one command audits at most {MOST_TESTS} subjects, got {len(names)}")
@@ -174,26 +186,33 @@ def run_others(names: Sequence[str], runs: int) -> Audit:
     findings: list[Finding] = []
     with progress.bar(len(mechanisms), "audit") as advance:
         for mechanism in mechanisms:
-            findings.append(audit_other(mechanism, runs))
+            findings.append(audit_mechanism(mechanism, runs))
             advance(1)
     return Audit(tuple(findings), None, time.monotonic() - start)
 
 
 def _product(depth: Depth, source: Source, rng: np.random.Generator) -> list[Step]:
     """List the attacks on the product's own mechanisms."""
-    steps: list[Step] = [partial(audit_mechanism, subject, depth, source) for subject in subjects()]
+    steps: list[Step] = [partial(audit_subject, subject, depth, source) for subject in subjects()]
     for epsilon in BUDGETS:
         steps.extend(
-            partial(_single, side_by_side, epsilon, delta, relation, depth.runs, source)
+            partial(_single, released_class_sums, epsilon, delta, relation, depth.runs, source)
             for delta in (Fraction(0), DELTA)
             for relation in NEIGHBOURS
         )
+    steps.append(partial(perturbed_losses, depth.runs, source))
     steps.append(product_separability)
-    steps.append(partial(product_reading, depth.reading))
-    steps.append(partial(product_input_reading, max(1, depth.reading // 5)))
+    steps.append(partial(product_files, 2, source))
     steps.append(lambda: [support(exact_laplace(4.0, source), "exact Laplace noise", depth.support)])
     steps.extend(partial(_canaries, relation, depth, rng, source) for relation in NEIGHBOURS)
     return steps
+
+
+def _controls(runs: int, source: Source) -> list[Step]:
+    """List the attacks on the negative controls."""
+    steps: list[Step] = [partial(_single, control, runs, source) for control in CONTROLS]
+    steps.append(partial(half_the_loss_noise, runs, source))
+    return steps + [partial(half_the_noise, subject, runs, source) for subject in halved()]
 
 
 def _single(attack: Callable[..., Finding], *arguments: Any) -> list[Finding]:
@@ -207,3 +226,89 @@ def _canaries(neighbours: str, depth: Depth, rng: np.random.Generator, source: S
         name = f"canaries, model after {epochs} epoch{'s' * (epochs > 1)}"
         findings.append(one_run(planted, model_scores(planted, epochs), name))
     return findings
+
+
+def allowed(epsilon: float, delta: float, fpr: np.ndarray[Any, np.dtype[np.float64]]) -> Any:
+    """Return the largest true positive rate that is allowed at each false positive rate.
+
+    For delta = 0 by epsilon; else by the trade-off curve of the Gaussian mechanism of that epsilon and delta,
+    which a certificate of Gaussian noise implies.
+    """
+    if delta:
+        mu = float(gaussian_mu(Fraction(epsilon).limit_denominator(10**6), Fraction(str(delta))))
+        return ndtr(ndtri(fpr) + mu)
+    direct = math.exp(epsilon) * fpr
+    mirrored = 1 - math.exp(-epsilon) * (1 - fpr)
+    return np.clip(np.minimum(direct, mirrored), 0, 1)
+
+
+def draw(audit: Audit, path: Path) -> None:
+    """Write the picture as PNG or SVG, by the ending of the path."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    chosen = _chosen(audit.findings)
+    columns = len(chosen) + (audit.membership is not None)
+    figure, axes = plt.subplots(1, max(columns, 1), figsize=(4.2 * max(columns, 1), 4.2), squeeze=False)
+    for panel, finding in zip(axes[0], chosen, strict=False):
+        _roc(panel, finding)
+    if audit.membership is not None:
+        _membership(axes[0][-1], audit.membership)
+    figure.tight_layout()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=path.suffix.lstrip(".") or "png", dpi=150)
+    plt.close(figure)
+    write_file(path, buffer.getvalue(), what="picture")
+
+
+def _chosen(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings to draw: the named ones, else the first with a curve; then one control."""
+    curves = [f for f in findings if f.curve and not f.control]
+    named = [next((f for f in curves if f.mechanism == name), None) for name in PANELS]
+    chosen = [f for f in named if f is not None] or curves[:3]
+    control = next((f for f in findings if f.control and f.curve), None)
+    return chosen + ([control] if control is not None else [])
+
+
+def _roc(panel: Axes, finding: Finding) -> None:
+    rates = np.geomspace(LEAST, 1, 300)
+    bound = float(finding.claimed if finding.control else finding.proved)
+    if math.isfinite(bound):
+        label = "claimed" if finding.control else "proved"
+        upper = allowed(bound, finding.delta, rates)
+        panel.fill_between(rates, LEAST, upper, color=ALLOWED, label=f"{label}: epsilon {bound:.3g}", lw=0)
+    if not finding.control and float(finding.claimed) < bound:
+        claimed = allowed(float(finding.claimed), finding.delta, rates)
+        panel.plot(rates, claimed, color=CLAIM, lw=1, ls="--", label=f"claimed: {float(finding.claimed):.3g}")
+    fpr, tpr = ([getattr(point, name) for point in finding.curve] for name in ("fpr", "tpr"))
+    shown = f"attack: epsilon at least {finding.lower:.3g}"
+    panel.plot(fpr, tpr, color=CLAIM if finding.control else ATTACK, lw=1.8, label=shown)
+    panel.set(xscale="log", yscale="log", xlim=(LEAST, 1), ylim=(LEAST, 1.3))
+    panel.set_xlabel("false positive rate")
+    panel.set_ylabel("true positive rate")
+    panel.set_title(f"{finding.mechanism}\n{finding.neighbours}: {finding.verdict}", fontsize=9)
+    panel.legend(loc="lower right", fontsize=7, frameon=False)
+
+
+def _membership(panel: Axes, figures: dict[str, Any]) -> None:
+    epochs = figures["epochs"]
+    for key, label, colour in (
+        ("no_privacy", "trained on records", CLAIM),
+        ("adlm", "trained on a release", ATTACK),
+    ):
+        value = [entry["advantage"] for entry in figures[key]]
+        margin = [entry["margin"] for entry in figures[key]]
+        panel.errorbar(epochs, value, yerr=margin, color=colour, marker="o", capsize=3, label=label)
+    most, label = figures["advantage_allowed"], f"most that epsilon {figures['epsilon']:g} allows"
+    panel.axhline(most, color=ATTACK, lw=0.8, ls=":", label=label)
+    panel.set_ylim(-0.1, max(0.7, most + 0.1))
+    panel.set(xscale="log", xlabel="epochs", ylabel="advantage of membership inference")
+    spent = ", ".join(f"{e:.3g}" for e in figures["epsilon_dp_sgd"])
+    panel.set_title(
+        f"epsilon after {epochs[0]} and {epochs[-1]} epochs:\nadlm {figures['epsilon']:g} and "
+        f"{figures['epsilon']:g}, DP-SGD {spent.replace(', ', ' and ')}",
+        fontsize=9,
+    )
+    panel.legend(fontsize=7, frameon=False)

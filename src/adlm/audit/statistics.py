@@ -1,4 +1,4 @@
-"""Lower bounds on epsilon from the success of an attack, each with a stated confidence.
+"""Findings of an audit, and the lower bounds on epsilon in them, each with a stated confidence.
 
 An audit only gives lower bounds: one above the claimed epsilon refutes the claim, one below it refutes
 nothing. All bounds are for finite samples; none assumes that a score is normal.
@@ -9,17 +9,134 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from scipy.special import betainc, betaincinv, ndtri
 from scipy.stats import binom
 
+from adlm.privacy.accounting import Epsilon, number, show
+
 Reals = npt.NDArray[np.float64]
 Curve = Literal["epsilon", "gaussian"]
 CANDIDATES = 200  # thresholds tried on the first half
-PAIRED = 0.8  # share of the level of a bound on mu that pairs of runs get; thresholds get the rest
+STEPS = 14  # of bisection
+TIE = 1e-9  # scores that are nearer to zero are zero, up to rounding
+LARGEST_FACTOR = 1e3
+COMMAND_ALPHA = 1e-3  # false-alarm rate of one whole command on a sound product
+MOST_TESTS = 125  # statistical tests that one command makes at most
+ALPHA = COMMAND_ALPHA / MOST_TESTS
+
+HOLDS, ABOVE_CLAIM, VIOLATED, CAUGHT, MISSED = "holds", "above claim", "VIOLATED", "violated", "NOT CAUGHT"
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of a ROC curve with its bounds, for the picture."""
+
+    fpr: float
+    tpr: float
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one attack on one mechanism.
+
+    Attributes
+    ----------
+    attack : `replay, worst case`, `distinguishing`, `separability`, `support`, `canaries`, `artefact` or
+        `control`.
+    mechanism, neighbours : what was attacked, and under which relation.
+    claimed : the epsilon that its authors claim; `proved` the one on the certificate.
+    delta : for which both are.
+    lower : lower bound on epsilon that the attack proves.
+    confidence : probability that `lower` is a lower bound; 1 for an exact argument.
+    runs : of the mechanism, or neighbours tried, or guesses made.
+    control : whether this is a negative control, which must be violated.
+    note : further remarks.
+    fault : whether an exact check failed, whatever `lower` is.
+    curve : points of the ROC curve, when the attack has one.
+    """
+
+    attack: str
+    mechanism: str
+    neighbours: str
+    claimed: Epsilon
+    proved: Epsilon
+    lower: float
+    confidence: float
+    runs: int
+    delta: float = 0.0
+    control: bool = False
+    note: str = ""
+    fault: bool = False
+    curve: tuple[Point, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """Whether the attack refutes the proof, or the claim, or nothing.
+
+        A control has no proof: it is tested against its claim.
+        """
+        refuted = self.fault or self.lower > float(self.claimed if self.control else self.proved) + 1e-9
+        if self.control:
+            return CAUGHT if refuted else MISSED
+        if refuted:
+            return VIOLATED
+        return ABOVE_CLAIM if self.lower > float(self.claimed) + 1e-9 else HOLDS
+
+    @property
+    def passed(self) -> bool:
+        """Whether the product holds, or the control was caught."""
+        return self.verdict in (HOLDS, ABOVE_CLAIM, CAUGHT)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values under stable keys."""
+        return {
+            "attack": self.attack,
+            "mechanism": self.mechanism,
+            "neighbours": self.neighbours,
+            "epsilon_claimed": number(self.claimed),
+            "epsilon_proved": number(self.proved),
+            "delta": self.delta,
+            "epsilon_lower": self.lower if math.isfinite(self.lower) else None,
+            "confidence": self.confidence,
+            "runs": self.runs,
+            "verdict": self.verdict,
+            "control": self.control,
+            "note": self.note,
+            "curve": [[point.fpr, point.tpr] for point in self.curve],
+        }
+
+    def row(self) -> tuple[str, ...]:
+        """Return the cells of the table."""
+        confidence = "exact" if self.confidence >= 1 else f"{100 * self.confidence:.5g}%"
+        lower = "unbounded" if math.isinf(self.lower) else f"{self.lower:.3f}"
+        return (
+            self.mechanism,
+            self.neighbours,
+            self.attack,
+            show(self.claimed),
+            show(self.proved),
+            lower,
+            confidence,
+            f"{self.runs:,}",
+            self.verdict,
+        )
+
+
+HEADINGS = (
+    "mechanism",
+    "relation",
+    "attack",
+    "claimed",
+    "proved",
+    "lower bound",
+    "confidence",
+    "runs",
+    "verdict",
+)
 
 
 def clopper_pearson_lower(successes: npt.ArrayLike, trials: int, alpha: float) -> Reals:
@@ -65,7 +182,7 @@ def mu_at(tpr: npt.ArrayLike, fpr: npt.ArrayLike) -> Reals:
     return np.asarray(np.maximum(np.nan_to_num(value, nan=0.0, neginf=0.0, posinf=0.0), 0.0))
 
 
-def two_worlds_bound(
+def threshold_bound(
     with_record: npt.ArrayLike,
     without: npt.ArrayLike,
     *,
@@ -73,21 +190,21 @@ def two_worlds_bound(
     delta: float = 0.0,
     curve: Curve = "epsilon",
 ) -> Bound:
-    """Return a lower bound on how well scores distinguish two neighbouring worlds.
+    """Return a lower bound on how well a threshold on scores distinguishes two neighbouring data sets.
 
-    The first half of the runs chooses the threshold and the positive world; the rates are counted on the
+    The first half of the runs chooses the threshold and the positive side; the rates are counted on the
     second half, which is independent of that choice. `alpha` is shared by the bounds on the two rates.
 
     Parameters
     ----------
-    with_record, without : (runs,) scores in either world; larger is evidence for the first.
+    with_record, without : (runs,) scores on either data set; larger is evidence for the first.
     curve : `epsilon` assumes nothing about the mechanism; `gaussian` tests the stronger claim that its whole
         trade-off curve is that of a Gaussian mechanism, and bounds its mu.
     """
     one, two = np.asarray(with_record, dtype=np.float64), np.asarray(without, dtype=np.float64)
     half = min(len(one), len(two)) // 2
     if half < 1:
-        raise ValueError("two worlds need at least two runs each")
+        raise ValueError("a threshold needs at least two runs on each data set")
     measure: Callable[[Reals, Reals], Reals] = (
         (lambda tpr, fpr: epsilon_at(tpr, fpr, delta)) if curve == "epsilon" else mu_at
     )
@@ -115,19 +232,39 @@ def two_worlds_bound(
     return Bound(float(value[0]), 1 - alpha, float(tpr[0]), float(fpr[0]), sign * threshold)
 
 
-def gaussian_bound(with_record: npt.ArrayLike, without: npt.ArrayLike, *, alpha: float) -> float:
-    """Return a lower bound on the mu of the Gaussian trade-off curve of two neighbouring worlds.
+def right_guesses(scores: Reals) -> int:
+    """Count the positive scores; scores of zero say nothing, and every second run is then guessed right."""
+    return int(np.count_nonzero(scores > TIE) + np.count_nonzero(np.abs(scores[::2]) <= TIE))
 
-    One run of each world makes a pair. An unordered pair can be ordered correctly with probability at most
-    Phi(mu / sqrt 2), since every mechanism with that curve is a randomised function of a normal variable. So
-    a binomial bounds the number of pairs in order; every run is used, and nothing is chosen. A difference
-    that is visible in few runs changes few pairs: thresholds, with the rest of `alpha`, test for that.
+
+def guess_bound(
+    one: npt.ArrayLike, two: npt.ArrayLike, stated: Callable[[float], float], *, alpha: float
+) -> float:
+    """Return a lower bound on the factor by which a mechanism exceeds the distance that is stated for it.
+
+    Each run is guessed to come from the first data set if its score is positive, else from the second. The
+    share of right guesses, at most that of the best attacker at even odds, is bounded from below by all runs
+    together; nothing is chosen. The bound is the largest factor whose `stated` share is below it.
+
+    Parameters
+    ----------
+    one, two : (runs,) log likelihood ratios on either data set; positive is evidence for the first.
+    stated : from a factor to the largest share of right guesses when inputs are that many times as far
+        apart as stated; rising with the factor, 1 is what is stated.
+    alpha : probability with which the bound may be wrong.
     """
-    one, two = np.asarray(with_record, dtype=np.float64), np.asarray(without, dtype=np.float64)
-    pairs = min(len(one), len(two))
-    ordered = clopper_pearson_lower(np.count_nonzero(one[:pairs] > two[:pairs]), pairs, PAIRED * alpha)
-    seldom = two_worlds_bound(one, two, alpha=(1 - PAIRED) * alpha, curve="gaussian").value
-    return max(0.0, math.sqrt(2) * float(ndtri(ordered)), seldom)
+    first, second = np.asarray(one, dtype=np.float64), np.asarray(two, dtype=np.float64)
+    right = right_guesses(first) + right_guesses(-second)
+    share = float(clopper_pearson_lower(right, len(first) + len(second), alpha))
+    if share <= 0.5:
+        return 0.0
+    low, high = 0.0, 2.0
+    while stated(high) < share and high < LARGEST_FACTOR:
+        low, high = high, 2 * high
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if stated(middle) < share else (low, middle)
+    return low
 
 
 def _candidates(positive: Reals, negative: Reals) -> Reals:

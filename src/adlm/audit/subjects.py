@@ -1,189 +1,174 @@
-"""The subjects of the audit: the product's mechanisms on their real code paths, small enough to run often."""
+"""The subjects of the audit: the product's mechanisms on their real code paths, small enough to run often.
+
+A subject makes a release of given records and says which charge each draw of noise belongs to. Every
+mechanism that can be reached is here, under the relations that it serves; what is audited of it (sensitivity,
+control flow, noise) is the same for all of them. A new mechanism needs a function that returns a `Subject`
+and a line in `subjects`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 
 import numpy as np
-import torch
+import numpy.typing as npt
+from torch import nn
 
-from adlm.audit.paper_subjects import image_domain, of_algorithm1, of_records, of_relevance, paper_settings
-from adlm.audit.subject import Records, Subject, release_vectors
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.additive import release as release_additive
-from adlm.curator.mechanisms.model_selection import SelectionPlan
-from adlm.curator.mechanisms.model_selection import release as release_selection
 from adlm.curator.mechanisms.moments import MomentConfig
+from adlm.curator.mechanisms.moments import release as release_moments
 from adlm.curator.mechanisms.regression import release as release_regression
-from adlm.curator.mechanisms.second_moments import CrossMoments, Second
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
 from adlm.curator.mechanisms.table_rounds import release as release_table
 from adlm.curator.noise import Source
 from adlm.estimation.gradient_head import GradientRounds
+from adlm.paper.release import PrivateRecords, Settings
+from adlm.paper.release import release as release_records
+from adlm.paper.relevance import PrivateRelevance, RelevanceSource, private_relevance
 from adlm.privacy.accounting import Charge
 from adlm.privacy.budget import Budget
+from adlm.privacy.release import Release
 from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.domain.column import Column
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
-from adlm.public.features.tabular import TabularFeatures
-from adlm.public.planning.moments import MomentPlan
+from adlm.public.features.identity import Identity
 from adlm.public.planning.regression import RegressionPlan
-from adlm.public.planning.tables import TablePlan
 from adlm.workflows.privatise import privatise
 
+Reals = npt.NDArray[np.float64]
+Codes = npt.NDArray[np.int64]
 DELTA = Fraction(1, 10**5)
-CROWD = 300  # seven times the noise on the number of records, or more
+ROUNDS = GradientRounds(3, 0.25, 6.0, 10)  # few and short: what is audited does not depend on their number
 
 
-def of_moments(
-    name: str,
-    design: MomentConfig,
-    neighbours: str,
-    covers: tuple[int | None, ...],
-    *,
-    focus: int | None = None,
-) -> Subject:
-    """Audit a moment release: records are the feature vectors themselves.
+@dataclass(frozen=True)
+class Records:
+    """A data set: (n, k) values and (n,) class codes."""
+
+    values: Reals
+    codes: Codes
+
+    def plus(self, other: Records) -> Records:
+        """These records and then others."""
+        return Records(np.vstack([self.values, other.values]), np.concatenate([self.codes, other.codes]))
+
+
+Run = Callable[[Records, Ledger, Source], tuple[Charge, ...]]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A mechanism under audit.
+
+    Attributes
+    ----------
+    name, neighbours : of the mechanism and of the relation it is audited for.
+    run : makes the release by the product's own code and returns the charges on its certificate.
+    covers : for each draw of noise in order, the index of its charge; None for noise on no record.
+    width, classes : of the records.
+    tight : whether some pair of neighbours attains the proved bound.
+    box : whether records lie in [0, 1] (raw records) or are unbounded (feature vectors).
+    contributions : records in which neighbours differ.
+    weaken : factor on every noise scale that the charges do not know of; 1 except for negative controls.
+    """
+
+    name: str
+    neighbours: str
+    run: Run
+    covers: tuple[int | None, ...]
+    width: int
+    classes: int = 2
+    tight: bool = True
+    box: bool = False
+    contributions: int = 1
+    weaken: Fraction = Fraction(1)
+
+    @property
+    def label(self) -> str:
+        """Name and relation in one line."""
+        return f"{self.name}, {self.neighbours}"
+
+
+def release_vectors(
+    data: Records, domain: Domain, config: MomentConfig, ledger: Ledger, source: Source
+) -> Release:
+    """Make a moment release whose feature vectors are the records themselves.
+
+    Parameters
+    ----------
+    data : (n, k) feature vectors with class codes.
+    domain, config : the public settings.
+    ledger, source : the ledger to charge, and the noise source.
+    """
+    return release_moments(
+        lambda: [(data.values, data.codes)],
+        domain=domain,
+        features=Identity((config.k,)),
+        config=config,
+        ledger=ledger,
+        source=source,
+    )
+
+
+def of_moments(name: str, design: MomentConfig, neighbours: str) -> Subject:
+    """Audit class sums, with gradient rounds if the design has them: records are the feature vectors.
 
     Parameters
     ----------
     name : of the subject.
     design : the public settings, with the budget.
     neighbours : the relation.
-    covers : for each draw of noise the index of its charge; None for noise on no record.
-    focus : the charge that the search for neighbours looks at; None for all.
     """
     domain = Domain((design.k,), 0.0, 1.0, ("class 0", "class 1"), neighbours)
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         return release_vectors(data, domain, design, ledger, source).certificate.charges
 
+    covers = (0,) if design.rounds is None else (0, *(1,) * design.rounds.rounds, 2)
     tight = design.rounds is None
-    people = design.contributions
-    return Subject(name, neighbours, run, covers, design.k, 2, focus, tight=tight, contributions=people)
+    return Subject(name, neighbours, run, covers, design.k, tight=tight, contributions=design.contributions)
 
 
-def of_table(
-    name: str, delta: Fraction, neighbours: str, *, focus: int | None, scaled: bool = False
-) -> Subject:
-    """Audit the release of a table, all of its stages: records are encoded rows of three columns.
+def of_table(name: str, neighbours: str) -> Subject:
+    """Audit a table with delta: indicator counts, second moments, class sums, gradients and a check.
 
     Parameters
     ----------
     name : of the subject.
-    delta : 0 for Laplace noise.
     neighbours : the relation.
-    focus : the charge that the search looks at; None for all.
-    scaled : class offsets and one temperature instead of column weights and residual tables.
     """
     table = TableDomain(
         (
             Column("age", "numeric", 0, 1),
-            Column("town", "categorical", values=tuple("abcd")),
-            Column("ill", "boolean"),
-            Column("y", "label", classes=("no", "yes")),
-        ),
-        neighbours=neighbours,
-    )
-    domain, features = table.domain, TabularFeatures(table, detail=5)
-    plan = TablePlan(5, "columns", True, (Fraction(1, 5),) * 5)
-    if scaled:
-        shares = (Fraction(1), *(Fraction(0),) * 4)
-        plan = TablePlan(5, "none", False, shares, scaling_share=Fraction(1, 4))
-
-    budget = Budget(Fraction(4 if delta else 1), delta)
-    release = partial(release_additive, features=features, plan=plan, budget=budget)
-
-    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        z = features(torch.from_numpy(domain.scale(data.values))).numpy()
-        return release(lambda: [(z, data.codes)], ledger=ledger, source=source).certificate.charges
-
-    covers = (0, 1, 1, 1, 2) if scaled else (0, 1, 2, 3, 3, 4, 5)
-    return Subject(name, neighbours, run, covers, domain.size, focus=focus, tight=False, box=True)
-
-
-def of_table_rounds(name: str, delta: Fraction, neighbours: str, *, mixed: bool = False) -> Subject:
-    """Audit the release of a table by gradient rounds: indicators, class sums, gradients and a check.
-
-    Parameters
-    ----------
-    name, delta, neighbours : as for `of_table`.
-    mixed : second moments of two values come after the indicators.
-    """
-    table = TableDomain(
-        (
-            Column("age", "numeric", 0, 1),
-            *((Column("pay", "numeric", 0, 1),) if mixed else ()),
+            Column("pay", "numeric", 0, 1),
             Column("town", "categorical", values=tuple("abc")),
             Column("y", "label", classes=("no", "yes")),
         ),
         neighbours=neighbours,
     )
-    rounds = GradientRounds(3, 0.25, 2.0, 10)
-    plan = TableRoundsPlan(
-        rounds, 2, Fraction(1, 4), Fraction(1, 4), Fraction(1, 4) if mixed else Fraction(0)
-    )
-
-    release = partial(release_table, table=table, plan=plan, budget=Budget(Fraction(4), delta))
+    quarter = Fraction(1, 4)
+    plan = TableRoundsPlan(ROUNDS, 2, quarter, quarter, quarter)
+    release = partial(release_table, table=table, plan=plan, budget=Budget(Fraction(4), DELTA))
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         x = table.domain.scale(data.values).astype(np.float32)
         return release(lambda: [(x, data.codes)], ledger=ledger, source=source).certificate.charges
 
-    pure: tuple[int, ...] = (0, 1, 2, 2, 2, 3)
-    covers = (0, 1, 1, 2, 3, 3, 3, 4, 4, 5) if mixed else (0, 1, 2, 2, 2, 3, 3, 4) if delta else pure
-    width = table.domain.size
-    return Subject(name, neighbours, run, covers, width, tight=False, box=True)
-
-
-def of_selection(name: str, neighbours: str) -> Subject:
-    """Audit the release of the better of two models of a table: every part of both.
-
-    Parameters
-    ----------
-    name : of the subject.
-    neighbours : the relation.
-    """
-    table = TableDomain(
-        (
-            Column("age", "numeric", 0, 1),
-            Column("town", "categorical", values=tuple("abc")),
-            Column("y", "label", classes=("no", "yes")),
-        ),
-        neighbours=neighbours,
-    )
-    plan = SelectionPlan(
-        TablePlan(5, "columns", True, (Fraction(1, 5),) * 5),
-        TableRoundsPlan(GradientRounds(3, 0.25, 2.0, 10, one_row=True), 2, Fraction(1, 4), Fraction(1, 4)),
-        Fraction(1, 2),
-    )
-    release = partial(release_selection, table=table, plan=plan, budget=Budget(Fraction(8)))
-
-    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        x = table.domain.scale(data.values).astype(np.float32)
-        release(lambda: [(x, data.codes)], ledger=ledger, source=source)
-        return ledger.charges  # in the order of the draws: which model is kept changes a certificate's
-
-    covers = (0, 1, 2, 3, 3, 4, 5, 6, 7, 8, 8, 8, 9)
+    covers = (0, 1, 1, 2, *(3,) * ROUNDS.rounds, 4, 4, 5)
     return Subject(name, neighbours, run, covers, table.domain.size, tight=False, box=True)
 
 
-def of_target(
-    name: str, delta: Fraction, neighbours: str, *, method: str = "rounds", focus: int | None = None
-) -> Subject:
-    """Audit the release of a table with a numeric target, all of its parts; the target is the last value.
+def of_target(name: str, neighbours: str) -> Subject:
+    """Audit the release of a table with a numeric target and delta; the target is the last value.
 
     Parameters
     ----------
     name : of the subject.
-    delta : 0 for radial noise.
     neighbours : the relation.
-    method : `rounds` or `moments`.
-    focus : the charge that the search looks at; None for all together.
     """
     table = TableDomain(
         (
@@ -193,171 +178,189 @@ def of_target(
         ),
         neighbours=neighbours,
     )
-    plan = RegressionPlan(GradientRounds(3, 0.25, 2.0, 10), 2 if method == "rounds" else 0, method)
-
-    release = partial(release_regression, table=table, plan=plan, budget=Budget(Fraction(4), delta))
+    plan = RegressionPlan(ROUNDS, 2)
+    release = partial(release_regression, table=table, plan=plan, budget=Budget(Fraction(4), DELTA))
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
         x = table.domain.scale(data.values[:, :-1]).astype(np.float32)
         positions = np.rint(np.clip(data.values[:, -1], 0.0, 1.0) * TARGET_UNIT).astype(np.int64)
         return release(lambda: [(x, positions)], ledger=ledger, source=source).certificate.charges
 
-    learnt = (2, 2, 2) if method == "rounds" else (2, 2) if delta else (2,)
-    covers = (0, 1, *learnt, 3)
-    return Subject(name, neighbours, run, covers, table.domain.size + 1, focus=focus, tight=False, box=True)
+    return Subject(
+        name, neighbours, run, (0, 1, *(2,) * ROUNDS.rounds, 3), table.domain.size + 1, tight=False, box=True
+    )
 
 
-def of_product(
-    name: str, delta: Fraction, neighbours: str, *, plan: MomentPlan | None = None, relevance: str = "prior"
-) -> Subject:
-    """Audit the whole pipeline from raw records: domain, public features, the public rule, the release.
-
-    With private relevance a first release, charged separately, sets the noise scales of the second. The model
-    fitted to it needs records: a crowd that is the same in both worlds.
+def of_product(name: str, neighbours: str) -> Subject:
+    """Audit the whole pipeline from raw records, with delta: domain, features, planner, release.
 
     Parameters
     ----------
     name : of the subject.
-    delta : 0 for pure epsilon.
     neighbours : the relation.
-    plan : the rule's when not given.
-    relevance : `prior` or `private`.
     """
     domain = Domain((4,), -1.0, 3.0, ("a", "b"), neighbours)
-    private = relevance == "private"
-    covers = (0, 1) if private else (0,)
-    rng = np.random.default_rng(0)
-    crowd = Records(rng.random((CROWD * private, 4)), np.arange(CROWD * private) % 2)
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        combined = crowd.plus(data)
         made = privatise(
-            4 * combined.values - 1,
-            combined.codes,
+            4 * data.values - 1,
+            data.codes,
             domain=domain,
-            epsilon=4 if delta or private else 1,
-            delta=delta,
-            plan=plan,
+            epsilon=4,
+            delta=DELTA,
             k=4,
-            second=0,
-            relevance=relevance,
+            allocation="identical",
             ledger=ledger,
             source=source,
-            size=4 + len(crowd.codes),
+            size=4,
         )
         return made.certificate.charges
 
-    return Subject(name, neighbours, run, covers, 4, tight=private, box=True)
+    return Subject(name, neighbours, run, (0,), 4, tight=False, box=True)
 
 
-def designs() -> dict[str, tuple[MomentConfig, tuple[int | None, ...], int | None]]:
-    """The moment releases that are audited: design, charges covered, focus of the search."""
+def of_records(name: str, settings: Settings, domain: Domain, *, relevance: Reals | None = None) -> Subject:
+    """Audit a record release: the paper's features and label coefficients, for given relevances.
+
+    Parameters
+    ----------
+    name : of the subject.
+    settings, domain : of the release.
+    relevance : (d,) relevances; None for identical noise.
+    """
+    relevances = None if relevance is None else PrivateRelevance(relevance, (), {})
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        private = PrivateRecords(data.values, data.codes, domain)
+        release = release_records(private, settings, relevance=relevances, ledger=ledger, source=source)
+        return release.certificate.charges
+
+    covers = (None, 0, *(1 for _ in settings.orders))
+    return Subject(name, domain.neighbours, run, covers, domain.size, len(domain.classes), box=True)
+
+
+def relevance_network(width: int) -> nn.Module:
+    """A public relevance network with equal weights: the relevance of a feature is then its value."""
+    network = nn.Sequential(nn.Linear(width, 2))
+    for parameter in network.parameters():
+        nn.init.constant_(parameter, 1.0 if parameter.ndim == 2 else 0.0)
+    return network
+
+
+def public_relevance(
+    network: nn.Module,
+    data: Records,
+    domain: Domain,
+    epsilon: Fraction,
+    ledger: Ledger,
+    source: Source,
+    sensitivity: str = "paper",
+) -> PrivateRelevance:
+    """Release relevances by a network that is declared public.
+
+    Parameters
+    ----------
+    network : the relevance network.
+    data, domain : the records, and their declared domain.
+    epsilon : of the relevances.
+    ledger, source : the ledger to charge, and the noise source.
+    sensitivity : `paper` or `tight`.
+    """
+    return private_relevance(
+        RelevanceSource(network, "public"),
+        data.values,
+        domain,
+        epsilon=epsilon,
+        ledger=ledger,
+        source=source,
+        sensitivity=sensitivity,
+    )
+
+
+def of_relevance(name: str, epsilon: Fraction, width: int, sensitivity: str) -> Subject:
+    """Audit the private relevance by a network that was fixed beforehand.
+
+    Parameters
+    ----------
+    name : of the subject.
+    epsilon : of the relevances.
+    width : number of features.
+    sensitivity : `paper` or `tight`.
+    """
+    domain, network = Domain((width,), 0.0, 1.0, ("a", "b")), relevance_network(width)
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        return public_relevance(network, data, domain, epsilon, ledger, source, sensitivity).charges
+
+    return Subject(name, "replace-one", run, (0,), width, tight=False, box=True)
+
+
+def of_algorithm1(name: str, width: int) -> Subject:
+    """Audit the whole of Algorithm 1: relevance, then records and coefficients with noise by relevance."""
+    domain, network = Domain((width,), 0.0, 1.0, ("a", "b")), relevance_network(width)
+    settings = replace(
+        paper_settings(Fraction(1, 5), Fraction(1, 8)), allocation="linear", delta_h0=Fraction(1800)
+    )
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        relevance = public_relevance(network, data, domain, Fraction(1, 2), ledger, source)
+        private = PrivateRecords(data.values, data.codes, domain)
+        release = release_records(private, settings, relevance=relevance, ledger=ledger, source=source)
+        return release.certificate.charges
+
+    return Subject(name, "replace-one", run, (0, None, 1, 2), width, tight=False, box=True)
+
+
+def paper_settings(epsilon2: Fraction = Fraction(1, 50), epsilon3: Fraction = Fraction(1, 2)) -> Settings:
+    """The record release in the paper's MNIST setting, with the authors' Delta_h0 = 9,800."""
+    return Settings(
+        epsilon2=epsilon2,
+        epsilon3=epsilon3,
+        batch_size=1800,
+        delta_h0=Fraction(9800),
+        delta_h0_rule="per-patch",
+        hidden=25,
+        allocation="identical",
+    )
+
+
+def image_domain(classes: int = 10) -> Domain:
+    """28 by 28 values and ten classes: the shape of the paper's MNIST."""
+    return Domain((28, 28), 0.0, 1.0, tuple(map(str, range(classes))))
+
+
+def designs() -> dict[str, MomentConfig]:
+    """The moment releases that are audited under both relations."""
     pure = MomentConfig(Fraction(1), Fraction(0), 3, 1.0)
     gaussian = MomentConfig(Fraction(4), DELTA, 3, 1.0)
-    radial = replace(pure, epsilon=Fraction(4), pure="radial")
-    around = Second(3, "means", 0.5, around="means")
-    across = Second(2, "means", 0.5, around="means", cross=CrossMoments(0.5, 0.5, Fraction(1, 2)))
-    descent = GradientRounds(3, 0.25, 2.0, 10)
-    rounds = replace(gaussian, rounds=descent, share_sums=Fraction(1, 2))
     return {
-        "one class sum, Laplace": (replace(pure, k=1, constant=0.0), (0,), None),
-        "one class sum, Gaussian": (replace(gaussian, k=1, constant=0.0), (0,), None),
-        "class sums, Laplace": (pure, (0,), None),
-        "class sums, Laplace, adaptive": (replace(pure, scales=(1.0, 2.5, 0.4)), (0,), None),
-        "class sums, Laplace, 2 records a person": (replace(pure, contributions=2), (0,), None),
-        "second moments, Laplace": (replace(pure, second=Second(3)), (0, 1, 1), 1),
-        "second moments in the span of means, Laplace": (
-            replace(pure, second=Second(3, "means")),
-            (0, 1, 1),
-            1,
-        ),
-        "class sums and second moments, Laplace": (replace(pure, second=Second(3)), (0, 1, 1), None),
-        "one class sum, radial": (replace(pure, k=1, constant=0.0, pure="radial"), (0,), None),
-        "class sums, radial": (replace(pure, pure="radial"), (0,), None),
-        "class sums, Gaussian": (gaussian, (0,), None),
-        "second moments, Gaussian": (replace(gaussian, second=Second(3, clip_norm=0.5)), (0, 1, 1), 1),
-        "class sums and second moments, Gaussian": (replace(gaussian, second=Second(3)), (0, 0, 0), None),
-        "second moments, radial": (replace(radial, second=Second(3)), (0, 1), 1),
-        "second moments around means, radial": (replace(radial, second=around), (0, 1), 1),
-        "second moments around means, Gaussian": (replace(gaussian, second=around), (0, 1, 1), 1),
-        "products across the basis, radial": (replace(radial, second=across), (0, 1, 2), 2),
-        "products across the basis, Gaussian": (replace(gaussian, second=across), (0, 1, 1, 2), 2),
-        "gradient rounds, Gaussian": (rounds, (0, 1, 1, 1, 2), 1),
-        "gradient rounds around the mean, Gaussian": (
-            replace(rounds, rounds=replace(descent, centred=True)),
-            (0, 1, 1, 1, 2),
-            1,
-        ),
-        "gradient rounds, radial": (replace(radial, rounds=descent), (0, 1, 1, 1, 2), 1),
-        "gradient rounds of one row, radial": (
-            replace(radial, rounds=replace(descent, one_row=True)),
-            (0, 1, 1, 1, 2),
-            1,
-        ),
+        "one class sum, Laplace": replace(pure, k=1, constant=0.0),
+        "class sums, Laplace, adaptive": replace(pure, scales=(1.0, 2.5, 0.4)),
+        "class sums, radial": replace(pure, pure="radial"),
+        "class sums, Gaussian": gaussian,
+        "gradient rounds, Gaussian": replace(gaussian, rounds=ROUNDS, share_sums=Fraction(1, 2)),
     }
 
 
-def _settings(pure: str) -> Iterator[tuple[str, Fraction, str]]:
-    """Noise by name, delta and relation: pure noise of that name, then Gaussian, under each relation."""
-    for noise, delta in ((pure, Fraction(0)), ("Gaussian", DELTA)):
-        for relation in NEIGHBOURS:
-            yield noise, delta, relation
-
-
 def subjects() -> tuple[Subject, ...]:
-    """Every mechanism of the product, under every relation that it serves."""
-    made = [
-        of_moments(name, design, relation, covers, focus=focus)
-        for name, (design, covers, focus) in designs().items()
-        for relation in NEIGHBOURS
-    ]
-    linear = replace(paper_settings(), allocation="linear")
+    """Every mechanism of the product; Algorithm 1 serves replace-one alone."""
+    made = [of_moments(name, design, r) for name, design in designs().items() for r in NEIGHBOURS]
+    persons = replace(designs()["class sums, Laplace, adaptive"], scales=None, contributions=2)
+    rounds = designs()["gradient rounds, Gaussian"]
+    centred = replace(rounds, rounds=replace(ROUNDS, centred=True))
     relevant = np.zeros(784)
     relevant[406] = 1.0  # the worst case of relevance: all of the budget on one feature
-    literal = replace(paper_settings(), mode="literal")
-    images = image_domain()
-    made.extend(
-        of_table(f"table, {stage}, {noise}", delta, relation, focus=focus)
-        for stage, focus in (("class tables", 0), ("all stages", None))
-        for noise, delta, relation in _settings("Laplace")
-    )
-    made.extend(
-        of_table(f"table, offsets and temperature, {noise}", delta, relation, focus=None, scaled=True)
-        for noise, delta, relation in _settings("Laplace")
-    )
-    made.extend(
-        of_table_rounds(f"table, gradient rounds, {noise}", delta, relation)
-        for noise, delta, relation in _settings("radial")
-    )
-    made.extend(
-        of_table_rounds("table, gradient rounds, mixed values", DELTA, relation, mixed=True)
-        for relation in NEIGHBOURS
-    )
-    made.extend(of_selection("table, the better of two models, pure", relation) for relation in NEIGHBOURS)
-    made.extend(
-        of_target(f"numeric target, {how}, {noise}", delta, relation, method=method)
-        for how, method in (("gradient rounds", "rounds"), ("second moments", "moments"))
-        for noise, delta, relation in _settings("radial")
-    )
-    made.extend(
-        of_product(f"from raw records, {noise}", delta, relation)
-        for noise, delta, relation in _settings("pure")
-    )
-    made.extend(
-        of_product(f"private relevance, {noise}", delta, relation, plan=plan, relevance="private")
-        for noise, delta, plan in (
-            ("radial", Fraction(0), MomentPlan(4, "radial", 1.0, 0.5)),
-            ("Laplace", Fraction(0), MomentPlan(4, "laplace", 1.0, 0.5)),
-            ("Gaussian", DELTA, MomentPlan(4, "gaussian", 1.0, 0.5)),
-        )
-        for relation in NEIGHBOURS
-    )
+    linear = replace(paper_settings(), allocation="linear")
+    literal = replace(paper_settings(Fraction(3, 2)), mode="literal")
     return (
         *made,
-        of_records("record features, Algorithm 1", linear, images, focus=0, relevance=relevant),
-        of_records("label coefficients, Algorithm 1", paper_settings(), images, focus=1),
-        of_records("label coefficients, literal", literal, images, focus=1),
-        of_relevance("relevance, 2d/n", Fraction(1), 4, "paper"),
+        of_moments("class sums, Laplace, 2 records a person", persons, "add-remove"),
+        of_moments("gradient rounds around the mean, Gaussian", centred, "replace-one"),
+        *(of_table("table, gradient rounds, Gaussian", relation) for relation in NEIGHBOURS),
+        of_target("numeric target, gradient rounds, Gaussian", "replace-one"),
+        of_product("from raw records, Gaussian", "replace-one"),
+        of_records("record release, Algorithm 1", linear, image_domain(), relevance=relevant),
+        of_records("record release, literal", literal, Domain((4,), 0.0, 1.0, ("a", "b", "c"))),
         of_relevance("relevance, d/n", Fraction(1), 4, "tight"),
         of_algorithm1("Algorithm 1, whole", 4),
     )

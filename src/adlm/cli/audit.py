@@ -22,9 +22,8 @@ def audit(
     subject: Annotated[
         list[str] | None,
         typer.Option(
-            help="Audit a third-party mechanism instead: numpy-laplace, opendp-laplace, opacus-step, "
-            "or FILE.py:NAME for a user-supplied plug-in; may be repeated.",
-            metavar="NAME",
+            help="Audit a third-party mechanism instead: a plug-in in FILE.py, by name; may be repeated.",
+            metavar="FILE.py:NAME",
         ),
     ] = None,
     controls: Annotated[
@@ -46,14 +45,13 @@ def audit(
 
     Each mechanism is run on neighbouring data sets; a lower bound above the proved epsilon is a violation.
     A sound product is called violated at most once in a thousand commands. Exit code 1 on a violation of the
-    product, or when a control, which must be violated, is not caught. With --json: {"findings": [{"rung",
+    product, or when a control, which must be violated, is not caught. With --json: {"findings": [{"attack",
     "mechanism", "neighbours", "epsilon_claimed", "epsilon_proved", "delta", "epsilon_lower", "confidence",
     "runs", "verdict", "control", "note", "curve"}], "violations", "controls_missed", "false_alarm_rate",
     "membership", "seconds", "sound"}.
     """
-    from adlm.audit.finding import HEADINGS
-    from adlm.audit.picture import draw
-    from adlm.audit.runner import LONG, Depth, run, run_others
+    from adlm.audit.runner import LONG, Depth, draw, run, run_black_box
+    from adlm.audit.statistics import HEADINGS
 
     if picture is not None and picture.suffix not in (".png", ".svg"):
         raise UserError(f"a picture is a .png or an .svg file, got {picture.name!r}")
@@ -64,7 +62,7 @@ def audit(
     if subject:
         if release is not None or controls:
             raise UserError("--subject goes without --release and --controls; run them one after the other")
-        result = run_others(subject, depth.runs)
+        result = run_black_box(subject, depth.runs)
     else:
         result = run(depth, with_controls=controls, release=release)
     output.table(HEADINGS, [finding.row() for finding in result.findings if not finding.control])

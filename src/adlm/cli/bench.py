@@ -16,8 +16,8 @@ def bench(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Only these: noise, features, training, networks, pipeline, growth, tables, reading, "
-            "engines, rounds, wide, image, versions."
+            help="Only these: noise, features, photographs, training, networks, pipeline, growth, tables, "
+            "reading, engines, rounds, wide, image, versions."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less work, with a larger spread.")] = False,
@@ -26,7 +26,8 @@ def bench(
         str | None, typer.Option(help="The Python of an environment that has kymatio 0.3.0.", metavar="PATH")
     ] = None,
     against: Annotated[
-        Path | None, typer.Option(help="Another checkout, to be compared with (versions).", metavar="PATH")
+        Path | None,
+        typer.Option(help="Another checkout, to be compared with (photographs, versions).", metavar="PATH"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for bench.json, a table and a picture.")] = None,
     as_json: AsJson = False,

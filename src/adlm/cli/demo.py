@@ -65,7 +65,7 @@ def demo(
     )
 
     output.say("3. The mechanisms are attacked")
-    audit = run(Depth(runs=5_000, evaluations=3, whole_releases=80, support=50_000, canaries=60, reading=10))
+    audit = run(Depth(runs=5_000, evaluations=3, whole_releases=80, support=50_000, canaries=60))
     write_file(out / "audit.json", canonical(audit.to_dict()), what="audit")
     output.say(f"   {len(audit.findings)} attacks, {len(audit.violations)} violations")
 

@@ -46,9 +46,10 @@ def init(
     them, else the record is written to the domain file. Of a folder with a subfolder for each class, the
     names of the subfolders are the classes. A Parquet file's schema gives the column of images or vectors.
 
-    With --peek they are taken from the data, which is not private: every certificate made with the domain is
-    stamped `bounds learnt from data`. With --json: {"out", "columns", "bounds_learnt_from_data", "ignored"};
-    `ignored` names the columns that were left out, such as texts of very many values.
+    With --peek they are taken from the data, which is not private: a release with the domain has
+    no proved epsilon and is stamped `NOT PRIVATE: bounds learnt from data`. With --json: {"out", "columns",
+    "bounds_learnt_from_data", "ignored"}; `ignored` names the columns that were left out,
+    such as texts of very many values.
     """
     from adlm.readers.input_draft import Choices, draft_inputs
     from adlm.readers.table_draft import draft, header_of

@@ -30,11 +30,11 @@ def show_ledger(
     """List the charges of a ledger, their total, and what is left for a release of this delta and relation.
 
     Nothing is changed. With --json: {"ledger", "budget": {"epsilon", "delta"} or null, "charges": [{"what",
-    "mechanism", "neighbours", "epsilon_claimed", "epsilon_proved", "delta"}], "left", "asked": {"delta",
-    "neighbours"}} and the totals, null where charges of different relations do not add up.
+    "mechanism", "neighbours", "unit", "epsilon_claimed", "epsilon_proved", "delta"}], "left", "asked":
+    {"delta", "neighbours"}} and the totals, null where charges of different relations do not add up.
     """
     from adlm.curator.ledger import Ledger
-    from adlm.privacy.accounting import compose, number, parse_delta, show
+    from adlm.privacy.accounting import compose, number, parse_delta, show, unit_words
     from adlm.public.domain import NEIGHBOURS
 
     output, requested = Output(as_json, quiet), parse_delta(delta)
@@ -46,10 +46,18 @@ def show_ledger(
     charges, budget, left = book.charges, book.budget, book.left(requested, neighbours)
     relations = sorted({c.neighbours for c in charges})
     rows = [
-        [c.what, c.mechanism, c.neighbours, show(c.claimed), show(c.epsilon_proved), f"{float(c.delta):g}"]
+        [
+            c.what,
+            c.mechanism,
+            c.neighbours,
+            c.unit,
+            show(c.claimed),
+            show(c.epsilon_proved),
+            f"{float(c.delta):g}",
+        ]
         for c in charges
     ]
-    output.table(["charged for", "noise", "neighbours", "claimed", "proved", "delta"], rows)
+    output.table(["charged for", "noise", "neighbours", "per", "claimed", "proved", "delta"], rows)
     totals = compose(charges) if len(relations) == 1 else None
     if totals is not None:
         spent = f"spent: {totals.sentence()}"
@@ -59,9 +67,10 @@ def show_ledger(
         rest = "there is no budget" if charges else "no budget is fixed yet"
     else:
         relation = neighbours or " or ".join(relations) or "any relation"
+        unit = unit_words(max((c.contributions for c in charges), default=1))
         rest = (
             f"of a budget of epsilon {show(budget.epsilon)}, delta {float(budget.delta):g}, epsilon "
-            f"{show(left)} is left for a release with delta {float(requested):g} under {relation}"
+            f"{show(left)} is left for a release with delta {float(requested):g} under {relation} per {unit}"
         )
     output.result(
         {
@@ -72,6 +81,7 @@ def show_ledger(
                     "what": c.what,
                     "mechanism": c.mechanism,
                     "neighbours": c.neighbours,
+                    "unit": c.unit,
                     "epsilon_claimed": number(c.claimed),
                     "epsilon_proved": number(c.epsilon_proved),
                     "delta": float(c.delta),

@@ -12,6 +12,8 @@ from adlm.cli.console import AsJson, Output, Quiet
 from adlm.errors import UserError
 
 if TYPE_CHECKING:
+    from adlm.mechanism.planner import PurePlan
+    from adlm.public.planning.moments import MomentPlan
     from adlm.workflows.forecast import Forecast
     from adlm.workflows.forecast_tables import TableForecast
 
@@ -39,10 +41,10 @@ def plan(
     """Forecast the settings and the accuracy of a release, from public quantities alone.
 
     The release is simulated on the most similar classes of a public random process: it spends nothing and
-    reads no record, and the same rule then makes the release. The separation of such classes is a public
-    constant for each kind of image; yours may differ, so the accuracy is only a forecast.
+    reads no record, and a release is then made with the same settings. The separation of such classes is a
+    public constant for each kind of image; yours may differ, so the accuracy is only a forecast.
     With --json: {"n", "classes", "features", "neighbours", "plans": [{"epsilon", "delta", "accuracy",
-    "spread", "signal_to_noise", "signal_to_noise_second", "k", "q", "level", "share_sums", "reasons", ...}]}.
+    "spread", "signal_to_noise", "signal_to_noise_second", "k", "reasons", ...}]}, with all settings.
     """
     from adlm.public import datasets
     from adlm.public.domain.inputs import array_domain
@@ -74,18 +76,15 @@ def plan(
     rows = [
         [
             f"{p.epsilon:g}",
-            str(p.plan.k),
-            str(p.plan.q or "-"),
-            p.plan.noise,
-            f"{float(p.plan.share_sums):.2f}" if p.plan.q else "1",
-            f"{p.signal_to_noise:.2f}",
+            _mechanism(p.plan),
+            f"{p.signal_to_noise:.2f}" if p.signal_to_noise is not None else "-",
             f"{p.signal_to_noise_second:.2f}" if p.signal_to_noise_second is not None else "-",
             f"{100 * p.accuracy:.1f} ± {100 * p.spread:.1f}",
         ]
         for p in plans
     ]
     output.table(
-        ["epsilon", "k", "second", "noise", "share", "signal/noise", "second's", "forecast, %"],
+        ["epsilon", "mechanism", "signal/noise", "of second moments", "forecast, %"],
         rows,
         title=f"{n} records, {len(known.classes)} classes, {relation}, delta {delta}; nothing is spent",
     )
@@ -93,12 +92,24 @@ def plan(
         "forecasts are for synthetic classes with the separation of handwriting, garments or photographs; "
         "yours may be easier or harder"
     ]
-    if any(p.plan.rounds is not None for p in plans):
+    if any("gradient rounds" in _mechanism(p.plan) for p in plans):
         remarks.append(
             "plans with gradient rounds: moments under the same budget were simulated; expect rather more"
         )
     facts = {"n": n, "classes": len(known.classes), "features": features.spec(), "neighbours": relation}
     _finish(output, plans, facts, remarks, picture)
+
+
+def _mechanism(plan: MomentPlan | PurePlan) -> str:
+    """Describe in a few words what is released."""
+    from adlm.mechanism.planner import PurePlan
+
+    if isinstance(plan, PurePlan):
+        return plan.summary
+    told = f"class sums of {plan.k} features, {plan.noise} noise"
+    if plan.rounds is not None:
+        return f"{told}, then {plan.rounds.rounds} gradient rounds"
+    return f"{told}, second moments of {plan.q}" if plan.q else told
 
 
 def _plan_table(
@@ -131,9 +142,9 @@ def _plan_table(
         ]
         for p in plans
     ]
-    measured = "made records, %" if table.target is None else "R2 on made records, %"
+    measure = "accuracy" if table.target is None else "R2"
     output.table(
-        ["epsilon", "mechanism", "Fourier features", measured, "of at most, %"],
+        ["epsilon", "mechanism", "Fourier features", f"{measure} on simulated records, %", "at best, %"],
         rows,
         title=f"{n} records, {len(table.features)} columns, {table.neighbours}, delta {delta}; nothing spent",
     )

@@ -24,39 +24,28 @@ def release(
     data: option.Data = None,
     domain: option.DomainFile = None,
     epsilon: option.Epsilon = "1",
-    delta: Annotated[str, typer.Option(help="0 for pure epsilon (Laplace), else Gaussian noise.")] = "0",
+    delta: Annotated[
+        str, typer.Option(help="0 for pure epsilon; else, such as 1e-5, Gaussian noise, which is smaller.")
+    ] = "0",
     out: option.Out = Path("release"),
     method: Annotated[
         str,
-        typer.Option(help="adlm, or ilm for identical noise, which refuses --allocation and --relevance."),
+        typer.Option(help="adlm, or ilm for identical noise, which refuses --allocation."),
     ] = "adlm",
     neighbours: option.Neighbours = None,
     ledger: option.LedgerFile = None,
     budget: option.Total = None,
-    k: Annotated[int | None, typer.Option(help="Feature coordinates; the rule's by default.")] = None,
-    second_moment_dim: Annotated[
-        int | None, typer.Option(help="Coordinates with second moments; the rule's by default.")
-    ] = None,
-    sums_budget_share: Annotated[
-        float | None, typer.Option(help="Share of the budget for class sums; the rule's by default.")
-    ] = None,
+    k: Annotated[int | None, typer.Option(help="Number of features; the planner's by default.")] = None,
     allocation: Annotated[
-        str | None, typer.Option(help="identical, linear or optimal noise over coordinates.")
+        str | None,
+        typer.Option(
+            help="Images: identical noise, or noise by the relevance of features: linear or optimal."
+        ),
     ] = None,
-    relevance: Annotated[
-        str, typer.Option(help="prior (public, free) or private (LRP on a first release, charged).")
-    ] = "prior",
     fourier: Annotated[
         str | None,
         typer.Option(help="Tables: random Fourier features of the numeric columns.", metavar="N|auto"),
     ] = None,
-    model: Annotated[
-        str,
-        typer.Option(
-            help="Tables with classes: additive (fastest), rounds (gradient rounds), or auto: the rule's, "
-            "which under pure epsilon may make both and keep the better one."
-        ),
-    ] = "auto",
     backbone: Annotated[
         str | None,
         typer.Option(
@@ -107,11 +96,9 @@ def release(
             "records are made by adlm release-records"
         )
     request = Request(file, data, domain, epsilon, delta, out, neighbours, limit, ledger, budget, seed, sign)
-    request.check(context, method, ("fourier", "model"))
-    if method == "ilm" and (relevance != "prior" or allocation not in (None, "identical")):
-        raise UserError(
-            "--method ilm is identical noise: leave out --allocation and --relevance, or take --method adlm"
-        )
+    request.check(context, method, ("fourier",))
+    if method == "ilm" and allocation not in (None, "identical"):
+        raise UserError("--method ilm is identical noise: leave out --allocation, or take --method adlm")
     if engine == "ray" and cache:
         raise UserError("--cache is for the local engine; leave it out with --engine ray")
     chosen = pick_device(device)
@@ -119,8 +106,6 @@ def release(
     encoder = Encoder.declared(backbone, provenance, trained_on, of_table=of_table)
     if fourier is not None and not of_table:
         raise UserError("--fourier is for tables from a file; leave it out")
-    if model != "auto" and not of_table:
-        raise UserError("--model is for tables from a file; leave it out")
     job = request.open(public_size)
     options: dict[str, Any] = {
         "epsilon": epsilon,
@@ -128,9 +113,6 @@ def release(
         "ledger": job.ledger,
         "source": job.source,
         "k": k,
-        "second": second_moment_dim,
-        "share_sums": sums_budget_share,
-        "relevance": relevance,
         "size": public_size,
         "allocation": allocation or ("identical" if method == "ilm" else None),
         "engine": engine,
@@ -139,7 +121,7 @@ def release(
 
     def make() -> Release:
         if of_table:
-            options.update(fourier=random_fourier_features(fourier), model=model)
+            options.update(fourier=random_fourier_features(fourier))
             return privatise(file, domain=request.domain_file(), neighbours=neighbours, **options)
         inputs = options | {"device": chosen, "cache": cache}
         if file is not None:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from adlm.curator.ledger import Ledger
-    from adlm.curator.mechanisms.records import PrivateRecords
     from adlm.curator.noise import Source
+    from adlm.paper.release import PrivateRecords
     from adlm.privacy.release import Release
 
 METHODS = ("adlm", "ilm")
@@ -86,8 +86,8 @@ class Request:
 
     def records(self) -> PrivateRecords:
         """Read a data set by its name, or about `limit` records of it."""
-        from adlm.curator.mechanisms.records import PrivateRecords
         from adlm.curator.window import window
+        from adlm.paper.release import PrivateRecords
         from adlm.public import datasets
 
         assert self.data is not None
@@ -218,7 +218,7 @@ def _warn(epsilon: str, delta: str, size: int | None) -> None:
             if budget.epsilon > MOST_EPSILON
             else ""
         )
-        caution(f"epsilon {epsilon} is large: the odds about a record can change e^{epsilon} times{stamp}")
+        caution(f"epsilon {epsilon} is large: the odds can change e^{epsilon} times{stamp}")
     most = min(MOST_DELTA, Fraction(1, size)) if size else MOST_DELTA
     if budget.delta >= most:
         caution(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -11,12 +12,12 @@ import typer
 
 from adlm.cli import release_options as option
 from adlm.cli.console import AsJson, Output, Quiet, Sign
-from adlm.cli.release_job import Request
-from adlm.errors import UserError
+from adlm.cli.release_job import Request, caution
+from adlm.errors import UserError, WeakReleaseWarning
 
 if TYPE_CHECKING:
-    from adlm.curator.mechanisms.records import PrivateRecords
-    from adlm.curator.relevance import RelevanceSource
+    from adlm.paper.release import PrivateRecords
+    from adlm.paper.relevance_network import RelevanceNetwork
     from adlm.privacy.release import Release
     from adlm.public.domain.inputs import InputDomain
     from adlm.public.domain.table import TableDomain
@@ -78,8 +79,7 @@ def release_records(
     It is for comparison; the certificate states what is claimed and what is proved. Every charge is
     in the ledger before its noise is drawn. With --json: the keys of adlm release.
     """
-    from adlm.algorithm1 import Budgets, RecordOptions, make_release
-    from adlm.analyst import networks
+    from adlm.paper import Budgets, RecordOptions, make_release, networks
 
     output = Output(as_json, quiet)
     request = Request(file, data, domain, epsilon, "0", out, neighbours, limit, ledger, budget, seed, sign)
@@ -104,31 +104,35 @@ def release_records(
 
     def make() -> Release:
         explained = (
-            _relevance_source(relevance_network, relevance_provenance, trust or [], shape)
+            _relevance_network(relevance_network, relevance_provenance, trust or [], shape)
             if method == "adlm"
             else None
         )
-        return make_release(
-            records,
-            built,
-            budgets,
-            size,
-            explained=explained,
-            options=options,
-            ledger=job.ledger,
-            source=job.source,
-        )
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", WeakReleaseWarning)
+            release = make_release(
+                records,
+                built,
+                budgets,
+                size,
+                explained=explained,
+                options=options,
+                ledger=job.ledger,
+                source=job.source,
+            )
+        for warning in found:
+            caution(str(warning.message))
+        return release
 
     job.run(make, "records", output)
 
 
-def _relevance_source(
+def _relevance_network(
     folder: Path | None, provenance: str | None, trusted: list[Path], shape: tuple[int, ...]
-) -> RelevanceSource:
+) -> RelevanceNetwork:
     """Read the relevance network, or make a public one."""
-    from adlm.curator.relevance import RelevanceSource
+    from adlm.paper.relevance_network import RelevanceNetwork, make_public
     from adlm.privacy.signature import load_public
-    from adlm.workflows.relevance_network import RelevanceNetwork, make_public
 
     keys = [load_public(path) for path in trusted]
     known = (
@@ -141,7 +145,7 @@ def _relevance_source(
             f"the relevance network {folder} is for records of shape {known.shape}, and these have shape "
             f"{shape}; make one for them with adlm pretrain, or leave it out"
         )
-    return RelevanceSource(known.network, known.provenance)
+    return known
 
 
 def _declared(kind: type[D], request: Request) -> D:
@@ -161,8 +165,7 @@ def _from_table(file: str, request: Request) -> PrivateRecords:
     """Read a whole table."""
     import numpy as np
 
-    from adlm.curator.mechanisms.records import PrivateRecords
-    from adlm.privacy.certificate import PEEKED
+    from adlm.paper.release import PrivateRecords
     from adlm.public.domain.table import TableDomain
     from adlm.readers.tables import read_batches
 
@@ -175,13 +178,12 @@ def _from_table(file: str, request: Request) -> PrivateRecords:
         np.concatenate([b.y for b in batches]),
         table.domain,
         {"spec": {"name": "tabular", "table": table.to_dict()}},
-        (PEEKED,) if table.bounds_learnt_from_data else (),
     )
 
 
 def _from_inputs(path: str, request: Request) -> PrivateRecords:
     """Read all images or vectors of a file or a folder."""
-    from adlm.curator.mechanisms.records import PrivateRecords
+    from adlm.paper.release import PrivateRecords
     from adlm.public.domain.inputs import InputDomain
     from adlm.readers.inputs import read_inputs
 

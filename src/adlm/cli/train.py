@@ -93,8 +93,9 @@ def train(
     from adlm.analyst.checkpoint import Checkpoint
     from adlm.analyst.class_sizes import sentences, small_classes
     from adlm.analyst.class_weights import class_weights, parse_class_weight, with_class_weights
-    from adlm.analyst.fit import fit, network_of
+    from adlm.analyst.fit import fit
     from adlm.analyst.training import ENOUGH_STEPS, default_plan
+    from adlm.paper.training import network_of
     from adlm.privacy.release import Release
 
     output = Output(as_json, quiet or distributed.rank() != 0)

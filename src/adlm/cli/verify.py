@@ -23,7 +23,7 @@ def verify(
     the release must be signed by one of the keys, and so must a model or an ONNX file, together with its
     release. Nothing here proves that noise was drawn. With --json: {"whole", "kind", "epsilon_claimed",
     "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "charges", "artefact", "digest",
-    "signed_by", "release_signed_by", "trusted", "says"}.
+    "signed_by", "release_signed_by", "trusted", "says", "mu", "unit"}.
     """
     from adlm.privacy.accounting import number, show
     from adlm.privacy.signature import load_public
@@ -38,8 +38,9 @@ def verify(
         for c in certificate.charges
     ]
     output.table(["released", "noise", "claimed", "proved", "delta", "proof"], rows)
-    for line in verified.sentences():
-        output.say(line)
+    for line in (*verified.sentences(), totals.about_mu()):
+        if line:
+            output.say(line)
     charges = [
         {"what": c.what, "epsilon_claimed": number(c.claimed), "epsilon_proved": number(c.epsilon_proved)}
         for c in certificate.charges
@@ -61,6 +62,8 @@ def verify(
             "release_signed_by": signers[1],
             "trusted": verified.trusted,
             "says": verified.sentences(),
+            "mu": totals.mu or None,
+            "unit": totals.unit,
         }
         | totals.to_dict(),
         f"{artefact} is whole, {origin}: {totals.sentence()}{stamped(verified.stamps)}",

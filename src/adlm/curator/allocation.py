@@ -1,4 +1,4 @@
-"""Allocation of the budget over features: identical (ILM), linear in the relevance (Eq. 16), or optimal.
+"""Allocation of the budget over coordinates: identical, linear in the relevance, or optimal.
 
 Pure functions of public or already private numbers. Noise of scale b_j on coordinate j costs range_j / b_j,
 so eps_j = range_j / b_j is the coordinate's share of the budget and sum_j eps_j the whole.
@@ -15,35 +15,6 @@ from adlm.errors import UserError
 
 ALLOCATIONS = ("identical", "linear", "optimal")
 Floats = npt.NDArray[np.float64]
-
-
-def budget_ratios(
-    allocation: str, relevance: Sequence[float] | Floats | None = None, *, size: int | None = None
-) -> Floats:
-    """beta_j of Eq. 16 for d features of equal range: not negative, and d in sum.
-
-    Parameters
-    ----------
-    allocation : `identical` (all one), `linear` (beta_j = d |R_j| / sum |R|), or `optimal` (proportional to
-        |R_j|^(2/3), which minimises sum_j R_j^2 b_j^2 at the same cost).
-    relevance : (d,) private relevances; not needed for `identical`.
-    size : d, needed for `identical` without relevances.
-
-    Returns
-    -------
-    (d,) ratios. A feature whose ratio is zero is not released; its budget goes to the others. If all
-    relevances are zero, all ratios are equal.
-    """
-    _check(allocation)
-    if relevance is None:
-        if allocation != "identical" or size is None:
-            raise UserError(f"allocation {allocation!r} needs the relevance of every feature.")
-        return np.ones(size)
-    weight = np.abs(_finite("relevance", relevance))
-    share = {"identical": np.ones_like(weight), "linear": weight, "optimal": np.cbrt(weight**2)}[allocation]
-    if not share.any():
-        return np.ones_like(weight)
-    return np.asarray(len(share) * (share / share.sum()))
 
 
 def noise_scales(
@@ -65,8 +36,8 @@ def noise_scales(
     (k,) scales; infinite for coordinates that are not released, which are those where typical or weight is
     zero, except that identical noise releases all.
     """
-    _check(allocation)
-    m, w = _finite("typical", typical), _finite("weight", weight)
+    check_allocation(allocation)
+    m, w = finite_row("typical", typical), finite_row("weight", weight)
     if m.shape != w.shape:
         raise UserError(f"typical and weight must be of one length (got {m.size} and {w.size}).")
     if (m < 0).any() or (w < 0).any() or not cost > 0:
@@ -88,12 +59,14 @@ def noise_scales(
     return np.asarray(shape * (total / cost))
 
 
-def _check(allocation: str) -> None:
+def check_allocation(allocation: str) -> None:
+    """Refuse an allocation that is not one of `ALLOCATIONS`."""
     if allocation not in ALLOCATIONS:
         raise UserError(f"allocation must be one of {', '.join(ALLOCATIONS)} (got {allocation!r}).")
 
 
-def _finite(name: str, values: Sequence[float] | Floats) -> Floats:
+def finite_row(name: str, values: Sequence[float] | Floats) -> Floats:
+    """Return values as a row of numbers; refuse any that is not finite."""
     array = np.asarray(values, dtype=np.float64)
     if array.ndim != 1 or array.size == 0 or not np.isfinite(array).all():
         raise UserError(f"{name} must be a row of finite numbers, one for each coordinate.")

@@ -101,6 +101,11 @@ class Clip:
             self._clipped(values[rows], steps, out[rows])
         return out
 
+    def counts(self, z: npt.ArrayLike) -> Reals:
+        """Return `integers` with 0 for every negative entry: rows that `counts_sensitivity` holds for."""
+        rows = self.integers(z)
+        return np.maximum(rows, 0.0, out=rows)
+
     def _clipped(self, values: npt.NDArray[Any], steps: Reals, rows: Reals) -> None:
         """Shrink and round a few rows."""
         with np.errstate(over="ignore", invalid="ignore"):
@@ -150,7 +155,7 @@ class Clip:
         return root_up(Fraction(max(2 * self.record_norm_bound**2, 4 * self.feature_norm_bound**2)))
 
     def counts_sensitivity(self, neighbours: str) -> Fraction:
-        """Return the L2 distance of one sum, over all records, of rows without a negative entry.
+        """Return the L2 distance of one sum, over all records, of rows without a negative entry (`counts`).
 
         Two such rows have an inner product of at least 0, so replacing one moves the sum by sqrt(2) bounds.
         """

@@ -52,14 +52,15 @@ def featurise(
     -----------------
     A record's features are a function of that record alone, to the last bit. On a processor adlm's own maps
     work on one image at a time and on exact grids, so that neither the size of a batch, nor a place in it,
-    nor threads show (the rung separability of the audit). A user-supplied map promises no such
-    thing. Under replace-one every other record keeps its place; under add-remove, where they move up, it maps
-    each record alone. Narrow features can depend on `cache`: they are then cut from wide ones.
+    nor threads show (by the audit, as separability). A user-supplied map promises no such thing: in a
+    batch it could let one record change the features of others (experts with a capacity, statistics of the
+    batch), and round a record by its place, which other records change under add-remove and wherever a
+    person may have several. So it maps each record in a call of its own, under both relations. It must not
+    keep state between calls. Narrow features can depend on `cache`: they are then cut from wide ones.
     """
-    alone = domain.neighbours == "add-remove" and brought_along(features)
     if cache and isinstance(features, Narrowed):  # the wide features serve every width
         wide = featurise(x, domain, features.inner, device=device, cache=cache)
-        step = 1 if alone else 4096
+        step = 1 if brought_along(features) else 4096
         parts = [features.of(torch.from_numpy(wide[i : i + step].copy())) for i in range(0, len(wide), step)]
         return torch.cat(parts).numpy()
     records = np.asarray(x)
@@ -70,10 +71,11 @@ def featurise(
     mapped = np.empty((len(records), features.width), dtype=np.float32)
     features = features.to(device).eval()
     with torch.inference_mode(), progress.bar(len(records), "features", "records") as advance:
-        step = 1 if alone else features.batch
-        for start in range(0, len(records), step):
-            scaled = torch.from_numpy(domain.scale(records[start : start + step])).to(device)
-            mapped[start : start + len(scaled)] = features(scaled).cpu().numpy()
+        for start in range(0, len(records), features.batch):
+            scaled = torch.from_numpy(domain.scale(records[start : start + features.batch])).to(device)
+            together = 1 if brought_along(features) else len(scaled)
+            for at, part in enumerate(torch.split(scaled, together), start):
+                mapped[at : at + len(part)] = features(part).cpu().numpy()
             advance(len(scaled))
     if cached is not None:
         cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -90,8 +92,9 @@ def _npy(array: npt.NDArray[np.float32]) -> bytes:
 
 
 def _key(records: npt.NDArray[np.generic], domain: Domain, features: Features) -> str:
+    alone = " one at a time" if brought_along(features) else ""
     digest = hashlib.sha256(
-        f"{features.fingerprint()}{domain.to_dict()}{records.shape}{records.dtype}".encode()
+        f"{features.fingerprint()}{domain.to_dict()}{records.shape}{records.dtype}{alone}".encode()
     )
     digest.update(np.ascontiguousarray(records).tobytes())
     return digest.hexdigest()

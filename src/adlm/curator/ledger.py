@@ -24,7 +24,7 @@ from typing import IO, Any
 from platformdirs import user_data_dir
 
 from adlm.errors import UserError
-from adlm.privacy.accounting import Charge, Totals, compose, left_over, show
+from adlm.privacy.accounting import Charge, Totals, compose, left_over, parse_exact, show, unit_words
 from adlm.privacy.budget import Budget
 from adlm.privacy.notebook import box, charges_part, guarantee
 from adlm.runtime.artefact import sha256
@@ -94,9 +94,11 @@ class Ledger:
         left = self.left()
         budget = "none" if self.budget is None else show(self.budget.epsilon)
         facts = [*spent, ("budget", budget), ("left, pure", "no limit" if left is None else show(left))]
-        return box(f"Ledger {self.path or 'in memory'}", facts, [charges_part(charges)])
+        return box(f"Ledger {self.path or 'in memory'}", facts, [charges_part(charges, units=True)])
 
-    def left(self, delta: Fraction = Fraction(0), neighbours: str | None = None) -> Fraction | None:
+    def left(
+        self, delta: Fraction = Fraction(0), neighbours: str | None = None, contributions: int | None = None
+    ) -> Fraction | None:
         """Return the largest epsilon that one more release can have, or None without a budget.
 
         Parameters
@@ -104,11 +106,13 @@ class Ledger:
         delta : of that release; 0 for pure epsilon.
         neighbours : its relation. For another relation than that of the charges so far nothing is left,
             because charges for two relations do not add up.
+        contributions : the records of one person that it protects together; as the charges so far by default.
+            A charge for fewer records than another is multiplied, so that the budget is one for persons.
         """
         charges = self.charges
         if self.budget is None:
             return None
-        return _left(self.budget, charges, delta, neighbours)
+        return _left(self.budget, charges, delta, neighbours, contributions)
 
     def check(self, *charges: Charge) -> None:
         """Refuse charges that could not be made now: `charge` without writing.
@@ -170,12 +174,14 @@ class Ledger:
                 )
             return
         if total.epsilon_proved > self.budget.epsilon:
-            left = _left(self.budget, before, requested)
+            unit = max((c.contributions for c in after[len(before) :]), default=1)
+            left = _left(self.budget, before, requested, contributions=unit)
             raise UserError(
                 f"the budget would be overspent: the total would be epsilon {show(total.epsilon_proved)}, "
-                f"delta {float(total.delta):g}, the budget is epsilon {show(self.budget.epsilon)}, delta "
-                f"{float(self.budget.delta):g}; what is left for a release with delta {float(requested):g} "
-                f"under {total.neighbours} is epsilon {show(left)}"
+                f"delta {float(total.delta):g} per {total.unit}{total.multiplied()}, the budget is epsilon "
+                f"{show(self.budget.epsilon)}, delta {float(self.budget.delta):g}; what is left for a "
+                f"release with delta {float(requested):g} under {total.neighbours} per {unit_words(unit)} is "
+                f"epsilon {show(left)}"
             )
 
     @contextlib.contextmanager
@@ -224,7 +230,7 @@ class Ledger:
         if header.get("adlm ledger") != SCHEMA:
             raise UserError(f"{self.path} is not an adlm ledger of schema {SCHEMA}; give another file")
         stored = header["budget"] and Budget(
-            Fraction(header["budget"]["epsilon"]), Fraction(header["budget"]["delta"])
+            self._number(header["budget"]["epsilon"]), self._number(header["budget"]["delta"])
         )
         if self.budget is not None and stored != self.budget:
             was = f"epsilon {show(stored.epsilon)}, delta {float(stored.delta):g}" if stored else "no budget"
@@ -233,13 +239,19 @@ class Ledger:
             )
         self.budget = stored
 
+    def _number(self, text: object) -> Fraction:
+        try:
+            return parse_exact(text)
+        except (ValueError, ZeroDivisionError) as error:
+            raise UserError(f"the budget of the ledger {self.path} cannot be read: {error}") from None
+
     def _parse(self, number: int, line: bytes) -> dict[str, Any]:
         try:
             entry = json.loads(line)
             body = {key: value for key, value in entry.items() if key != "sha256"}
             if entry["sha256"] == sha256(_line(body)):
                 return body
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
             pass
         raise UserError(f"line {number} of the ledger {self.path} was altered; restore it from a copy")
 
@@ -283,17 +295,26 @@ class LedgerView:
         charges, _ = book._understood(raw)
         return cls(Path(path), book.budget, tuple(charges))
 
-    def left(self, delta: Fraction = Fraction(0), neighbours: str | None = None) -> Fraction | None:
+    def left(
+        self, delta: Fraction = Fraction(0), neighbours: str | None = None, contributions: int | None = None
+    ) -> Fraction | None:
         """The same as `Ledger.left`."""
-        return None if self.budget is None else _left(self.budget, self.charges, delta, neighbours)
+        if self.budget is None:
+            return None
+        return _left(self.budget, self.charges, delta, neighbours, contributions)
 
 
 def _left(
-    budget: Budget, charges: Sequence[Charge], delta: Fraction, neighbours: str | None = None
+    budget: Budget,
+    charges: Sequence[Charge],
+    delta: Fraction,
+    neighbours: str | None = None,
+    contributions: int | None = None,
 ) -> Fraction:
     if neighbours is not None and any(c.neighbours != neighbours for c in charges):
         return Fraction(0)
-    return left_over(budget.epsilon, budget.delta, charges, delta)
+    unit = contributions or max((c.contributions for c in charges), default=1)
+    return left_over(budget.epsilon, budget.delta, charges, delta, unit)
 
 
 def _line(body: dict[str, Any]) -> bytes:

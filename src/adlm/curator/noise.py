@@ -22,10 +22,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-import mpmath
 import numpy as np
 import numpy.typing as npt
 
@@ -63,20 +62,22 @@ def _geometric_trials(scale: Fraction) -> Trials:
     and digit i is one with probability 1 / (1 + exp(2^i / s)). What is above 2^I is again geometric.
     """
     digits = max(1, math.ceil(math.log2(_TAIL * scale)))
-    bits = [
-        Probability(lambda i=i: 1 / (1 + mpmath.exp(mpmath.ldexp(_inverse(scale), i)))) for i in range(digits)
-    ]
-    above = Probability(lambda: mpmath.exp(-mpmath.ldexp(_inverse(scale), digits)))
+    bits = [Probability(partial(_digit, scale, i)) for i in range(digits)]
+    above = Probability(lambda mp: mp.exp(-mp.ldexp(_inverse(mp, scale), digits)))
     return Trials((*bits, above))
 
 
 @lru_cache(maxsize=64)
 def _zero_trial(scale: Fraction) -> Trials:
-    return Trials((Probability(lambda: mpmath.tanh(_inverse(scale) / 2)),))
+    return Trials((Probability(lambda mp: mp.tanh(_inverse(mp, scale) / 2)),))
 
 
-def _inverse(scale: Fraction) -> Any:
-    return mpmath.mpf(scale.denominator) / scale.numerator  # 1/s under the precision in force
+def _digit(scale: Fraction, i: int, mp: Any) -> Any:
+    return 1 / (1 + mp.exp(mp.ldexp(_inverse(mp, scale), i)))
+
+
+def _inverse(mp: Any, scale: Fraction) -> Any:
+    return mp.mpf(scale.denominator) / scale.numerator  # 1/s under the precision in force
 
 
 def _assemble(bits: npt.NDArray[np.bool_]) -> Integers:
@@ -168,12 +169,12 @@ def _even_chain(
 def _hazard(k: int) -> Probability:
     """Pr[integer part = k | at least k] when Pr[k] is proportional to exp(-k^2/2)."""
 
-    def evaluate() -> Any:
-        first = mpmath.exp(-mpmath.mpf(k * k) / 2)
+    def evaluate(mp: Any) -> Any:
+        first = mp.exp(-mp.mpf(k * k) / 2)
         total, term, j = first, first, k
-        while term > total * mpmath.eps / 16:
+        while term > total * mp.eps / 16:
             j += 1
-            term = mpmath.exp(-mpmath.mpf(j * j) / 2)
+            term = mp.exp(-mp.mpf(j * j) / 2)
             total += term
         return first / total
 

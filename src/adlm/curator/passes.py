@@ -38,7 +38,7 @@ Chain = tuple[Transform, ...]
 ROWS = 1 << 12  # most records worked on at once: sums of doubles are exact
 BLOCK_ROWS = 1 << 11  # worked on at once, unless a pass sets `block_rows`; threads wait less with more
 KEPT_ROWS = 1 << 13  # stored at once: a few MB, whose memory the C library hands out again
-PART_ROWS = 1 << 16  # records of a part
+PART_ROWS = 1 << 16  # records whose sum is kept in 64 bits; see `totals`
 MOST_THREADS = 8
 
 
@@ -212,17 +212,24 @@ def blocks_of(part: Part, rows: int = BLOCK_ROWS) -> Iterator[Part]:
 
 
 def sum_part(part: Part, chain: Chain, partial: Partial) -> Totals:
-    """Sum a partial over a part, block by block."""
-    total: tuple[Integers, ...] | None = None
+    """Sum a partial over a part of any number of records, block by block.
+
+    64-bit integers hold the sum of PART_ROWS records. A part of an engine can have more.
+    """
+    totals: Totals | None = None
     keep_freed()
     with torch.inference_mode():
-        for block in blocks_of(part, getattr(partial, "block_rows", BLOCK_ROWS)):
-            for transform in chain:
-                block = transform(block)
-            sums = partial(block)
-            total = sums if total is None else tuple(a + b for a, b in zip(total, sums, strict=True))
-    assert total is not None
-    return tuple(Total.of(np.asarray(array, dtype=np.int64)) for array in total)
+        for piece in blocks_of(part, PART_ROWS):
+            sums: tuple[Integers, ...] | None = None
+            for block in blocks_of(piece, getattr(partial, "block_rows", BLOCK_ROWS)):
+                for transform in chain:
+                    block = transform(block)
+                found = partial(block)
+                sums = found if sums is None else tuple(a + b for a, b in zip(sums, found, strict=True))
+            assert sums is not None
+            totals = merge(totals, tuple(Total.of(np.asarray(array, dtype=np.int64)) for array in sums))
+    assert totals is not None
+    return totals
 
 
 def keep_part(part: Part, chain: Chain, function: Keep) -> tuple[Part, Totals]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import mpmath
 import numpy as np
 import numpy.typing as npt
 from cryptography.hazmat.primitives.ciphers import Cipher
@@ -15,6 +16,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import AES
 from cryptography.hazmat.primitives.ciphers.modes import CTR
 
 from adlm.errors import UserError
+from adlm.runtime.roots import MP, MPMATH_LOCK
 
 
 class RandomBits:
@@ -61,16 +63,16 @@ class RandomBits:
 class Probability:
     """A transcendental probability, given by a function that evaluates it to any precision."""
 
-    evaluate: Any  # () -> mpf under the precision in force
+    evaluate: Callable[[Any], Any]  # from mpmath's functions at the precision in force to a number
 
     def digits(self, bits: int) -> int:
         """Return floor(p 2^bits), raising the working precision until the floor is certain."""
         extra = 64
         while True:
-            with mpmath.workprec(bits + extra):
-                scaled = mpmath.ldexp(self.evaluate(), bits)
-                low = int(mpmath.floor(scaled - mpmath.ldexp(1, -extra // 2)))
-                high = int(mpmath.floor(scaled + mpmath.ldexp(1, -extra // 2)))
+            with MPMATH_LOCK, MP.workprec(bits + extra):
+                scaled = MP.ldexp(self.evaluate(MP), bits)
+                low = int(MP.floor(scaled - MP.ldexp(1, -extra // 2)))
+                high = int(MP.floor(scaled + MP.ldexp(1, -extra // 2)))
             if low == high:
                 return low
             extra *= 2
@@ -83,6 +85,7 @@ class Trials:
     probabilities: tuple[Probability, ...]
     _limbs: list[npt.NDArray[np.uint64]] = field(default_factory=list)
     _octet: npt.NDArray[np.uint8] | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # threads share the cached digits
 
     def first_octet(self) -> npt.NDArray[np.uint8]:
         """Return the first eight binary digits of every probability, (trials,)."""
@@ -92,11 +95,13 @@ class Trials:
 
     def limb(self, index: int) -> npt.NDArray[np.uint64]:
         """Return binary digits 8 + 64 index .. 8 + 64 (index + 1) of every probability, (trials,)."""
-        while len(self._limbs) <= index:
-            bits = 8 + 64 * (len(self._limbs) + 1)
-            mask = (1 << 64) - 1
-            self._limbs.append(np.array([p.digits(bits) & mask for p in self.probabilities], dtype=np.uint64))
-        return self._limbs[index]
+        mask = (1 << 64) - 1
+        with self._lock:
+            while len(self._limbs) <= index:
+                bits = 8 + 64 * (len(self._limbs) + 1)
+                found = [p.digits(bits) & mask for p in self.probabilities]
+                self._limbs.append(np.array(found, dtype=np.uint64))
+            return self._limbs[index]
 
     def draw(self, lanes: int, source: RandomBits) -> npt.NDArray[np.bool_]:
         """Return (trials, lanes) outcomes: whether the uniform real with these random digits is below p."""

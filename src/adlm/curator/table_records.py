@@ -48,7 +48,13 @@ class TableFeatures:
 
 @dataclass(frozen=True, eq=False)
 class IndicatorCounts:
-    """Counts of a table's active indicators in a part: (width,)."""
+    """Counts of a table's active indicators in a part: (width,).
+
+    Formal guarantees
+    -----------------
+    A record adds a row of `Clip.counts`, whatever its numbers are: one outside [0, 1], from a user's reader,
+    moves the counts no further than others. Sensitivity: `Clip.counts_sensitivity`.
+    """
 
     indicators: TableIndicators
     clip: Clip
@@ -57,7 +63,7 @@ class IndicatorCounts:
         """Count."""
         counts = np.zeros(self.indicators.width, dtype=np.int64)
         for x in _in_cache(part[0], self.indicators.width):
-            counts += self.clip.integers(self.indicators(x).numpy()).sum(0).astype(np.int64)
+            counts += self.clip.counts(self.indicators(x).numpy()).sum(0).astype(np.int64)
         return (counts,)
 
 

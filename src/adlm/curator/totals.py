@@ -1,7 +1,7 @@
 """Sums of integers that are exact whatever the number of records: two limbs of 32 and 64 bits.
 
-A part of up to 2^16 records adds numbers of at most 2^47 each to a sum, so the sum of one part fits in 64
-bits. The sum of all parts need not: products of clipped records reach 2^63 with 2^23 records. Here a sum is
+Numbers below 2^47 are added, so a sum over up to 2^16 records (`passes.PART_ROWS`) fits in 64 bits.
+The sum over all records need not: products of clipped records reach 2^63 with 2^23 records. Here a sum is
 high * 2^32 + low with 0 <= low < 2^32, so that it is exact up to 2^95. Proof: docs/proof-moments.md.
 """
 

@@ -1,13 +1,15 @@
-"""A Ray cluster on this machine: its folder, its size, and clean-up after killed drivers."""
+"""A Ray cluster on this machine: its folder, its size, its network, and clean-up after killed drivers."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import shutil
 import socket
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from adlm.runtime.artefact import is_alive
@@ -16,7 +18,28 @@ STORE_SHARE = 0.3  # of the free memory, for the object store of a local cluster
 FOLDER = "adlm-ray-"  # followed by the id of the process that started the cluster
 LONGEST = 15  # characters of the temporary folder: a socket's path has at most 107
 ANSWER_SECONDS = 10.0
+OPEN = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"  # Ray's own setting: 1 lets other machines reach a cluster, 0 not
 _HOST_PORT = re.compile(r"(?:ray://)?([^:/]+):([0-9]+)")
+
+
+@contextlib.contextmanager
+def loopback_only() -> Iterator[None]:
+    """Let servers that Ray starts inside listen on the loopback interface alone; not if OPEN is set.
+
+    By Ray's default on Linux they listen on all interfaces, and whoever reaches them can run code.
+    """
+    if OPEN in os.environ:
+        yield
+        return
+    from ray._private import ray_constants  # it has read the variable when Ray was imported
+
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER, os.environ[OPEN] = False, "0"
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+        os.environ.pop(OPEN, None)
 
 
 def knock(address: str) -> None:

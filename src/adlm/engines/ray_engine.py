@@ -2,11 +2,13 @@
 
 Records and what is stored of them lie in Ray's object store and, when that is full, in its spill folder. The
 driver holds references to them and sums. A cluster that is started here keeps all its files in a folder that
-only its owner can read, and which is removed at the end.
+only its owner can read, and which is removed at the end. Its servers listen on the loopback interface alone,
+unless the user sets RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=1, by which Ray opens them to other machines.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -14,6 +16,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,9 @@ from adlm.engines import ray_tasks as tasks
 from adlm.engines.engine import Engine
 from adlm.engines.ray_cluster import (
     FOLDER,
+    OPEN,
     knock,
+    loopback_only,
     memory_for_store,
     processors,
     quiet,
@@ -84,6 +89,7 @@ class RayEngine(Engine):
     ) -> None:
         self._ray = _ray()
         self._folder: Path | None = None
+        self._network = contextlib.ExitStack()
         self._started = False
         if not self._ray.is_initialized():
             self._connect(address, workers, store_bytes)
@@ -112,7 +118,9 @@ class RayEngine(Engine):
         else:
             options["address"] = address
         try:
-            if address is not None:
+            if address is None:
+                self._network.enter_context(loopback_only())
+            else:
                 knock(address)
             self._ray.init(**options)
         except Exception as error:  # a timeout at the start is a bare Exception
@@ -123,6 +131,13 @@ class RayEngine(Engine):
                 f"no Ray cluster {place} ({reason}); check the address, or use --engine local"
             ) from None
         self._started = True
+        here = str(self._ray.util.get_node_ip_address())
+        if address is None and os.environ.get(OPEN) == "0" and not ip_address(here).is_loopback:
+            self.close()
+            raise UserError(
+                f"this version of Ray would start a cluster that other machines can reach (at {here}); use "
+                f"--engine local, start a cluster with ray start and give its address, or set {OPEN}=1"
+            )
 
     def _check_versions(self) -> None:
         """Refuse workers with other versions, whose results could differ."""
@@ -331,6 +346,7 @@ class RayEngine(Engine):
         if self._started:
             self._ray.shutdown()
             self._started = False
+        self._network.close()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None

@@ -46,7 +46,6 @@ class GradientRounds:
     average : share of the rounds, the last ones, whose heads are averaged.
     size : public number of records that turns a sum into a mean.
     centred : whether z is centred at its mean, estimated from the released class sums.
-    one_row : whether the second of two classes is released alone; the first one's gradient is its negative.
     """
 
     rounds: int
@@ -57,7 +56,6 @@ class GradientRounds:
     constant: float = 0.25
     average: float = 0.25
     centred: bool = False
-    one_row: bool = False
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.size < 1:
@@ -74,10 +72,7 @@ class GradientRounds:
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        values = asdict(self)
-        if not self.one_row:  # certificates of other releases do not name it
-            del values["one_row"]
-        return values
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> GradientRounds:
@@ -171,10 +166,8 @@ class Descent:
         """Take a step along a released gradient sum, (M, 1 + k) in steps of 1 / GRADIENT_UNIT.
 
         Adding a constant to all class scores changes nothing, so the mean over classes, which is pure noise,
-        is subtracted; not so for the one score of a numeric target. Two classes may share one row.
+        is subtracted; not so for the one score of a numeric target.
         """
-        if self.plan.one_row:
-            gradient = np.concatenate([-gradient, gradient])
         centred = gradient.astype(np.float64)
         if len(gradient) > 1:
             centred -= gradient.sum(0).astype(np.float64) / len(gradient)
@@ -250,6 +243,25 @@ def final_head(gradients: Integers, plan: GradientRounds, offsets: Reals) -> Hea
     for gradient in gradients:
         descent.update(gradient)
     return descent.final()
+
+
+def objective_head(weights: Integers, offsets: Reals, constant: float) -> Head:
+    """Return the linear classifier, or linear model, of a perturbed objective.
+
+    Parameters
+    ----------
+    weights : (rows, 1 + k) released weights in steps of 1 / WEIGHT_UNIT; one row for two classes.
+    offsets : (M,) log class shares from released counts; (1,) zero for a target.
+    constant : the coordinate that carries the intercept.
+    """
+    rows = weights.astype(np.float64)
+    if len(offsets) == 2:
+        half = np.floor(rows / 2)
+        rows = np.concatenate([half - rows, half])
+    rows = rows.copy()
+    rows[:, 0] += np.rint(offsets * (WEIGHT_UNIT / constant))
+    limit = float(LARGEST_WEIGHT * WEIGHT_UNIT)
+    return Head(np.clip(rows, -limit, limit), constant)
 
 
 def _on_grid(weights: Reals, constant: float) -> Head:

@@ -1,7 +1,7 @@
 """The linear model of a numeric target: a public function of released numbers.
 
 Positions of the target between its declared bounds are centred and scaled by the released counts of its bins.
-The model is that of gradient rounds (`gradient_head`), or ridge regression on released second moments.
+The model is that of gradient rounds or of the perturbed loss (`gradient_head`).
 """
 
 from __future__ import annotations
@@ -12,16 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from adlm.estimation.gradient_head import LARGEST_WEIGHT, WEIGHT_UNIT, Head
-
 Reals = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 BINS = 16  # intervals between the bounds; their ends are the knots of piecewise-linear bins
 FARTHEST = 3.0  # standard deviations at which a target is clipped when a model is trained
 LEAST_SPREAD = 0.01  # of the declared range
-PENALTY = 1.5  # of ridge regression, over the expected largest eigenvalue of the noise
-ERROR_BOUND = 4.0  # squared errors are clipped there, in units of the target's variance
+ERROR_BOUND = 4.0  # squared errors are clipped no lower than that, in units of the target's variance
+CHECK_NOISE = 0.01  # noise on a mean squared error up to which squared errors are clipped higher
 _GRID = 1 << 12
 
 
@@ -48,6 +46,20 @@ class TargetScale:
         spread = max(math.sqrt(square), LEAST_SPREAD)
         return cls(round(mean * _GRID) / _GRID, max(round(spread * _GRID), 1) / _GRID)
 
+    def error_limit(self, noise: float) -> float:
+        """Return where squared errors are clipped: as high as CHECK_NOISE allows, and never beyond any error.
+
+        Parameters
+        ----------
+        noise : standard deviation of the noise on a mean squared error, in units of the bound of one error.
+        """
+        farthest = 1 / self.spread**2  # of a prediction from a target, both within the target's bounds
+        return min(max(ERROR_BOUND, CHECK_NOISE / noise), max(ERROR_BOUND, farthest))
+
+    def beyond(self, limit: float) -> Reals:
+        """Return (BINS + 1,) how much of the mean's squared error a clip at `limit` takes, at each bin."""
+        return np.maximum(self.standardised(np.arange(BINS + 1) / BINS) ** 2 - limit, 0.0)
+
     def standardised(self, position: Reals) -> Reals:
         """Return positions in [0, 1] in standard deviations from the mean, elementwise."""
         return np.asarray((position - self.mean) / self.spread)
@@ -61,23 +73,3 @@ def _simplex(shares: list[float]) -> list[float]:
         if share > (total - 1) / count:
             shift = (total - 1) / count
     return [max(share - shift, 0.0) for share in shares]
-
-
-def ridge_head(second: Reals, sd: float, constant: float, weight: float) -> Head:
-    """Ridge regression on noisy second moments of (constant, z, weight t / FARTHEST).
-
-    Parameters
-    ----------
-    second : (k + 2, k + 2) symmetric, noisy.
-    sd : standard deviation of the noise off its diagonal; the penalty follows from it.
-    constant : the coordinate that carries the intercept.
-    weight : of the standardised target t.
-
-    The penalty is about the largest eigenvalue of the noise. Negative eigenvalues, which no sum of squares
-    has, are set to zero.
-    """
-    values, vectors = np.linalg.eigh(second[:-1, :-1])
-    along = vectors.T @ second[:-1, -1]
-    penalty = PENALTY * sd * math.sqrt(2 * len(second))
-    weights = vectors @ (along / (np.maximum(values, 0.0) + penalty)) * (FARTHEST / weight)
-    return Head(np.rint(np.clip(weights, -LARGEST_WEIGHT, LARGEST_WEIGHT) * WEIGHT_UNIT)[None], constant)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
 from adlm.errors import UserError
 from adlm.privacy.accounting import Charge, Totals, compose
+from adlm.privacy.header import unit_of
 from adlm.privacy.notebook import Part, box, charges_part, guarantee
 from adlm.privacy.signature import Statement
 from adlm.public.domain import Domain
 from adlm.runtime.artefact import canonical, sha256
 
-Content = Literal["moments", "rounds", "table", "records", "regression"]
+Content = Literal["moments", "rounds", "records", "regression"]
 SCHEMA = 1
 SEEDED = "NOT PRIVATE: seeded"
-PEEKED = "bounds learnt from data"
+PEEKED = "NOT PRIVATE: bounds learnt from data"
 NOT_PUBLIC = "NOT PRIVATE: features are not public"
 WEAK_EPSILON = "NOT PRIVATE: epsilon above 100"
 WEAK_DELTA = "NOT PRIVATE: delta of 1/n or more"
 MOST_EPSILON, MOST_DELTA = 100, Fraction(1, 100)  # beyond these a release is stamped as not private
+LEARNT_BOUNDS = "the bounds of the domain were learnt from the records, and no noise protects them"
 ENGINE = "engine"  # a field of the certificate that its digest does not cover
 
 
@@ -59,17 +61,15 @@ class Certificate:
 
     @property
     def content(self) -> Content:
-        """What was released: `table` and `rounds` are special cases of `moments`, and are stored as that."""
+        """What was released: `rounds` is a special case of `moments`, and is stored as that."""
         if self.kind == "moments":
-            if self.settings.get("model") == "additive":
-                return "table"
-            return "rounds" if self.settings.get("rounds") else "moments"
+            return "rounds" if self.settings.get("rounds") or self.settings.get("objective") else "moments"
         return "regression" if self.kind == "regression" else "records"
 
     @property
     def totals(self) -> Totals:
-        """The composed cost of the charges."""
-        return compose(self.charges)
+        """The composed cost of the charges, for the unit of privacy that the release declares."""
+        return replace(compose(self.charges), person=unit_of(self) != "record")
 
     @property
     def private(self) -> bool:
@@ -118,13 +118,21 @@ class Certificate:
         Raises
         ------
         UserError : the schema is another version's, the digest does not match the content, or the totals are
-            not what the charges add up to.
+            not what the charges add up to; or a stamp is missing that follows from the content.
         """
         body = {key: value for key, value in raw.items() if key not in ("digest", ENGINE)}
         if raw.get("schema") != SCHEMA:
-            raise UserError(f"the certificate has schema {raw.get('schema')!r}, this version reads {SCHEMA}")
+            raise UserError(
+                f"the certificate has schema {str(raw.get('schema'))[:40]}, this version reads {SCHEMA}"
+            )
         if raw.get("digest") != sha256(canonical(body)):
             raise UserError("the certificate's digest does not match its content: it was altered")
+        for key in ("domain", "features", "settings", "totals", "tensors", "software"):
+            if not isinstance(raw.get(key), Mapping):
+                raise UserError(f"the certificate cannot be read: {key} must be an object")
+        for key in ("charges", "stamps"):
+            if not isinstance(raw.get(key), list):
+                raise UserError(f"the certificate cannot be read: {key} must be a list")
         try:
             certificate = cls(
                 kind=raw["kind"],
@@ -140,7 +148,34 @@ class Certificate:
             raise UserError(f"the certificate cannot be read: {error!r}") from None
         if certificate.totals.to_dict() != raw["totals"]:
             raise UserError("the certificate's totals are not what its charges add up to")
+        certificate._check_stamps()
         return certificate
+
+    def _check_stamps(self) -> None:
+        """Refuse a certificate without the stamps, or with the proofs, that its own content rules out."""
+        if self.domain.bounds_learnt_from_data and not all(c.unproved for c in self.charges):
+            raise UserError(
+                "the certificate states an epsilon although its bounds were learnt from the records: it was "
+                "altered, or made by an older version; make the release again"
+            )
+        for stamp in implied_stamps(self.domain, self.totals, self.settings.get("n")):
+            if stamp not in self.stamps:
+                raise UserError(
+                    f"the certificate lacks the stamp {stamp!r}, which follows from its content: it was "
+                    "altered, or made by an older version; make the release again"
+                )
+
+
+def implied_stamps(domain: Domain, totals: Totals, n: object = None) -> tuple[str, ...]:
+    """Return the stamps that follow from the content of a certificate.
+
+    Parameters
+    ----------
+    domain : of the release; learnt bounds are stamped.
+    totals : of its charges.
+    n : the number of records, if it is public.
+    """
+    return ((PEEKED,) if domain.bounds_learnt_from_data else ()) + weaknesses(totals, n)
 
 
 def weaknesses(totals: Totals, n: object = None) -> tuple[str, ...]:

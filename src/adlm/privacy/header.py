@@ -28,8 +28,10 @@ def unit_of(certificate: Certificate) -> str:
         return f"person, of at most {most} records"
     spec = certificate.features.get("spec")
     table = spec.get("table") if isinstance(spec, Mapping) else None
-    columns = table.get("columns") if isinstance(table, Mapping) else None
-    kinds = [c.get("kind") for c in columns] if isinstance(columns, list) else []
+    kinds = []
+    for declared in (table, certificate.settings.get("input")):  # of a table; of images or vectors
+        columns = declared.get("columns") if isinstance(declared, Mapping) else None
+        kinds += [column.get("kind") for column in columns] if isinstance(columns, list) else []
     return "person, of at most 1 record" if "person" in kinds else "record"
 
 

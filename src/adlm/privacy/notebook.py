@@ -52,7 +52,9 @@ def guarantee(totals: Totals) -> list[tuple[str, object]]:
         ("epsilon proved", show(totals.epsilon_proved)),
         ("claimed", show(totals.epsilon_claimed)),
         ("delta", f"{float(totals.delta):g}"),
+        *([("mu", totals.mu)] if totals.mu else []),
         ("neighbours", totals.neighbours),
+        ("per", f"{totals.unit}{totals.multiplied()}"),
     ]
 
 
@@ -71,12 +73,20 @@ def charge_rows(charges: Iterable[Charge]) -> list[tuple[str, ...]]:
     ]
 
 
-def charges_part(charges: Sequence[Charge]) -> Part:
-    """List the charges, and where each bound is proved."""
+def charges_part(charges: Sequence[Charge], *, units: bool = False) -> Part:
+    """List the charges, and where each bound is proved.
+
+    Parameters
+    ----------
+    charges : of one release, or of a ledger.
+    units : whether each row ends with the unit of its charge, which may differ in a ledger.
+    """
     rows = charge_rows(charges)
+    if units:
+        rows = [(*row, charge.unit) for row, charge in zip(rows, charges, strict=True)]
     return Part(
         f"{len(rows)} charge{'s' * (len(rows) != 1)}",
-        ("released", "noise", "claimed", "proved", "delta", "proof"),
+        ("released", "noise", "claimed", "proved", "delta", "proof", *(("per",) if units else ())),
         rows,
     )
 

@@ -24,7 +24,7 @@ from adlm.errors import UserError
 from adlm.estimation.moments import Moments
 from adlm.privacy import signature
 from adlm.privacy.accounting import Charge, compose
-from adlm.privacy.certificate import ENGINE, Certificate, Content, weaknesses
+from adlm.privacy.certificate import ENGINE, Certificate, Content, implied_stamps
 from adlm.privacy.certificate import SEEDED as SEEDED
 from adlm.privacy.header import check_entries, entries_of, header_entries, privacy_header
 from adlm.privacy.notebook import Part, box, charges_part, guarantee
@@ -71,7 +71,7 @@ class Release:
 
     @property
     def kind(self) -> Content:
-        """`moments`, `rounds` (with gradients), `table` (class tables), `records` or `regression`."""
+        """`moments`, `rounds` (gradients or a perturbed loss), `records` or `regression`."""
         return self.certificate.content
 
     @classmethod
@@ -90,10 +90,10 @@ class Release:
 
         Parameters
         ----------
-        stamps : those of all inputs of the release. Stamps for its own totals are added.
+        stamps : those of all inputs of the release. Those that follow from its domain and totals are added.
         """
-        weak = weaknesses(compose(charges), settings.get("n")) if charges else ()
-        stamps = tuple(dict.fromkeys((*stamps, *weak)))
+        implied = implied_stamps(domain, compose(charges), settings.get("n")) if charges else ()
+        stamps = tuple(dict.fromkeys((*stamps, *implied)))
         tensors = {name: t.detach().cpu().contiguous() for name, t in sorted(tensors.items())}
         made_by = {"adlm": __version__, "torch": torch.__version__, "python": platform.python_version()}
         described = describe(tensors)

@@ -42,7 +42,7 @@ def check_header(
 
 
 def read_csv(
-    file: DataFile, table: TableDomain, wanted: Sequence[str], rows: int, comments: bool, size: int
+    file: DataFile, table: TableDomain, wanted: Sequence[str], rows: int, lenient: bool, size: int
 ) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield columns of a CSV file as Arrow arrays, with the approximate number of bytes read.
 
@@ -51,7 +51,7 @@ def read_csv(
     file, table : the file, and its declared columns and dialect.
     wanted : names of columns.
     rows : how many at a time, at most.
-    comments : whether lines before the header that begin with the declared comment are skipped.
+    lenient : as in `tables.read_batches`.
     size : bytes parsed at once.
     """
     with_commas = (
@@ -63,10 +63,10 @@ def read_csv(
             dialect = dialect_of(lines, table)
             names = [name.strip() for name in dialect.header] or [column.name for column in table.columns]
             check_header(file, names, wanted, shown=False)
-            if comments and table.comment and not table.header:
+            if lenient and table.comment and not table.header:
                 lines.skip_comments(table.comment)
             first, before = 1, 0
-            for block in _valid_rows(file, table, dialect, lines):
+            for block in _valid_rows(file, table, dialect, lines, lenient):
                 cells = _parsed(file, block, dialect, [names.index(name) for name in wanted])
                 for start in range(0, len(block.whole), rows):
                     part = {
@@ -83,18 +83,27 @@ def read_csv(
         raise UserError(f"{file}: {explain(error)}") from None
 
 
-def _valid_rows(path: DataFile, table: TableDomain, dialect: Dialect, lines: Lines) -> Iterator[Rows]:
+def _valid_rows(
+    path: DataFile, table: TableDomain, dialect: Dialect, lines: Lines, lenient: bool
+) -> Iterator[Rows]:
     """Yield a file's rows; a bad one is an error, unless declared to be a record of missing values.
 
-    A table has two columns or more, so an empty line is not a record: it is allowed at the end of the file
-    only.
+    A table has two columns or more, so an empty line is a bad row, also at the end of the file: if it were
+    skipped there, a last record that is replaced by an empty line would change the number of records.
+
+    Parameters
+    ----------
+    path, table, dialect, lines : the file, its declaration, its dialect and its lines.
+    lenient : whether empty lines at the end are skipped.
     """
     first, empty = 1, 0
     for block in lines.rows(dialect):
         if table.bad_rows == "missing":
             yield block
             continue
-        last = int(np.max(np.flatnonzero(~block.blank), initial=-1)) + 1
+        last = len(block.whole)
+        if lenient:
+            last = int(np.max(np.flatnonzero(~block.blank), initial=-1)) + 1
         if empty and last:
             raise UserError(f"{path}: row {first - empty} is empty; remove the line")
         for row in np.flatnonzero(~block.whole[:last])[:1]:

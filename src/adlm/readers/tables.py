@@ -119,7 +119,7 @@ def read_batches(
     *,
     labels: bool = True,
     bounded: bool = True,
-    comments: bool = False,
+    lenient: bool = False,
     rows: int = ROWS,
     block: int | None = None,
 ) -> Iterator[Encoded]:
@@ -132,8 +132,9 @@ def read_batches(
     labels : whether the label is needed; not for prediction.
     bounded : whether to keep at most the declared number of records of each person: those with the smallest
         digests (see `contributions`), over all files. Files are then read twice.
-    comments : whether lines at the top of a file without a header row that start with the declared mark are
-        skipped. A first record could start with it too, so this is for reading without privacy alone.
+    lenient : for reading without privacy alone: whether to skip lines at the top of a file without a header
+        row that start with the declared comment mark, and empty lines at the end of a file. Either could be
+        a record too.
     rows, block : most records of a batch, and bytes of a CSV file parsed at once; no record depends on them.
 
     Formal guarantees
@@ -148,7 +149,7 @@ def read_batches(
     def batches(persons: bool) -> Iterator[CompactBatch]:
         for file in files:
             yield from read_compact(
-                Piece(file), table, labels=labels, persons=persons, comments=comments, rows=rows, block=block
+                Piece(file), table, labels=labels, persons=persons, lenient=lenient, rows=rows, block=block
             )
 
     keep = None
@@ -174,7 +175,7 @@ def read_compact(
     *,
     labels: bool = True,
     persons: bool = True,
-    comments: bool = False,
+    lenient: bool = False,
     rows: int = ROWS_KEPT,
     block: int | None = None,
 ) -> Iterator[CompactBatch]:
@@ -186,12 +187,12 @@ def read_compact(
     table : the declared table.
     labels : whether the label is needed.
     persons : whether to give digests, where the table names persons.
-    comments, rows, block : as in `read_batches`.
+    lenient, rows, block : as in `read_batches`.
     """
     wanted = _wanted(table, labels=labels, persons=persons)
     person = table.person if persons else None
     first = piece.first
-    for batch, size in _raw(piece, table, wanted, rows, comments=comments, block=block):
+    for batch, size in _raw(piece, table, wanted, rows, lenient=lenient, block=block):
         with naming_records(piece.file, first):
             who = None if person is None else person_digests(person, batch[person.name], table.missing)
             columns = tuple(compact(c, batch[c.name], table.missing) for c in table.features)
@@ -247,13 +248,13 @@ def _raw(
     wanted: Sequence[str],
     rows: int,
     *,
-    comments: bool = False,
+    lenient: bool = False,
     block: int | None = None,
 ) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield columns as Arrow arrays, with the approximate number of bytes read."""
     if piece.file.is_parquet:
         return _parquet(piece, wanted, rows)
-    return read_csv(piece.file, table, wanted, rows, comments, block or BLOCK)
+    return read_csv(piece.file, table, wanted, rows, lenient, block or BLOCK)
 
 
 @contextlib.contextmanager
@@ -281,7 +282,7 @@ def read_labelled(path: Path | str, spec: Mapping[str, Any]) -> Iterator[Encoded
 
     Contributions are not bounded: this is for evaluation, which is not private.
     """
-    return read_batches(path, table_of(spec), bounded=False, comments=True)
+    return read_batches(path, table_of(spec), bounded=False, lenient=True)
 
 
 def table_of(spec: Mapping[str, Any]) -> TableDomain:

@@ -63,7 +63,7 @@ def _numeric(models: Sequence[Trained]) -> Section:
                 paragraph(
                     f"By the release's own check, which is charged: R2 of {model.name} about "
                     f"{training['estimated_r2']:.3f} ± {2 * training['estimated_r2_sd']:.3f} on the private "
-                    f"records, squared errors clipped at {training['errors_clipped_at']:g} times the "
+                    f"records, squared errors clipped at {training['errors_clipped_at']:.3g} times the "
                     "target's variance."
                 )
             )

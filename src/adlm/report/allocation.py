@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from adlm.report.relevance import as_picture
 from adlm.report.subject import Subject
 
 MOST_CLASSES = 40
-SECOND_ROUND = "class tables again"  # the charge of a table's second round
 
 
 MAPS = {
@@ -45,29 +42,14 @@ def relevance_maps(subject: Subject) -> Section | None:
         drawn = figure(Markup(relevance_picture(subject.release)), caption)
         return Section("relevance", "Relevance of columns", drawn)
     maps = {name: subject.release.tensors[name].numpy() for name in MAPS if name in subject.release.tensors}
-    if subject.certificate.kind == "moments":
-        parts = [_coordinates(values) for name, values in maps.items() if name == "relevance"]
-    else:
-        shape = subject.certificate.domain.shape
-        parts = [_map(name, values, shape) for name, values in maps.items() if len(shape) <= 3]
+    shape = subject.certificate.domain.shape
+    parts = [_map(name, values, shape) for name, values in maps.items() if len(shape) <= 3]
     return Section("relevance", "Relevance maps", join(parts)) if parts else None
 
 
 def _map(name: str, values: Any, shape: tuple[int, ...]) -> Markup:
     label, caption = MAPS[name]
     return figure(drawing.heatmap(as_picture(values, shape), label=label), f"{label}. {caption}")
-
-
-def _coordinates(values: Any) -> Markup:
-    """Relevance of the coordinates that a moment release sums, which are not those of an image."""
-    x = drawing.horizontal(1, max(2, len(values)), "coordinate")
-    y = drawing.vertical(0, float(values.max()) * 1.05 or 1.0, "relevance")
-    drawn = drawing.curve(x, y, list(range(1, len(values) + 1)), values.tolist(), "a")
-    label = "Private relevance of each coordinate"
-    caption = (
-        "by layer-wise relevance propagation through a model of a first small release, which was charged."
-    )
-    return figure(drawing.plot(x, y, drawn, label=label), f"{label}, {caption}")
 
 
 def allocation(subject: Subject) -> Section | None:
@@ -77,7 +59,7 @@ def allocation(subject: Subject) -> Section | None:
     if subject.certificate.kind == "regression":
         return _regression_noise(subject.release)
     if subject.certificate.kind == "moments":
-        return _moment_noise(_both_rounds(subject.release), subject.certificate)
+        return _moment_noise(subject.release.moments(), subject.certificate)
     ratios = subject.release.tensors.get("budget_ratios")
     return None if ratios is None else _record_noise(np.sort(ratios.numpy())[::-1], subject.certificate)
 
@@ -101,20 +83,6 @@ def _regression_noise(release: Release) -> Section:
         f"({sd:.3g} each). They give the mean and the spread that the target is scaled by."
     )
     return Section("allocation", "Where the noise is", figure(picture, caption))
-
-
-def _both_rounds(release: Release) -> Moments:
-    """Return released moments; of a table with two rounds, their average weighted by precision."""
-    moments, tensors = release.moments(), release.tensors
-    second_round = [c for c in release.certificate.charges if c.what.startswith(SECOND_ROUND)]
-    if "class_sums_again" not in tensors or len(second_round) != 1:
-        return moments
-    step = tensors["step_again"].double()
-    spread = math.sqrt(2.0) if second_round[0].mechanism == "laplace" else 1.0
-    fine = spread * float(second_round[0].scale) * step
-    first, second = moments.sd_sums**-2, fine**-2
-    sums = (first * moments.sums + second * tensors["class_sums_again"].double() * step) / (first + second)
-    return replace(moments, sums=sums, sd_sums=(first + second) ** -0.5)
 
 
 def _moment_noise(moments: Moments, certificate: Certificate) -> Section:

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from adlm.report import attacker, drawing
+from adlm.privacy.accounting import TradeOff
+from adlm.report import drawing
 from adlm.report.html import Markup, figure, join, paragraph, table, tag
 from adlm.report.page import Section
 
@@ -50,7 +51,7 @@ def _rows(findings: Sequence[Finding]) -> Markup:
         (
             f.get("mechanism", "?"),
             f.get("neighbours", ""),
-            f.get("rung", ""),
+            f.get("attack", ""),
             _epsilon(f.get("epsilon_proved")),
             _epsilon(f.get("epsilon_lower"), "unbounded"),
             f.get("runs", ""),
@@ -79,7 +80,9 @@ def _tightness(finding: Finding) -> float:
 
 def _bounds(findings: Sequence[Finding]) -> list[Markup]:
     """Show one pair of bars a mechanism: the proved epsilon and its tightest empirical lower bound."""
-    tried = [f for f in findings if f.get("rung") == "two worlds" and not f.get("control")] or list(findings)
+    tried = [f for f in findings if f.get("attack") == "distinguishing" and not f.get("control")] or list(
+        findings
+    )
     best: dict[str, Finding] = {}
     for f in sorted(tried, key=_tightness):
         best[str(f.get("mechanism", "?"))] = f
@@ -104,12 +107,11 @@ def _curves(findings: Sequence[Finding]) -> list[Markup]:
         marks = [drawing.curve(x, y, [0, 1], [0, 1], "quiet")]
         if _number(f.get("epsilon_proved")):
             rates = [i / 200 for i in range(201)]
-            most = [
-                attacker.detection(r, float(f["epsilon_proved"]), float(f.get("delta", 0))) for r in rates
-            ]
+            bound = TradeOff(epsilon=float(f["epsilon_proved"]), delta=float(f.get("delta", 0)))
+            most = [bound.detection(r) for r in rates]
             marks.insert(0, drawing.area(x, y, rates, rates, most, "a"))
         marks.append(drawing.curve(x, y, [p[0] for p in points], [p[1] for p in points], "b"))
-        label = f"Attack on {f.get('mechanism', '?')} ({f.get('rung', '')})"
+        label = f"Attack on {f.get('mechanism', '?')} ({f.get('attack', '')})"
         caption = f"{label}: but for sampling error, it must stay inside what the proof allows, shaded."
         parts.append(figure(drawing.plot(x, y, *marks, label=label), caption))
     return parts

@@ -18,8 +18,8 @@ from adlm.privacy.certificate import Certificate
 from adlm.privacy.header import unit_of
 from adlm.privacy.notebook import charge_rows
 from adlm.privacy.signature import Signature
-from adlm.report.attacker import best_guess, odds_factor
-from adlm.report.sections import MEANINGS, RELATIONS
+from adlm.report.attacker import meaning
+from adlm.report.sections import MEANINGS, relation_words
 from adlm.report.subject import Subject, Trained
 
 HEAD = "---\nlibrary_name: adlm\n"
@@ -88,6 +88,8 @@ def _head(name: str, model: Trained, certificate: Certificate, licence: str | No
     lines += [f"license: {json.dumps(licence)}"] if licence else []
     lines += ["tags:", *(f"- {tag}" for tag in ("differential-privacy", "adaptive-laplace-mechanism"))]
     privacy = {key: totals[key] for key in ("epsilon_claimed", "epsilon_proved", "delta")}
+    if certificate.totals.composed is not None and certificate.totals.composed.mu:
+        privacy["mu"] = certificate.totals.composed.mu
     privacy |= {
         "relation": totals["neighbours"],
         "unit": unit_of(certificate),
@@ -189,18 +191,19 @@ def _guarantee(certificate: Certificate) -> str:
     lines = [
         "## Guarantee\n",
         table(
-            ("epsilon proved", "epsilon claimed", "delta", "relation", "unit"),
+            ("epsilon proved", "epsilon claimed", "delta", "mu", "relation", "unit"),
             [
                 (
                     show(totals.epsilon_proved),
                     show(totals.epsilon_claimed),
                     f"{float(totals.delta):g}",
+                    totals.mu or "none: pure epsilon",
                     totals.neighbours,
-                    unit_of(certificate),
+                    totals.unit,
                 )
             ],
         ),
-        f"By {totals.neighbours}, {RELATIONS[totals.neighbours]}. {_meaning(certificate)}\n",
+        f"By {totals.neighbours}, {relation_words(totals)}. {_meaning(certificate)}\n",
         table(("released", "noise", "claimed", "proved", "delta", "proof"), rows),
     ]
     return "\n".join(lines)
@@ -210,14 +213,8 @@ def _meaning(certificate: Certificate) -> str:
     totals = certificate.totals
     if math.isinf(totals.epsilon_proved):
         return "No epsilon is proved, so nothing here should be read as protection."
-    epsilon, delta = float(totals.epsilon_proved), float(totals.delta)
-    factor = odds_factor(epsilon, delta)
-    grown = f"{factor:.3g}-fold" if factor < 1e6 else "more than a millionfold"
-    meant = (
-        f"Somebody who knows every record but one can raise their odds about that one at most {grown}, and "
-        f"guess between two equally likely values of it right at most {best_guess(epsilon, delta):.1%} of "
-        "the time. Training costs nothing further, however long it went on."
-    )
+    exact = f" {totals.about_mu()}" if totals.mu else ""
+    meant = f"{meaning(totals)}{exact} Training costs nothing further, however long it went on."
     return meant if certificate.private else f"Without the warnings above it would mean: {meant}"
 
 
@@ -252,7 +249,7 @@ def _measured_on(found: Mapping[str, Any]) -> str:
 
 
 def _limits(certificate: Certificate) -> str:
-    unit = unit_of(certificate)
+    unit = certificate.totals.unit
     people = (
         "The guarantee is for one record. Who has several among them is protected less: epsilon grows with "
         "their number."

@@ -88,13 +88,10 @@ def _requested_options(certificate: Certificate) -> str:
     requested = settings.get("asked")
     if isinstance(requested, Mapping):
         options |= {name: str(value) for name, value in requested.items() if value is not None}
-    if settings.get("relevance") == "private":
-        options["relevance"] = "private"
     plan = settings.get("plan")
     if isinstance(plan, Mapping) and plan.get("fourier"):
         options["fourier"] = str(plan["fourier"])
-    flags = {"second": "second-moment-dim", "share": "sums-budget-share"}
-    return " ".join(f"--{flags.get(name, name)} {_quoted(value)}" for name, value in options.items())
+    return " ".join(f"--{name} {_quoted(value)}" for name, value in options.items())
 
 
 def _features(certificate: Certificate) -> object:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from adlm.privacy.accounting import show
+from adlm.privacy.accounting import Totals, show
 from adlm.privacy.certificate import (
     MOST_EPSILON,
     NOT_PUBLIC,
@@ -24,18 +24,29 @@ from adlm.report.subject import Subject
 MEANINGS = {
     SEEDED: "The noise was drawn from a fixed seed, so whoever knows the seed can take it off again. "
     "Use this release for tests alone.",
-    PEEKED: "Bounds of the domain were found by looking at the records, which no epsilon here accounts for.",
+    PEEKED: "Bounds of the domain, or a scaling before them, were computed from the records, and no noise "
+    "protects them.",
     NOT_PUBLIC: "Private records had a part in the features, so what they reveal of a record is not bounded.",
     WEAK_EPSILON: f"So large an epsilon bounds nothing: the odds may change e^{MOST_EPSILON} times.",
     WEAK_DELTA: "So large a delta is met by a mechanism that publishes a random record as it is.",
 }
 KINDS = {"moments": "moment", "records": "record"}
-RELATIONS = {
-    "replace-one": "two data sets are neighbours when one record is replaced by another; how many records "
-    "there are is public",
-    "add-remove": "two data sets are neighbours when one has a record more; how many records there are is "
-    "protected too",
-}
+
+
+def relation_words(totals: Totals) -> str:
+    """Say which data sets are neighbours, and whether the number of records is public."""
+    person = totals.unit != "record"
+    if totals.neighbours == "add-remove":
+        difference, number = (
+            f"one has {'the records of one person' if person else 'a record'} more",
+            "protected",
+        )
+    elif person:
+        difference = "the records of one person are replaced by those of another"
+        number = "protected" if totals.contributions > 1 else "public"
+    else:
+        difference, number = "one record is replaced by another", "public"
+    return f"two data sets are neighbours when {difference}; how many records there are is {number}"
 
 
 def stamps(subject: Subject) -> Markup:
@@ -55,7 +66,9 @@ def summary(subject: Subject) -> Markup:
         tile(show(totals.epsilon_proved), "epsilon proved"),
         tile(show(totals.epsilon_claimed), "epsilon claimed"),
         tile(f"{float(totals.delta):g}", "delta"),
+        *([tile(totals.mu, "mu")] if totals.mu else []),
         tile(totals.neighbours, "neighbours"),
+        tile(totals.unit, "unit of privacy"),
     ]
     measured = [m for m in subject.models if m.evaluation and _share(m.evaluation.get("accuracy"))]
     for model in measured[:2]:
@@ -81,8 +94,8 @@ def plain_words(certificate: Certificate) -> Section:
         f"trained on it since, for however long, has read the release alone, and costs no further privacy."
     )
     relation = paragraph(
-        f"The guarantee is for one record ({totals.neighbours}): {RELATIONS[totals.neighbours]}. ",
-        f"A person with several records is protected {_people(certificate)}.",
+        f"The guarantee is for one {totals.unit} ({totals.neighbours}): {relation_words(totals)}. ",
+        _people(totals),
     )
     if SEEDED in certificate.stamps:
         seeded = "None of this holds for noise from a known seed. Below is what it would promise without one."
@@ -97,7 +110,7 @@ def plain_words(certificate: Certificate) -> Section:
             class_="bad",
         )
     else:
-        verdict = attacker.explanation(float(totals.epsilon_proved), float(totals.delta), totals.neighbours)
+        verdict = attacker.explanation(totals)
     return Section("plain-words", "What this certificate promises", join([intro, relation, verdict]))
 
 
@@ -107,11 +120,12 @@ def _answers(domain: Domain) -> str:
     return f"in {len(domain.classes)} classes"
 
 
-def _people(certificate: Certificate) -> str:
-    most = certificate.settings.get("contributions", 1)
-    if isinstance(most, int) and most > 1:
-        return f"as long as they have at most {most} records, which was declared and charged"
-    return "less: epsilon grows with the number of records they have"
+def _people(totals: Totals) -> str:
+    if totals.unit != "record":
+        return "How many records a person may have was declared, and is charged."
+    return (
+        "A person with several records is protected less: epsilon grows with the number of records they have."
+    )
 
 
 def claimed_and_proved(certificate: Certificate) -> Section:
@@ -125,7 +139,7 @@ def claimed_and_proved(certificate: Certificate) -> Section:
             show(totals.epsilon_claimed),
             show(totals.epsilon_proved),
             f"{float(totals.delta):g}",
-            "composition of the above",
+            f"composition of the above{f', mu {totals.mu}' if totals.mu else ''}",
         )
     )
     heading = (

@@ -1,24 +1,30 @@
 """Loops over records that are compiled by Numba once they have enough work.
 
-A loop is a plain Python function that computes the same bits as the NumPy or PyTorch code it stands in for:
-integers, and elementary IEEE operations in the same order, never fused or reordered. So which of the two ran
-shows in the time alone. A compiled loop makes no temporary arrays and does not hold Python's global lock, so
-the threads of a pass work side by side. Compiling takes a second or two. The machine code is cached beside
-the source, or in the user's cache.
+A loop is a plain Python function of integers and elementary IEEE operations, which are never reordered, nor
+fused unless the source says so (`lanes`). So its bits are those of plain Python, and those of the NumPy or
+PyTorch code that a loop over tables stands in for. A compiled loop makes no temporary arrays and does not
+hold Python's global lock, so the threads of a pass work side by side. Compiling takes a second or two, and
+some ten seconds in all for the features of images. The machine code is cached beside the source, or in the
+user's cache.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cache
+from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from adlm.runtime import lanes
+
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
+_PREPARING = threading.Lock()  # Numba is taught a function once
 ENOUGH = 1 << 18  # records in all, over which compiled code makes up for the time to compile it
 
 
@@ -27,7 +33,8 @@ class Compiled(Generic[Arguments, Result]):
 
     Parameters
     ----------
-    function : what to compile; it may use what Numba supports, and constants of its own module.
+    function : what to compile; it may use what Numba supports, constants and functions of its own module,
+        and `lanes`.
     enough : number of records after which compiling pays.
     """
 
@@ -72,11 +79,24 @@ def _numba() -> Any:
     return None if numba.config.DISABLE_JIT else numba
 
 
+@cache
+def _with_parts(function: Callable[..., Any]) -> None:
+    """Let compiled code call the functions of the same module that a function calls, and those they call."""
+    for name in function.__code__.co_names:
+        part = function.__globals__.get(name)
+        if isinstance(part, FunctionType) and part.__module__ == function.__module__:
+            _with_parts(part)
+            _numba().extending.register_jitable(part)
+
+
 def _compile(function: Callable[Arguments, Result], *, cache: bool) -> Callable[Arguments, Result]:
     """Compile without the global lock and without any reordering of floating-point operations."""
     numba = _numba()
     if numba is None:
         return function
+    with _PREPARING:
+        lanes.prepare()
+        _with_parts(function)
     settings = {"nogil": True, "fastmath": False, "error_model": "numpy"}
     try:
         compiled: Callable[Arguments, Result] = numba.njit(cache=cache, **settings)(function)

@@ -1,9 +1,18 @@
-"""Square roots of rationals, rounded up or down, so that bounds stay bounds."""
+"""Exact arithmetic: square roots of rationals that stay bounds, and functions to any number of digits."""
 
 from __future__ import annotations
 
 import math
+import threading
 from fractions import Fraction
+
+import mpmath
+
+# Use: `with MPMATH_LOCK, MP.workprec(bits):`. The precision of `mpmath.mp` is one number for the process,
+# and mpmath keeps constants such as log 2 in global variables: with several threads, either can change in the
+# middle of a computation. This context is the library's own, and one thread at a time computes with it.
+MP = mpmath.MPContext()
+MPMATH_LOCK = threading.RLock()
 
 
 def root_down(value: Fraction) -> Fraction:

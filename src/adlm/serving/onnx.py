@@ -33,7 +33,6 @@ from adlm.public.domain.table import TableDomain
 from adlm.public.features import TABLES, OnnxBackbone
 from adlm.runtime.artefact import write_file
 from adlm.serving.onnx_encoder import JOINTS, AfterEncoder, BeforeEncoder, encoder_of, joined
-from adlm.serving.onnx_images import traceable
 from adlm.serving.onnx_table import (
     OPSET,
     OUTPUTS,
@@ -60,7 +59,7 @@ class Served(nn.Module):
         lower, span = _bounds(model.certificate.domain)
         self.register_buffer("_lower", lower)
         self.register_buffer("_range", span)
-        self.features = None if model.features is None else traceable(model.features)
+        self.features = None if model.features is None else copy.deepcopy(model.features)
         self.head = copy.deepcopy(model.head).float()
         self._target = model.target
 
@@ -171,6 +170,7 @@ def _traced(served: nn.Module, trial: Tensor, model: Model, taken: str, names: S
         chatter.setLevel(logging.ERROR)
         with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")  # tracing warns of every folded constant
+            served(trial.clone().requires_grad_())  # constants that a first call makes stay out of the graph
             torch.onnx.export(
                 served,
                 (trial,),

@@ -56,7 +56,7 @@ def _records(model: Model, file: Path | str) -> Iterator[tuple[Any, tuple[str, .
     declared = declared_of(model.certificate)
     if declared is not None:
         return ((b.x, b.names) for b in input_batches(file, declared, labels=False, bounded=False))
-    read = read_batches(file, table_of(_spec(model)), labels=False, bounded=False, comments=True)
+    read = read_batches(file, table_of(_spec(model)), labels=False, bounded=False, lenient=True)
     return ((batch.x, ()) for batch in read)
 
 

@@ -19,6 +19,7 @@ from adlm.errors import UserError
 from adlm.privacy.accounting import Charge, compose, number, show
 from adlm.privacy.release import CERTIFICATE
 from adlm.public.domain import NEIGHBOURS, Domain
+from adlm.report.attacker import ALARM
 from adlm.report.provenance import rerun_command
 from adlm.report.sections import MEANINGS
 from adlm.report.subject import Subject, find
@@ -73,6 +74,7 @@ def _unique(names: Sequence[str], index: int) -> str:
 def _artefact(subject: Subject, name: str) -> dict[str, Any]:
     certificate, totals = subject.certificate, subject.certificate.totals
     signer = subject.signature.signer if subject.signature else None
+    bound = totals.trade_off
     n = certificate.settings.get("n")
     plan = certificate.settings.get("plan")
     reasons = plan.get("reasons", []) if isinstance(plan, Mapping) else []
@@ -83,7 +85,9 @@ def _artefact(subject: Subject, name: str) -> dict[str, Any]:
         "claimed": number(totals.epsilon_claimed),
         "delta": float(totals.delta),
         "neighbours": totals.neighbours,
-        "sentence": f"{totals.sentence()}.",
+        "unit": totals.unit,
+        "odds": None if bound is None else {"factor": bound.odds_factor(ALARM), "guess": bound.best_guess()},
+        "sentence": f"{totals.sentence()}. {totals.about_mu()}".strip(),
         "stamps": [{"words": s, "meaning": MEANINGS.get(s, OTHER_STAMP)} for s in subject.stamps],
         "charges": [_charge(c) for c in certificate.charges],
         "models": [_model(m.name, m.training, m.evaluation) for m in subject.models],
@@ -95,10 +99,11 @@ def _artefact(subject: Subject, name: str) -> dict[str, Any]:
             ["epsilon proved", show(totals.epsilon_proved)],
             ["epsilon claimed", show(totals.epsilon_claimed)],
             ["delta", f"{float(totals.delta):g}"],
+            ["mu", totals.mu or ("none: pure epsilon" if bound else "none proved")],
             ["neighbours", totals.neighbours],
             ["kind", certificate.kind],
             ["records", f"{n:,}" if isinstance(n, int) else "protected"],
-            ["most records of a person", str(certificate.settings.get("contributions", 1))],
+            ["unit of privacy", totals.unit],
             ["predicts", _answer(certificate.domain)],
             ["noise", ", ".join(dict.fromkeys(str(c.mechanism) for c in certificate.charges))],
             ["features", _features(certificate.features)],
@@ -115,6 +120,7 @@ def _charge(charge: Charge) -> dict[str, Any]:
         "what": charge.what,
         "noise": str(charge.mechanism),
         "neighbours": charge.neighbours,
+        "unit": charge.unit,
         "claimed": show(charge.claimed),
         "proved": show(charge.epsilon_proved),
         "delta": f"{float(charge.delta):g}",
@@ -173,7 +179,7 @@ def _audit(audit: Mapping[str, Any] | None) -> dict[str, Any] | None:
     rows = [
         {
             "mechanism": str(f.get("mechanism", "?")),
-            "rung": str(f.get("rung", "")),
+            "attack": str(f.get("attack", "")),
             "proved": _share(f.get("epsilon_proved")),
             "lower": _share(f.get("epsilon_lower")),
             "verdict": str(f.get("verdict", "")),

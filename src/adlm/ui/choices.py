@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.errors import UserError
+from adlm.privacy.accounting import unit_words
 from adlm.public import datasets
 from adlm.public.domain import NEIGHBOURS, Domain
 from adlm.public.domain.declaration import toml
@@ -62,6 +63,11 @@ class Choice:
         """The declared maximum of records per person."""
         return 1 if self.table is None else self.table.contributions
 
+    @property
+    def unit(self) -> str:
+        """The unit of privacy: `record`, or `person (at most 3 records)`."""
+        return unit_words(self.contributions, self.table is not None and self.table.person is not None)
+
     @cached_property
     def features(self) -> Features:
         """The public features of arrays."""
@@ -86,7 +92,7 @@ class Choice:
             "classes": len(self.classes),
             "measure": "accuracy" if self.classes else "R\u00b2",
             "neighbours": self.neighbours,
-            "contributions": self.contributions,
+            "unit": self.unit,
         }
 
 

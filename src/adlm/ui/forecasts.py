@@ -15,10 +15,11 @@ from importlib import resources
 from typing import Any
 
 from adlm.errors import UserError
+from adlm.mechanism.planner import PurePlan
 from adlm.privacy.accounting import parse_delta, parse_epsilon
-from adlm.public.planning.moments import MomentPlan, plan_moments
+from adlm.public.planning.moments import MomentPlan
 from adlm.ui.choices import Choice, check_relation, check_size
-from adlm.workflows.forecast import forecast
+from adlm.workflows.forecast import forecast, plan_arrays
 from adlm.workflows.forecast_tables import forecast_table
 from adlm.workflows.options import TableReleasePlan
 
@@ -85,23 +86,23 @@ def full_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict
     return [point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in epsilons]
 
 
-def plan_of(choice: Choice, n: int, budget: Budget, *, rounds: bool = True) -> MomentPlan:
-    """Return the rule's plan; without rounds it is the one that is simulated.
+def plan_of(choice: Choice, n: int, budget: Budget, *, rounds: bool = True) -> MomentPlan | PurePlan:
+    """Return the planner's settings; without rounds they are those that are simulated.
 
     Parameters
     ----------
     choice : data set or table.
     n : number of records.
     budget : epsilon, delta and the relation.
-    rounds : whether the rule may choose gradient rounds.
+    rounds : whether the planner may choose gradient rounds.
     """
-    return plan_moments(
+    return plan_arrays(
+        choice.features,
         n,
         len(choice.classes),
         float(parse_epsilon(budget.epsilon)),
         float(parse_delta(budget.delta)),
         budget.neighbours,
-        choice.features,
         rounds=rounds,
     )
 
@@ -131,8 +132,10 @@ def _precomputed() -> Mapping[str, Any]:
     return stored
 
 
-def settings_of(plan: MomentPlan) -> list[Any]:
+def settings_of(plan: MomentPlan | PurePlan) -> list[Any]:
     """Return the settings of a plan that a simulation depends on."""
+    if isinstance(plan, PurePlan):
+        return [plan.k, "perturbed loss", plan.objective.ridge, float(plan.objective_share)]
     return [plan.k, plan.q, float(f"{float(plan.share_sums):.6g}"), float(f"{plan.second_clip_norm:.6g}")]
 
 
@@ -154,12 +157,12 @@ def _table_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
         "high": None,
         "ceiling": round(result.ceiling, 5),
         "words": [_sentence(result.plan.summary), *map(_sentence, result.plan.reasons)],
-        "remark": "Records were made by a rule of our own, for it is not known beforehand what columns say "
-        "of a label: compare budgets by these figures, do not expect them.",
+        "remark": "These records are synthetic: how well columns predict a label is not known beforehand. "
+        "Compare budgets by these figures; do not expect them.",
     }
 
 
-def _shown(budget: Budget, accuracy: float, spread: float, plan: MomentPlan) -> dict[str, Any]:
+def _shown(budget: Budget, accuracy: float, spread: float, plan: MomentPlan | PurePlan) -> dict[str, Any]:
     """Put a simulation into JSON values; the interval is one standard deviation over synthetic tasks."""
     return {
         "epsilon": float(parse_epsilon(budget.epsilon)),
@@ -168,7 +171,7 @@ def _shown(budget: Budget, accuracy: float, spread: float, plan: MomentPlan) -> 
         "high": round(min(1.0, accuracy + spread), 5),
         "ceiling": None,
         "words": [plan_sentence(plan), *map(_sentence, plan.reasons)],
-        "remark": ROUNDS_REMARK if plan.rounds is not None else "",
+        "remark": ROUNDS_REMARK if isinstance(plan, MomentPlan) and plan.rounds is not None else "",
     }
 
 

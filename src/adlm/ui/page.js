@@ -35,18 +35,33 @@ function table(caption, headings, rows, firstIsHeading) {
   return el("div", {class: rows.length > 14 ? "scroll tall" : "scroll", tabindex: rows.length > 14 ? "0" : null}, el("table", {}, caption ? el("caption", {text: caption}) : null, head, body));
 }
 
-/* ---- the arithmetic of belief, as in adlm.report.attacker ---- */
+/* ---- the arithmetic of belief, as in adlm.privacy.accounting: pure epsilon, or the mu of Gaussian noise ---- */
+function normal(x) {  // the distribution function; error below 1.2e-7 of its value (Numerical Recipes, erfcc)
+  const z = Math.abs(x) / Math.SQRT2, t = 1 / (1 + z / 2);
+  const series = [0.17087277, -0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806, 0.09678418, 0.37409196, 1.00002368, -1.26551223];
+  const tail = t * Math.exp(-z * z + series.reduce((sum, term) => sum * t + term, 0)) / 2;
+  return x < 0 ? tail : 1 - tail;
+}
+function largest(holds, low, high) {  // of an interval that holds below a point and not above it
+  for (let i = 0; i < 80; i++) {
+    const middle = (low + high) / 2;
+    if (holds(middle)) low = middle; else high = middle;
+  }
+  return low;
+}
+function gaussianMu(epsilon, delta) {
+  return largest(mu => normal(mu / 2 - epsilon / mu) - Math.exp(epsilon) * normal(-mu / 2 - epsilon / mu) <= delta, 0, 64);
+}
 function oddsFactor(epsilon, delta) {
-  const grown = Math.exp(Math.min(epsilon, 700)) + (delta ? delta / data.alarm : 0);
-  return delta ? Math.min(grown, 1 / data.alarm) : grown;
+  if (!delta) return Math.exp(Math.min(epsilon, 700));
+  return normal(largest(x => normal(x) <= data.alarm, -40, 0) + gaussianMu(epsilon, delta)) / data.alarm;
 }
 function posterior(prior, factor) {
   const odds = prior / (1 - prior) * factor;
   return odds === Infinity ? 1 : odds / (1 + odds);
 }
 function bestGuess(epsilon, delta) {
-  if (epsilon > 700) return 1;
-  return Math.min(1, (Math.exp(epsilon) + delta) / (Math.exp(epsilon) + 1));
+  return delta ? normal(gaussianMu(epsilon, delta) / 2) : 1 / (1 + Math.exp(-epsilon));
 }
 
 /* ---- where forecasts come from: this file, or the server on this machine ---- */
@@ -200,7 +215,7 @@ function legend(points, own, other, dots) {
     return svg;
   };
   const add = (svg, words) => entries.push(el("li", {}, svg, words));
-  add(sample("forecast"), state.choice.kind === "table" ? "forecast on made records" : "forecast on synthetic classes");
+  add(sample("forecast"), state.choice.kind === "table" ? "forecast on simulated records" : "forecast on synthetic classes");
   if (points.some(p => p.low !== null)) add(sample("", "band"), "± one standard deviation over synthetic tasks");
   if (points.some(p => p.ceiling !== null && p.ceiling !== undefined)) add(sample("ceiling"), "the most that could be learnt");
   own.forEach(m => add(sample("ours"), `measured: ${m.label}`));
@@ -246,8 +261,10 @@ function draw() {
   if (other) tiles.push(tile("DP-SGD, measured", percent(other[1].accuracy), `${other[0].label}, delta 1e-5, ${other[0].neighbours}`, "theirs"));
   tiles.push(tile("An attacker guesses right", percent(guess), "at most, between two possibilities; a coin has 50 %"));
   if (!own || !other) tiles.push(tile("Their odds grow", times(factor), delta ? "at most, on a sign that is false in 1 % of cases" : "at most, whatever they compute"));
+  if (delta) tiles.push(tile("Mu of Gaussian noise", number(gaussianMu(state.epsilon, delta)), "what is guessed is as hard to tell as a normal draw with mean mu from one with mean 0; epsilon and delta are the guarantee"));
   byId("tiles").replaceChildren(...tiles);
-  byId("said").textContent = current ? `Epsilon ${number(state.epsilon)}, delta ${state.delta}: forecast ${percent(current.accuracy)}${interval ? ", " + interval : ""}; an attacker guesses right at most ${percent(guess)}.` : "";
+  const gaussian = delta ? `, mu ${number(gaussianMu(state.epsilon, delta))}` : "";
+  byId("said").textContent = current ? `Epsilon ${number(state.epsilon)}, delta ${state.delta}${gaussian}: forecast ${percent(current.accuracy)}${interval ? ", " + interval : ""}; an attacker guesses right at most ${percent(guess)}.` : "";
   chart(current);
   figuresTable();
   byId("remark").textContent = current ? current.remark || "Forecasts are for synthetic classes, as near to each other as real ones were found to lie; yours may be easier or harder." : "";
@@ -257,9 +274,10 @@ function draw() {
   warn(delta);
 }
 function believe(factor, guess, delta) {
-  const suspicion = state.relation === "add-remove" ? "that it is among the records" : "that it is one thing and not another";
-  const people = state.choice.contributions > 1 ? ` A person has at most ${state.choice.contributions} records, and all of them are covered.` : "";
-  byId("belief").textContent = `Somebody knows every record but one, and suspects of that one ${suspicion}. Whatever they compute from the release, their odds grow at most ${times(factor)}${delta ? ", on seeing a sign that would be false in 1 % of cases" : ""}.${people}`;
+  const person = state.choice.unit !== "record", added = state.relation === "add-remove";
+  const suspicion = added ? `that ${person ? "they are" : "it is"} among the records` : person ? "that their records are some and not others" : "that it is one thing and not another";
+  const people = person ? ` The guarantee is per ${state.choice.unit}.` : "";
+  byId("belief").textContent = `Somebody knows ${person ? "all records but those of one person" : "every record but one"}, and suspects of that ${person ? "person" : "one"} ${suspicion}. Whatever they compute from the release, their odds grow at most ${times(factor)}${delta ? ", on seeing a sign that would be false in 1 % of cases" : ""}.${people}`;
   const after = posterior(state.prior, factor), then = byId("then");
   byId("prior-shown").textContent = percent(state.prior, 0);
   byId("prior").setAttribute("aria-valuetext", `${percent(state.prior, 0)} before, at most ${percent(after)} after`);
@@ -293,7 +311,7 @@ function command() {
 function warn(delta) {
   const words = [];
   if (delta >= 1 / state.n) words.push(`Delta ${state.delta} is at least 1/n: so much is met by publishing a random record as it is, and a release is stamped NOT PRIVATE.`);
-  if (state.epsilon > 10) words.push(`Epsilon ${number(state.epsilon)} is large: odds about a record can change e^${number(state.epsilon)} times.`);
+  if (state.epsilon > 10) words.push(`Epsilon ${number(state.epsilon)} is large: odds about a ${state.choice.unit} can change e^${number(state.epsilon)} times.`);
   if (state.choice.named && state.n > state.choice.n) words.push(`${state.choice.title} has ${thousands(state.choice.n)} training records.`);
   byId("warning").hidden = !words.length;
   byId("warning").textContent = words.join(" ");
@@ -410,9 +428,8 @@ function tabs() {
 /* ---- releases, models, ledgers ---- */
 const shownEpsilon = value => value === null ? "none proved" : number(value);
 function belief(a) {
-  if (a.proved === null) return "nothing is bounded";
-  const factor = oddsFactor(a.proved, a.delta);
-  return `from 10 % to at most ${percent(posterior(0.1, factor))}; right guesses at most ${percent(bestGuess(a.proved, a.delta))}`;
+  if (a.odds === null) return "nothing is bounded";
+  return `from 10 % to at most ${percent(posterior(0.1, a.odds.factor))}; right guesses at most ${percent(a.odds.guess)}`;
 }
 function releases() {
   const box = byId("releases");
@@ -423,20 +440,20 @@ function releases() {
   box.replaceChildren(el("div", {class: "stack"}, ...data.artefacts.map(release)));
 }
 function release(a) {
-  const title = el("div", {class: "heading"}, el("h2", {text: a.name}), a.private ? el("span", {class: "badge", text: `epsilon ${shownEpsilon(a.proved)} proved`}) : el("span", {class: "badge bad", text: "not private"}));
+  const title = el("div", {class: "heading"}, el("h2", {text: a.name}), a.private ? el("span", {class: "badge", text: `epsilon ${shownEpsilon(a.proved)} proved per ${a.unit}`}) : el("span", {class: "badge bad", text: "not private"}));
   const parts = [title, ...a.stamps.map(s => el("p", {class: "stamp", text: s.words}, el("small", {text: s.meaning}))), el("p", {text: `${sentence(a.sentence)} An attacker can come to believe: ${belief(a)}.`})];
   parts.push(el("dl", {class: "facts"}, ...a.facts.map(([name, value]) => el("div", {}, el("dt", {text: name}), el("dd", {text: value})))));
   const folded = (title, ...children) => el("details", {}, el("summary", {text: title}), ...children);
   parts.push(folded(`Certificate: ${a.charges.length} charge${a.charges.length === 1 ? "" : "s"}, claimed and proved`, charges(a.charges)));
   if (a.models.length) parts.push(folded(`${a.models.length} model${a.models.length === 1 ? "" : "s"} of it`, table("", ["model", "network", "epochs", "accuracy", "balanced", "measured on"], a.models.map(m => [m.name, m.network, m.epochs, m.accuracy === null ? "not measured" : percent(m.accuracy), m.balanced === null ? "" : percent(m.balanced), m.of]), true)));
-  if (a.audit) parts.push(folded(`Audit: ${a.audit.summary}`, table("A lower bound must never lie above what is proved; controls are broken on purpose and must be caught.", ["mechanism", "attack", "proved", "lower bound", "verdict"], a.audit.rows.map(r => [r.mechanism, r.rung + (r.control ? " (control)" : ""), shownEpsilon(r.proved), r.lower === null ? "unbounded" : number(r.lower), el("span", {class: `badge ${/VIOLATED|NOT/.test(r.verdict) ? "bad" : "good"}`, text: r.verdict})]), true)));
+  if (a.audit) parts.push(folded(`Audit: ${a.audit.summary}`, table("A lower bound must never lie above what is proved; controls are broken on purpose and must be caught.", ["mechanism", "attack", "proved", "lower bound", "verdict"], a.audit.rows.map(r => [r.mechanism, r.attack + (r.control ? " (control)" : ""), shownEpsilon(r.proved), r.lower === null ? "unbounded" : number(r.lower), el("span", {class: `badge ${/VIOLATED|NOT/.test(r.verdict) ? "bad" : "good"}`, text: r.verdict})]), true)));
   else parts.push(el("p", {class: "note", text: "No audit was kept with it: adlm audit --json > audit.json beside the folder."}));
   if (a.words.length) parts.push(folded("The plan that it followed", el("ul", {class: "words"}, ...a.words.map(w => el("li", {text: w})))));
   parts.push(folded("Check it, or make another", el("pre", {class: "plain"}, el("code", {text: `${a.verify}\n${a.again}`}))));
   return el("article", {class: "card", "aria-label": a.name}, ...parts);
 }
 function charges(list) {
-  return table("", ["released", "noise", "claimed", "proved", "delta", "proof"], list.map(c => [c.what, c.noise, c.claimed, c.proved, c.delta, c.proof]), true);
+  return table("", ["released", "noise", "per", "claimed", "proved", "delta", "proof"], list.map(c => [c.what, c.noise, c.unit, c.claimed, c.proved, c.delta, c.proof]), true);
 }
 function compare() {
   const box = byId("compare");
@@ -497,5 +514,5 @@ show();
 simulate();
 let drawn = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== drawn) { drawn = innerWidth; if (!byId("panel-plan").hidden) draw(); } });
-window.adlm = {state, oddsFactor, posterior, bestGuess, known: () => [...known(state).values()]};
+window.adlm = {state, oddsFactor, gaussianMu, posterior, bestGuess, known: () => [...known(state).values()]};
 })();

@@ -1,1 +1,1 @@
-"""The main jobs, through the packages in order: privatise, forecast, pretrain."""
+"""The main jobs, through the packages in order: privatise, forecast."""

@@ -1,35 +1,45 @@
 """Plan before you spend: simulate a release on synthetic classes, which costs nothing and reads no record.
 
-A release cannot be undone. So the rule's plan, which depends only on the number of records, the classes and
-the budget, is simulated on groups of the most similar classes of the public random process. Noise has the
-scales of the release. The analyst's classifier is tested on held-out synthetic records. Real classes of some
-kinds of images are closer together: one public constant for each kind (`class_separation`) corrects for
-this, fixed on images that no result is computed on.
+A release cannot be undone. So the planner's settings, which depend only on the number of records, the classes
+and the budget, are simulated on groups of the most similar classes of the public random process. Noise has
+the scales of the release. The classifier is tested on held-out synthetic records. Real classes of some kinds
+of images are closer together: one public constant for each kind (`class_separation`) corrects for this, fixed
+on images that no result is computed on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from adlm.curator.mechanisms.moments import MomentConfig, calibrate, facts
 from adlm.curator.mechanisms.second_moments import frame
+from adlm.curator.noise import Source
+from adlm.curator.passes import LocalRecords
 from adlm.estimation.discriminant import fit
+from adlm.estimation.gradient_head import objective_head
 from adlm.estimation.moments import Moments
 from adlm.estimation.shrinkage import class_means
+from adlm.mechanism import objective, pure
+from adlm.mechanism.planner import PurePlan, plan_features, suits_objective
 from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.privacy.budget import Budget
 from adlm.public.features import Features, Narrowed
-from adlm.public.features.threads import records_together
 from adlm.public.planning.moments import MomentPlan, plan_moments
+from adlm.runtime import progress
 
 BANK = (120, 50)  # synthetic classes, and records of each
 TIMES = 8  # groups of similar classes that a release is simulated on
+RECORDS = 4000  # synthetic records of a perturbed loss, each standing for its share of n
+ROUGH = 10**9  # public size that the solver is told: its tolerance follows it, and a forecast needs no proof
 
 
 @dataclass(frozen=True)
@@ -38,18 +48,19 @@ class Forecast:
 
     Attributes
     ----------
-    plan : the settings that the rule chooses.
+    plan : the settings that the planner chooses.
     accuracy, spread : mean and standard deviation over groups of similar synthetic classes.
-    signal_to_noise : of the class means: a coordinate's standard deviation between classes over its noise's.
+    signal_to_noise : of the class means: a coordinate's standard deviation between classes over its noise's;
+        None where the loss is perturbed.
     signal_to_noise_second : of the second moments, or None when there are none.
     """
 
     epsilon: float
     delta: float
-    plan: MomentPlan
+    plan: MomentPlan | PurePlan
     accuracy: float
     spread: float
-    signal_to_noise: float
+    signal_to_noise: float | None
     signal_to_noise_second: float | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -88,16 +99,13 @@ def forecast(
 
     Notes
     -----
-    Synthetic classes have too few records to learn from their residuals, so where the plan has gradient
-    rounds, moments under the same budget are simulated instead. The rule chooses rounds where they do
-    better than moments, so the forecast is then pessimistic.
+    A perturbed loss is minimised on normal records around the synthetic class means. Gradient rounds are not
+    simulated: where the plan has them, moments under the same budget are. The planner chooses rounds where
+    they do better than moments, so the forecast is then pessimistic.
     """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
-    plan = plan_moments(n, classes, float(budget), float(slack), neighbours, features)
-    simulated = plan
-    if plan.rounds is not None:
-        simulated = plan_moments(n, classes, float(budget), float(slack), neighbours, features, rounds=False)
-    config = MomentConfig.of(simulated, Budget(budget, slack))
+    plan = plan_arrays(features, n, classes, float(budget), float(slack), neighbours)
+    simulated = plan_arrays(features, n, classes, float(budget), float(slack), neighbours, rounds=False)
     features = features.part(simulated.k)
     bank = torch.nn.functional.normalize(_bank(features, seed)[:, :, : simulated.k], dim=2)
     half = bank.shape[1] // 2
@@ -109,18 +117,23 @@ def forecast(
         group = torch.cdist(centres[anchor][None], centres)[0].argsort()[:classes]
         means, wider = _with_class_separation(centres[group], features.class_separation)
         within = wider**2 * pooled
-        moments = _noisy(config, means, within, n, neighbours, generator)
-        records = means[:, None] + wider * (bank[group, half:] - centres[group, None])
-        if moments.n > 0:
-            logits = fit(moments, prior).logits(records.flatten(0, 1))
-            codes = torch.arange(len(group)).repeat_interleave(bank.shape[1] - half)
-            scores.append(float((logits.argmax(1) == codes).double().mean()))
-        else:  # add-remove: the noisy counts sum to no records, so no model can be fitted
-            scores.append(1 / classes)
-        ratios.append(float(means.std(0).mean() / (moments.sd_sums / (n / classes)).mean()))
-        if moments.sd_second is not None:
-            spread = float(within.diagonal()[: len(moments.sd_second)].mean())
-            seconds.append(spread * n / (float(moments.sd_second[0, -1]) * math.sqrt(len(moments.sd_second))))
+        records = (means[:, None] + wider * (bank[group, half:] - centres[group, None])).flatten(0, 1)
+        logits: Tensor | None
+        if isinstance(simulated, PurePlan):
+            made = Budget(budget, slack)
+            logits = _perturbed(simulated, made, means, within, n, neighbours, generator, records)
+        else:
+            config = MomentConfig.of(simulated, Budget(budget, slack))
+            moments = _noisy(config, means, within, n, neighbours, generator)
+            # under add-remove, noisy counts may sum to no records: no model can be fitted
+            logits = fit(moments, prior).logits(records) if moments.n > 0 else None
+            ratios.append(float(means.std(0).mean() / (moments.sd_sums / (n / classes)).mean()))
+            if moments.sd_second is not None:
+                spread, q = float(within.diagonal()[: simulated.q].mean()), simulated.q
+                seconds.append(spread * n / (float(moments.sd_second[0, -1]) * math.sqrt(q)))
+        codes = torch.arange(len(group)).repeat_interleave(bank.shape[1] - half)
+        right = 1 / classes if logits is None else float((logits.argmax(1) == codes).double().mean())
+        scores.append(right)
     result = torch.tensor(scores)
     return Forecast(
         float(budget),
@@ -128,16 +141,87 @@ def forecast(
         plan,
         float(result.mean()),
         float(result.std(correction=0)),
-        sum(ratios) / len(ratios),
+        sum(ratios) / len(ratios) if ratios else None,
         sum(seconds) / len(seconds) if seconds else None,
     )
+
+
+def plan_arrays(
+    features: Features,
+    n: int,
+    classes: int,
+    epsilon: float,
+    delta: float,
+    neighbours: str,
+    *,
+    rounds: bool = True,
+) -> MomentPlan | PurePlan:
+    """Return the plan that a release of images or vectors follows.
+
+    Parameters
+    ----------
+    features : the frozen public map.
+    n, classes : number of records, public or guessed, and of classes.
+    epsilon, delta : the budget for one record.
+    neighbours : the relation.
+    rounds : whether the plan may have gradient rounds.
+    """
+    if not delta and suits_objective(n, epsilon, features, neighbours):
+        return plan_features(n, classes, epsilon, neighbours, features)
+    return plan_moments(n, classes, epsilon, delta, neighbours, features, rounds=rounds)
+
+
+@contextlib.contextmanager
+def without_progress() -> Iterator[None]:
+    """Show no progress of a simulated release."""
+    shown = progress.enabled()
+    progress.enable(False)
+    try:
+        yield
+    finally:
+        progress.enable(shown)
+
+
+def _perturbed(
+    plan: PurePlan,
+    budget: Budget,
+    means: Tensor,
+    within: Tensor,
+    n: int,
+    neighbours: str,
+    generator: torch.Generator,
+    records: Tensor,
+) -> Tensor:
+    """Minimise the perturbed loss on normal records around the class means; return logits of `records`.
+
+    At most RECORDS are drawn, each of which stands for its share of n: ridge and noise are divided by it.
+    """
+    k, count = plan.k, min(n, RECORDS)
+    codes = torch.arange(count) % len(means)
+    axes, spreads = torch.linalg.eigh(within)[::-1]
+    root = axes * spreads.clamp_min(0).sqrt()
+    drawn = means[codes] + torch.randn(count, k, generator=generator, dtype=torch.float64) @ root.T
+    noise = pure.calibrate(plan, budget, neighbours, 1, 0).objective
+    settings = replace(plan.objective, ridge=plan.objective.ridge * count / n, size=ROUGH)
+    part = (objective.Bounded(settings, k).rows(drawn.numpy()), codes.numpy())
+    even = np.zeros(settings.classes)
+    with without_progress():
+        weights = objective.perturbed_minimum(
+            LocalRecords.of_batches(lambda: [part]),
+            settings,
+            replace(noise, scale=noise.scale * count / n),
+            even,
+            Source.seeded_with(int(torch.randint(1 << 30, (1,), generator=generator))),
+            k,
+        )
+    head = torch.from_numpy(objective_head(weights, even, settings.constant).integers)
+    return records @ head[:, 1:].T + settings.constant * head[:, 0]
 
 
 @lru_cache(maxsize=4)
 def _bank(features: Features, seed: int) -> Tensor:
     """Return synthetic classes (classes, per_class, width); normal ones for features without a process."""
-    with records_together():  # synthetic ones
-        drawn = features.synthetic(*BANK, seed)
+    drawn = features.synthetic(*BANK, seed)
     if drawn is not None:
         return drawn.double()
     generator = torch.Generator().manual_seed(seed)

@@ -21,6 +21,7 @@ from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
 from adlm.public.features.tabular import TabularFeatures
+from adlm.workflows.forecast import without_progress
 from adlm.workflows.options import Fourier, TableReleasePlan
 from adlm.workflows.privatise import privatise
 from adlm.workflows.privatise_table import plan_release
@@ -36,7 +37,7 @@ class TableForecast:
 
     Attributes
     ----------
-    plan : the settings that the rule chooses.
+    plan : the settings that the planner chooses.
     accuracy : of the private model on synthetic records; `ceiling` : of the rule that generated them. With a
         numeric target both are R2, the share of the variance that is explained.
     """
@@ -90,15 +91,16 @@ def forecast_table(
     else:
         logits = _logits(table, x, rng)
         y = _drawn(logits, rng)
-    release = privatise(
-        lambda: [(x[:count], y[:count])],
-        domain=table,
-        epsilon=budget,
-        delta=slack,
-        source=Source.seeded_with(seed),
-        size=n,
-        plan=plan,
-    )
+    with without_progress():
+        release = privatise(
+            lambda: [(x[:count], y[:count])],
+            domain=table,
+            epsilon=budget,
+            delta=slack,
+            source=Source.seeded_with(seed),
+            size=n,
+            plan=plan,
+        )
     if table.domain.target is not None:
         low, high = table.domain.target
         best_value = np.clip(0.5 + 0.15 * rule, 0, 1)

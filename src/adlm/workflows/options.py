@@ -9,19 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.model_selection import SelectionPlan
 from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
 from adlm.curator.noise import Source
 from adlm.engines import Engine
 from adlm.errors import UserError
+from adlm.mechanism.planner import PurePlan
 from adlm.public.features import Features
 from adlm.public.planning.moments import MomentPlan
 from adlm.public.planning.regression import RegressionPlan
-from adlm.public.planning.tables import TablePlan
 
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]  # (n, width) in [0, 1]; (n,) classes or targets
 Reader = Callable[[], Iterable[Encoded]]  # called once a pass over the records
-TableReleasePlan = TablePlan | TableRoundsPlan | SelectionPlan | RegressionPlan
+TableReleasePlan = TableRoundsPlan | RegressionPlan | PurePlan
 Fourier = int | Literal["auto"]
 
 
@@ -35,22 +34,17 @@ class ReleaseOptions(TypedDict, total=False):
     size: int | None
     plan: MomentPlan | TableReleasePlan | None
     allocation: str | None
-    relevance: str
     features: Features | None
     k: int | None
-    second: int | None
-    share_sums: float | None
     cache: bool
     device: str
     fourier: Fourier
-    model: str
     engine: Engine | str
     ray_address: str | None
 
 
-FOR_ARRAYS = frozenset({"features", "k", "second", "share_sums", "cache", "device"})
-FOR_TABLES = frozenset({"fourier", "model"})
-MODELS = ("auto", "additive", "rounds")  # of a table
+FOR_ARRAYS = frozenset({"allocation", "features", "k", "cache", "device"})
+FOR_TABLES = frozenset({"fourier"})
 
 
 def check_options(options: Mapping[str, object], table: bool) -> None:
@@ -58,12 +52,10 @@ def check_options(options: Mapping[str, object], table: bool) -> None:
     for name, value in options.items():
         if name not in ReleaseOptions.__annotations__:
             raise TypeError(f"privatise() got an unexpected keyword argument {name!r}")
-        if value is None or value is False or (name, value) in (("fourier", 0), ("model", "auto")):
+        if value is None or value is False or (name, value) == ("fourier", 0):
             continue
-        if name == "model" and value not in MODELS:
-            raise UserError(f"model must be one of {', '.join(MODELS)} (got {value!r})")
         if table and name in FOR_ARRAYS:
-            raise UserError(f"a table's release has no setting {name}; leave it to the rule")
+            raise UserError(f"a table's release has no setting {name}; leave it out")
         if not table and name in FOR_TABLES:
             raise UserError(f"{name} is for tables; leave it out for arrays")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -15,24 +14,24 @@ from adlm.curator.mechanisms.calibration import Upstream
 from adlm.curator.mechanisms.moments import MomentConfig, calibrate, measure
 from adlm.engines import Engine, open_engine
 from adlm.errors import UserError
+from adlm.mechanism import pure
+from adlm.mechanism.planner import PurePlan, plan_features, prior_scales, suits_objective
 from adlm.privacy.budget import Budget
-from adlm.privacy.certificate import NOT_PUBLIC
+from adlm.privacy.certificate import LEARNT_BOUNDS, NOT_PUBLIC
 from adlm.privacy.release import Release
 from adlm.public.domain import Domain
 from adlm.public.domain.inputs import InputDomain, is_input_domain
 from adlm.public.domain.table import TableDomain
-from adlm.public.features import Features, brought_along, described, for_domain, narrowed, provenance_of
+from adlm.public.features import Features, described, for_domain, narrowed, provenance_of
 from adlm.public.features.narrowed import narrow
 from adlm.public.planning.moments import MomentPlan, plan_moments
 from adlm.readers.frames import frame_reader
 from adlm.readers.input_pieces import InputPieces, input_pieces
 from adlm.readers.inputs import read_inputs
-from adlm.workflows import pilot
 from adlm.workflows.options import Reader, ReleaseOptions, check_options, opened, public_size
 from adlm.workflows.privatise_table import privatise_table
 
 PRIVATE_FEATURES = "private records had a part in the features"
-RELEVANCES = ("prior", "private")
 
 
 def privatise(
@@ -67,20 +66,14 @@ def privatise(
     size : a public guess of the number of records, for the rule, where the number is private:
         under add-remove, or when a person may have several records.
     plan : settings; the public rule's when not given.
-    allocation : noise over coordinates: `identical`, `linear` or `optimal`. A table has `identical`, or noise
-        by relevance where that pays.
-    relevance : what an adaptive allocation follows: `prior` (public, free), or `private`: LRP on a model of
-        a first small release, which takes a tenth of the budget and is charged. Of a table, `private`
-        releases the class tables twice, the second time with noise by relevance.
+    allocation : arrays: noise over features: `identical`, or by the relevance of the public prior, `linear`
+        or `optimal`.
     features : arrays: the frozen public map; the one for the domain's family when not given. A user-supplied
         map has a `provenance`, and is tested on random records: alone, in a batch, shuffled, and twice.
-    k, second, share_sums : arrays: coordinates, those with second moments, and the share of the budget for
-        class sums, instead of the plan's.
+    k : arrays: number of features, instead of the planner's.
     cache, device : arrays: keep the features of the records on disk, readable by their owner alone; and
         where features are computed.
     fourier : tables: random Fourier features of the numeric columns together: a number, or `auto`.
-    model : tables with classes: `additive` (noisy class tables, fastest), `rounds` (gradient rounds), or
-        `auto`: the rule's choice, which under pure epsilon may make both and keep the better one.
     engine : where passes over files and arrays run: `local`, `ray`, or an `Engine`. The release is the same.
     ray_address : of the engine `ray`: a cluster, such as `auto`; one of this machine alone when not given.
 
@@ -98,7 +91,7 @@ def privatise(
     Formal guarantees
     -----------------
     Relation: the domain's. Guarantee: the certificate's, at most the budget. Proved in docs/proof-moments.md,
-    docs/proof-tables.md and docs/proof-gradients.md. Of files, the number of records and, in a folder, the
+    docs/proof-objective.md and docs/proof-gradients.md. Of files, the number of records and, in a folder, the
     order of the file names are public under replace-one of single records.
 
     Examples
@@ -150,11 +143,9 @@ def _privatise_inputs(
     """Load files of images or vectors and release them as arrays, or leave reading to the engine."""
     if declared.contributions > 1:  # before anything is read
         public_size(declared.neighbours, declared.contributions, options.get("size"), lambda: 0)
-    features = options.get("features")
     with _engine(options) as engine:
         options = options | {"engine": engine}
-        own = features is not None and brought_along(features)  # such a map may depend on its batch
-        pieces = input_pieces(path, declared) if engine.reads_files and not own else None
+        pieces = input_pieces(path, declared) if engine.reads_files else None
         if pieces is not None:
             return _privatise_arrays(pieces, None, declared.domain, budget, options, requested, declared)
         x, codes = read_inputs(path, declared)
@@ -189,69 +180,57 @@ def _privatise_arrays(
     Files that an engine reads contain their labels; `y` is then None.
     """
     contributions = 1 if declared is None else declared.contributions
-    allocation, relevance = options.get("allocation"), options.get("relevance", "prior")
-    if relevance not in RELEVANCES:
-        raise UserError(f"relevance must be one of {', '.join(RELEVANCES)}, got {relevance!r}")
-    if relevance == "private" and allocation == "identical":
-        raise UserError("identical noise follows no relevance: leave out the private relevance, which costs")
-    if relevance == "private" and contributions > 1:
-        raise UserError("private relevance is for one record a person; leave it out, or declare one record")
     if len(records) == 0:
         raise UserError("there are no records to release; give at least one")
     ledger, source = opened(options)
-    settings: dict[str, Any] = {"relevance": relevance}
+    settings: dict[str, Any] = {}
     if declared is not None and not declared.is_usual:  # else the domain is enough
         settings["input"] = declared.to_dict()  # so that models can read such files
     features, plan = _planned(domain, len(records), budget, options, contributions)
     public = provenance_of(features, domain.shape) == "public"
     stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
+    if public and domain.bounds_learnt_from_data:
+        unproved = LEARNT_BOUNDS
     codes = None
     if y is not None:
         codes = domain.encode_labels(y) if declared is None else np.asarray(y, dtype=np.int64)
     if codes is not None and len(records) != len(codes):
         raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
-    features = narrowed(features, plan.k, plan.taper)
+    features = narrowed(features, plan.k, plan.taper if isinstance(plan, MomentPlan) else 0)
     entry = described(features)
-    requested = requested | {
-        "k": options.get("k"),
-        "second": options.get("second"),
-        "share": options.get("share_sums"),
-        "allocation": allocation,
-    }
-    settings |= {"plan": plan.to_dict(), "asked": requested}  # scales are among the tensors, not in a plan
-    first, configs = pilot.NO_PILOT, [MomentConfig.of(plan, budget, contributions)]
-    if relevance == "private":
-        early, budget = pilot.shares(budget)
-        configs = [pilot.first_config(plan, early), MomentConfig.of(replace(plan, scales=None), budget)]
-    calibrated = [calibrate(config, domain.neighbours) for config in configs]
-    ledger.check(  # before a record is read, and of a pilot's release too before the first of both is charged
-        *(replace(charge, unproved=unproved) for calibration in calibrated for charge in calibration.charges)
-    )
+    settings["asked"] = requested | {"k": options.get("k"), "allocation": options.get("allocation")}
+    if isinstance(plan, MomentPlan):
+        settings["plan"] = plan.to_dict()  # scales are among the tensors, not in a plan
+        config = MomentConfig.of(plan, budget, contributions)
+        ledger.check(  # before a record is read
+            *(replace(charge, unproved=unproved) for charge in calibrate(config, domain.neighbours).charges)
+        )
+    else:
+        needed = pure.calibrate(plan, budget, domain.neighbours, contributions, 0)
+        ledger.check(*(replace(charge, unproved=unproved) for charge in needed.charges))
     with (
         _engine(options) as engine,
         contextlib.closing(engine.features(records, codes, domain, features)) as mapped,
     ):
         ran_on = None if engine.name == "local" else engine.described()
-        if relevance == "private":
-            first = pilot.pilot_release(
+        if isinstance(plan, PurePlan):
+            made = pure.release(
                 mapped,
                 domain,
-                features,
                 plan=plan,
-                budget=early,
+                budget=budget,
                 ledger=ledger,
                 source=source,
+                features=features,
+                contributions=contributions,
+                settings=settings,
+                stamps=stamps,
                 unproved=unproved,
             )
-            plan = replace(plan, scales=pilot.scales(first.relevance, first.typical, allocation or "optimal"))
-        upstream = Upstream(settings, stamps, unproved, first.charges, first.tensors)
+            return replace(made, engine=ran_on)
+        upstream = Upstream(settings, stamps, unproved)
         measured = measure(
-            mapped,
-            domain=domain,
-            config=MomentConfig.of(plan, budget, contributions),
-            ledger=ledger,
-            source=source,
-            upstream=upstream,
+            mapped, domain=domain, config=config, ledger=ledger, source=source, upstream=upstream
         )
     return replace(measured.release(domain, entry, upstream), engine=ran_on)
 
@@ -268,68 +247,48 @@ def _engine(options: ReleaseOptions) -> contextlib.AbstractContextManager[Engine
 
 def _planned(
     domain: Domain, n: int, budget: Budget, options: ReleaseOptions, contributions: int = 1
-) -> tuple[Features, MomentPlan]:
-    """Return features and plan: given ones or the public rule's, with the settings that were requested."""
-    plan, allocation = options.get("plan"), options.get("allocation")
-    private = options.get("relevance") == "private"
-    size = 0 if plan else public_size(domain.neighbours, contributions, options.get("size"), lambda: n)
+) -> tuple[Features, MomentPlan | PurePlan]:
+    """Return features and plan: given ones or the planner's, with the settings that were requested."""
+    plan, k, allocation = options.get("plan"), options.get("k"), options.get("allocation")
     features = options.get("features") or for_domain(domain)
+    if k is not None and not 1 <= k <= features.width:
+        raise UserError(f"k must lie between 1 and the features' width {features.width}, got {k}")
+    if isinstance(plan, PurePlan):
+        return features, plan
     if plan is None:
+        size = public_size(domain.neighbours, contributions, options.get("size"), lambda: n)
+        classes, each = len(domain.classes), float(budget.epsilon / contributions)
+        if not budget.delta and suits_objective(size, each, features, domain.neighbours):
+            return features, plan_features(
+                size, classes, each, domain.neighbours, features, k, allocation or "identical"
+            )
+        rounds = allocation is None
         plan = plan_moments(
-            size,
-            len(domain.classes),
-            float(budget.epsilon / contributions),
-            float(budget.delta),
-            domain.neighbours,
-            features,
-            rounds=options.get("second") is None and allocation is None and not private,
+            size, classes, each, float(budget.delta), domain.neighbours, features, rounds=rounds
         )
     if not isinstance(plan, MomentPlan):
-        raise UserError(f"a release of arrays follows a MomentPlan, got {type(plan).__name__}")
-    changes: dict[str, Any] = {name: options.get(name) for name in ("k", "second", "share_sums")}
-    changes["allocation"] = None if private else allocation
-    if options.get("plan") is None and not any(value is not None for value in changes.values()):
-        return features, plan
-    return features, adjusted(plan, features, **changes)
+        raise UserError(f"a release of arrays follows a plan of arrays, got {type(plan).__name__}")
+    return features, adjusted(plan, features, k=k, allocation=allocation)
 
 
 def adjusted(
-    plan: MomentPlan,
-    features: Features,
-    *,
-    k: int | None = None,
-    second: int | None = None,
-    share_sums: float | None = None,
-    allocation: str | None = None,
+    plan: MomentPlan, features: Features, *, k: int | None = None, allocation: str | None = None
 ) -> MomentPlan:
-    """Return a plan with some settings replaced by the user's.
+    """Return a plan of class sums with some settings replaced by the user's.
 
     Parameters
     ----------
     plan : the settings.
     features : the public map.
-    k, second : coordinates, and those with second moments.
-    share_sums : share of the budget for class sums.
+    k : number of features.
     allocation : `identical`, `linear` or `optimal`.
     """
-    changes: dict[str, Any] = {}
     if k is not None:
-        if not 1 <= k <= features.width:
-            raise UserError(f"k must lie between 1 and the features' width {features.width}, got {k}")
-        changes |= {"k": k, "q": min(plan.q, k), "taper": 0}
-    if second is not None:
-        if not 0 <= second <= (k or plan.k):
-            raise UserError(f"second moments must be of 0 to {k or plan.k} coordinates, got {second}")
-        changes["q"] = second
-    if share_sums is not None:
-        if not 0 < share_sums < 1:
-            raise UserError(f"the share of class sums must lie between 0 and 1, got {share_sums}")
-        changes["share_sums"] = Fraction(str(share_sums))
-    plan = replace(plan, **changes)
+        plan = replace(plan, k=k, q=min(plan.q, k), taper=0)
     if allocation is not None:
-        plan = replace(plan, scales=_prior_scales(allocation, features, plan.k))
-    elif plan.scales is not None and len(plan.scales) != plan.k:
-        plan = replace(plan, scales=None)
+        return replace(plan, scales=_prior_scales(allocation, features, plan.k))
+    if plan.scales is not None and len(plan.scales) != plan.k:
+        return replace(plan, scales=None)
     return plan
 
 
@@ -338,6 +297,6 @@ def _prior_scales(allocation: str, features: Features, k: int) -> tuple[float, .
     if allocation == "identical":
         return None
     if features.prior is None:
-        raise UserError(f"allocation {allocation!r} needs features with a public prior, or private relevance")
+        raise UserError(f"allocation {allocation!r} needs features with a public prior; leave it out")
     prior = features.prior if features.width == k else narrow(features.prior, k)
-    return pilot.scales(prior.weight.double().sqrt(), prior.typical.double(), allocation)
+    return prior_scales(allocation, prior)

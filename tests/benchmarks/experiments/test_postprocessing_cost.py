@@ -11,7 +11,7 @@ from benchmarks.experiments.registry import perform
 from benchmarks.experiments.summary import summarise
 from benchmarks.experiments.trials import Done, Trial
 
-from adlm.baselines import dpsgd
+from benchmarks.baselines import dpsgd
 from benchmarks.experiments import figures, tabulate
 
 HEAD = asdict(replace(dpsgd.LINEAR, batch=256, epochs=4, rate=5.0))

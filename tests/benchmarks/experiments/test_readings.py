@@ -19,15 +19,13 @@ from benchmarks.experiments.trials import Done, Trial
 from torch import Tensor, nn
 
 from adlm.analyst.checkpoint import Checkpoint
-from adlm.analyst.networks import build
-from adlm.analyst.objective import Coefficients, coefficients, loss
 from adlm.analyst.training import TrainingConfig, train
-from adlm.curator.allocation import budget_ratios
-from adlm.curator.mechanisms.records import RecordMechanism, Settings, mechanism_for
 from adlm.curator.noise import Source
-from adlm.curator.relevance import PRIVATE
 from adlm.errors import UserError
-from adlm.estimation.polynomial import CROSS_ENTROPY
+from adlm.paper.networks import build
+from adlm.paper.objective import CROSS_ENTROPY, Coefficients, coefficients, loss
+from adlm.paper.release import RecordMechanism, Settings, mechanism_for
+from adlm.paper.relevance import PRIVATE, budget_ratios
 from adlm.privacy.accounting import Charge
 from adlm.public.domain import Domain
 from benchmarks.experiments import (

@@ -11,11 +11,12 @@ import pytest
 import torch
 from benchmarks.experiments.what_is_proved import L, linear, proved_table, settings, table
 
-from adlm.analyst.examples import batch_loss, from_records
+from adlm.analyst.examples import batch_loss
 from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.record_release import release as release_records
-from adlm.curator.mechanisms.records import PrivateRecords, Settings
 from adlm.curator.noise import Source
+from adlm.paper.release import PrivateRecords, Settings
+from adlm.paper.release import release as release_records
+from adlm.paper.training import from_records
 from adlm.public.domain import Domain
 
 ROOT = Path(__file__).parents[3]

@@ -10,31 +10,35 @@ from typing import Any
 import numpy as np
 import pytest
 
-from adlm.analyst.regression import draw, estimated_fit, regression_head, target_scale, train
+from adlm.analyst.regression import draw, regression_head, target_scale, train
 from adlm.curator.ledger import Ledger
 from adlm.curator.mechanisms.gradient_rounds import FINE, GradientRecords, feature_integers, on_grid
 from adlm.curator.mechanisms.moments import Indicators
-from adlm.curator.mechanisms.regression import bins_of, release
+from adlm.curator.mechanisms.regression import RegressionCounts, bins_of, release
 from adlm.curator.mechanisms.regression_calibration import (
     ERROR_UNIT,
     RegressionConfig,
     TargetClip,
     calibrate,
-    plan_target,
+    target_bins,
 )
 from adlm.curator.noise import Source
 from adlm.curator.passes import LocalRecords
+from adlm.curator.table_records import IndicatorCounts
 from adlm.errors import UserError
 from adlm.estimation.gradient_head import FEATURE_UNIT, GRADIENT_UNIT, WEIGHT_UNIT, GradientRounds, Head
 from adlm.estimation.regression import BINS, ERROR_BOUND, FARTHEST, TargetScale
+from adlm.mechanism.planner import PurePlan
 from adlm.privacy.accounting import compose
 from adlm.privacy.budget import Budget
 from adlm.public.domain.column import Column
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
+from adlm.public.features.table_indicators import TableIndicators
 from adlm.public.planning.regression import RegressionPlan
 from adlm.runtime.part_store import PartStore
 from adlm.workflows.privatise import privatise
+from adlm.workflows.privatise_table import plan_release
 
 SCALE = TargetScale(0.4, 0.2)
 DELTA = Fraction(1, 10**5)
@@ -119,6 +123,23 @@ def test_a_targets_integers_do_not_depend_on_its_batch_place_or_threads() -> Non
         assert np.array_equal(clip.squared_errors(one, positions[i : i + 1], head)[0], both[i])
 
 
+@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
+def test_a_reader_that_breaks_its_contract_moves_the_counts_no_further_than_is_charged(
+    neighbours: str,
+) -> None:
+    """Its numbers lie outside [0, 1] and its positions outside 0..TARGET_UNIT."""
+    rng, counted = np.random.default_rng(3), TableIndicators(TABLE)
+    clip, bins = Indicators(counted.width, len(counted.blocks), Fraction(1, 2)).clip(), target_bins()
+    counts = RegressionCounts(IndicatorCounts(counted, clip), bins)
+    for _ in range(200):
+        x = rng.choice([-9.0, -1.0, 0.0, 0.4, 1.0, 9.0], (2, counted.inputs)).astype(np.float32)
+        positions = rng.choice([-(TARGET_UNIT**2), -TARGET_UNIT, 0, 7, TARGET_UNIT, 9 * TARGET_UNIT], 2)
+        one, two = (counts((x[i : i + 1], positions[i : i + 1])) for i in range(2))
+        for of_one, of_two, ball in zip(one[:2], two[:2], (clip, bins), strict=True):
+            moved = (of_one - of_two * (neighbours == "replace-one")).astype(object)
+            assert (moved * moved).sum() <= ball.counts_sensitivity(neighbours) ** 2
+
+
 def test_bins_of_the_target_are_non_negative_sum_to_one_and_keep_the_mean() -> None:
     positions = np.concatenate([np.arange(BINS + 1) * (TARGET_UNIT // BINS), np.arange(0, TARGET_UNIT, 999)])
     rows = bins_of(positions)
@@ -131,7 +152,7 @@ def test_bins_of_the_target_are_non_negative_sum_to_one_and_keep_the_mean() -> N
 def test_squared_errors_lie_between_nothing_and_their_bound() -> None:
     for seed in range(20):
         z, positions, head = drawn(200, 3, seed)
-        clip = TargetClip(0.25, 0.25, TargetScale(0.9, 0.01))
+        clip = TargetClip(0.25, 0.25, TargetScale(0.9, 0.01), error_limit=(4.0, 7.3, 1e4)[seed % 3])
         both = clip.squared_errors(z.astype(np.float64), positions, head)
         assert both.min() >= 0
         assert both.max() <= clip.error_bound == ERROR_BOUND * ERROR_UNIT
@@ -150,58 +171,32 @@ def test_a_mean_and_spread_come_from_counts_whatever_their_noise() -> None:
         assert 0 < scale.spread <= 1
 
 
-def design(method: str, delta: Fraction, contributions: int = 1) -> RegressionConfig:
-    plan = RegressionPlan(GradientRounds(7, 0.25, 1.0, 100), 0, method)
+def design(delta: Fraction, contributions: int = 1) -> RegressionConfig:
+    plan = RegressionPlan(GradientRounds(7, 0.25, 1.0, 100), 0)
     return RegressionConfig(
         Budget(Fraction(3, 2), delta), 6, plan, Indicators(15, 2, Fraction(1, 10)), contributions
     )
 
 
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
-@pytest.mark.parametrize("method", ["rounds", "moments"])
 @pytest.mark.parametrize("delta", [Fraction(0), DELTA])
 @pytest.mark.parametrize("contributions", [1, 3])
 def test_the_charges_of_a_target_keep_to_the_budget_and_use_it(
-    neighbours: str, method: str, delta: Fraction, contributions: int
+    neighbours: str, delta: Fraction, contributions: int
 ) -> None:
-    made = design(method, delta, contributions)
+    made = design(delta, contributions)
     scales, charges = calibrate(made, neighbours)
     spent = float(compose(charges).epsilon_proved)
     assert 1.4999 < spent <= 1.5
     assert [c.scale for c in charges] == [scales.indicators, scales.target, scales.learnt, scales.errors]
     one = made.clip().sensitivity(neighbours)
-    if method == "rounds":
-        rounds = math.sqrt(7) if delta else 7
-        assert float(charges[2].sensitivity) == pytest.approx(contributions * rounds * float(one), rel=1e-9)
+    rounds = math.sqrt(7) if delta else 7
+    assert float(charges[2].sensitivity) == pytest.approx(contributions * rounds * float(one), rel=1e-9)
 
 
-def test_second_moments_of_a_target_are_those_of_their_definition() -> None:
-    x, y = records(3000)
-    plan = RegressionPlan(GradientRounds(1, 0.25, 1.0, 3000), 0, "moments")
-    made = release(
-        lambda: [(x, y)],
-        TABLE,
-        plan=plan,
-        budget=Budget(Fraction(10**6), Fraction(0)),
-        ledger=Ledger(),
-        source=Source.seeded_with(0),
-    )
-    scale, features = target_scale(made), made.features()
-    import torch
-
-    z = features(torch.from_numpy(x)).double().numpy()
-    t = np.clip((y / TARGET_UNIT - scale.mean) / scale.spread, -FARTHEST, FARTHEST) / FARTHEST
-    rows = np.hstack([np.full((3000, 1), 0.25), z, t[:, None]])
-    upper = made.tensors["second"].double().numpy()
-    unit = (math.sqrt(0.0625 + 2) / 2**20) ** 2
-    assert np.allclose(upper * unit, np.triu(rows.T @ rows), atol=0.02)
-    assert estimated_fit(made).r2 > 0.8
-
-
-@pytest.mark.parametrize("method", ["rounds", "moments"])
-def test_the_analyst_has_the_head_that_the_curator_checked(method: str) -> None:
+def test_the_analyst_has_the_head_that_the_curator_checked() -> None:
     x, y = records(2000)
-    plan = RegressionPlan(GradientRounds(20, 0.5, 2.0, 2000), 10, method)
+    plan = RegressionPlan(GradientRounds(20, 0.5, 2.0, 2000), 10)
     made = release(
         lambda: [(x, y)],
         TABLE,
@@ -211,7 +206,8 @@ def test_the_analyst_has_the_head_that_the_curator_checked(method: str) -> None:
         source=Source.seeded_with(0),
     )
     z = feature_integers(made.features()(_tensor(x)).numpy()).astype(np.float64)
-    clip = TargetClip(0.5, 0.25, target_scale(made))
+    limit = float(made.certificate.settings["error_limit"])
+    clip = TargetClip(0.5, 0.25, target_scale(made), error_limit=limit)
     again = clip.squared_errors(z, y, regression_head(made)).sum(0)
     sd = float(made.certificate.settings["sd_errors"])
     assert np.abs(again - made.tensors["errors"].numpy()).max() < 8 * sd  # of 2 draws, once in 10^14
@@ -259,17 +255,62 @@ def test_a_release_learns_its_target_and_protects_n_under_add_remove(delta: str)
     assert 0.5 < model.training["estimated_r2"] < 1
 
 
-def test_the_rule_takes_moments_of_few_columns_under_pure_epsilon_alone() -> None:
-    few = TableDomain((*(Column(f"x{j}", "numeric", 0, 1) for j in range(4)), TABLE.answer))
-    assert plan_target(few, 1000, Fraction(1), Fraction(0)).method == "moments"
-    assert plan_target(few, 1000, Fraction(1), DELTA).method == "rounds"
-    assert plan_target(few, 10**6, Fraction(1), Fraction(0)).method == "rounds"
-    assert plan_target(TABLE, 1000, Fraction(1), Fraction(0)).method == "rounds"
+def long_stays(n: int, seed: int) -> tuple[Any, Any]:
+    """A target with a long tail that the columns explain in part."""
+    rng = np.random.default_rng(seed)
+    ward = rng.integers(0, 3, n)
+    x = np.zeros((n, 4), dtype=np.float32)
+    x[:, 0] = rng.random(n)
+    x[np.arange(n), 1 + ward] = 1.0
+    y = np.clip((0.01 + 0.05 * x[:, 0] + 0.1 * (ward == 2)) * rng.gamma(1.0, 1.0, n), 0, 1)
+    return x, np.rint(y * TARGET_UNIT).astype(np.int64)
 
 
-def test_draws_have_the_shape_of_the_features_and_stay_within_the_bounds() -> None:
+@pytest.mark.parametrize(("n", "epsilon"), [(8000, 10), (4000, 3)])
+def test_the_estimated_r2_is_as_near_to_the_true_one_as_it_says(n: int, epsilon: int) -> None:
+    """Little noise: no error is clipped. Much: what may be clipped away is in the standard deviation.
+
+    Six scores of unit variance have a mean beyond 1.5 once in 4,000 choices of seeds; these are fixed.
+    """
+    x, y = long_stays(n, 0)
+    truth, scores = 1 + 13 * y / TARGET_UNIT, []
+    plan = RegressionPlan(GradientRounds(10, 0.5, 2.0, n), 0)
+    for seed in range(6):
+        made = release(
+            lambda: [(x, y)],
+            TABLE,
+            plan=plan,
+            budget=Budget(Fraction(epsilon), DELTA),
+            ledger=Ledger(),
+            source=Source.seeded_with(seed),
+        )
+        model = train(made)
+        assert "warning" not in model.training
+        r2 = 1 - float(((model.values(x) - truth) ** 2).mean()) / float(truth.var())
+        scores.append((model.training["estimated_r2"] - r2) / model.training["estimated_r2_sd"])
+    assert abs(np.mean(scores)) < 1.5
+    assert math.sqrt(np.mean(np.square(scores))) < 2
+
+
+def test_squared_errors_are_clipped_only_as_far_as_the_noise_requires() -> None:
+    scale = TargetScale(0.3, 0.2)
+    assert scale.error_limit(1e-6) == pytest.approx(25)  # no error is larger: (1 / 0.2)^2
+    assert scale.error_limit(1e-3) == pytest.approx(10)
+    assert scale.error_limit(0.1) == ERROR_BOUND
+    assert not scale.beyond(25).any()
+    assert scale.beyond(4)[-1] == pytest.approx((0.7 / 0.2) ** 2 - 4)
+
+
+def test_the_rule_has_the_perturbed_loss_under_pure_epsilon_and_rounds_with_delta() -> None:
+    for n in (100, 1000, 10**6):
+        assert isinstance(plan_release(TABLE, n, Fraction(1), Fraction(0)), PurePlan)
+        assert isinstance(plan_release(TABLE, n, Fraction(1), DELTA), RegressionPlan)
+
+
+@pytest.mark.parametrize("delta", ["0", "1e-5"])
+def test_draws_have_the_shape_of_the_features_and_stay_within_the_bounds(delta: str) -> None:
     x, y = records(5000)
-    made = privatise(lambda: [(x, y)], domain=TABLE, epsilon=3, delta="1e-5")
+    made = privatise(lambda: [(x, y)], domain=TABLE, epsilon=3, delta=delta)
     z, values = draw(made, 500, seed=1)
     assert z.shape == (500, made.features().width)
     assert values.min() >= 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from adlm.public.features import colour, resizing
 from adlm.public.features.colour import Colour, flip_average, opponent
 from adlm.public.features.colour_scattering import ColourScattering
 
@@ -39,6 +40,41 @@ def test_the_thumbnail_is_the_mean_of_its_pixels() -> None:
     colours = opponent(picture)[0]
     expected = 0.5 * (colours[:, :8, :8].mean((1, 2)) + colours[:, :8, 24:].mean((1, 2)))
     assert torch.allclose(small[:, 0, 0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("bins", [(5, 5, 5), (4, 3, 2)])
+def test_both_forms_agree_and_compiled_code_gives_the_bits_of_plain_python(
+    bins: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    features, x = Colour(bins, thumbnail=4), pictures(2)[:, :, :12, :12].contiguous()
+    x[1] = 0.5
+    found = features(x)
+    torch.testing.assert_close(found, features.products(x), rtol=0, atol=2e-3)  # roots of small shares
+    for name in ("opponents", "histograms"):
+        monkeypatch.setattr(colour, name, getattr(colour, f"_{name}"))
+    monkeypatch.setattr(resizing, "multiply_both", resizing._multiply_both)
+    assert torch.equal(features(x), found)
+
+
+def test_halving_averages_two_by_two_pixels() -> None:
+    x = pictures(2)
+    halves = torch.from_numpy(colour.halved(x.numpy()))
+    torch.testing.assert_close(halves, torch.nn.functional.avg_pool2d(x, 2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "mode"), [((8, 8), "bicubic"), ((20, 24), "bicubic"), ((70, 50), "bilinear")]
+)
+def test_resizing_is_what_pytorch_does(shape: tuple[int, int], mode: str) -> None:
+    x = torch.rand((3, *shape), generator=torch.Generator().manual_seed(1))
+    wanted = torch.nn.functional.interpolate(x[:, None], (20, 20), mode=mode, antialias=True)[:, 0].clamp(
+        0, 1
+    )
+    framed = resizing.Resized(shape, 20, mode, margin=4)
+    for found in (framed(x), torch.from_numpy(framed.compiled(x.numpy()))):
+        assert found.shape == (3, 28, 28)
+        torch.testing.assert_close(found[:, 4:-4, 4:-4], wanted, rtol=0, atol=2e-5)
+        assert float(found[:, :4].abs().max()) == 0.0
 
 
 @pytest.mark.parametrize("features", [Colour(), ColourScattering(32)])

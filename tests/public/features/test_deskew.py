@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from adlm.public.features.deskew import deskew
+from adlm.public.features.deskew import _deskew, deskew, deskewed
 from adlm.public.priors import strokes
 
 
@@ -44,9 +45,17 @@ def twin(image: Tensor) -> Tensor:
 
 
 def test_is_what_the_slow_twin_says(drawings: Tensor) -> None:
-    stood = deskew(drawings)
-    for image, found in zip(drawings, stood, strict=True):
+    stood, compiled = deskew(drawings), torch.from_numpy(deskewed(drawings.numpy()))
+    for image, found, other in zip(drawings, stood, compiled, strict=True):
         torch.testing.assert_close(found, twin(image), rtol=0, atol=1e-5)
+        torch.testing.assert_close(other, twin(image), rtol=0, atol=1e-5)
+
+
+def test_compiled_code_gives_the_bits_of_plain_python(drawings: Tensor) -> None:
+    given = drawings[:2].numpy()
+    out = np.empty_like(given)
+    _deskew(given.reshape(-1), given.shape[1], given.shape[2], out.reshape(-1))
+    assert np.array_equal(deskewed(given), out)
 
 
 def test_drawings_lean_before_and_do_not_after(drawings: Tensor) -> None:

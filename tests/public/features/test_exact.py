@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from adlm.public.features.base import unit_norm
-from adlm.public.features.exact import DIGIT, DIGITS, ExactDirections, exact_unit_norm, fast_bytes
+from adlm.public.features.exact import ExactDirections, exact_unit_norm
 
 
 def rows(n: int, p: int, seed: int = 0) -> torch.Tensor:
@@ -46,34 +46,6 @@ def test_whole_directions_are_kept_and_the_first_ones_suffice() -> None:
     made = ExactDirections(whole, 1.0)
     assert torch.equal(made(torch.tensor([[0.5, 0.25]])), torch.tensor([[33.25, -3.5]], dtype=torch.float64))
     assert made(torch.tensor([[0.5, 0.25]]), 1).tolist() == [[33.25]]
-
-
-def by_doubles(made: ExactDirections, x: torch.Tensor, width: int | None = None) -> torch.Tensor:
-    """The same product by doubles, whatever the processor."""
-    whole = (x.double().clamp(-made.limit, made.limit) * made.grid).round()
-    return (whole @ made.steps[:, :width]) * (made.unit / made.grid)
-
-
-@pytest.mark.parametrize("n", [1, 3, 40])
-@pytest.mark.parametrize("scale", [0.02, 0.4, 300.0])
-def test_digits_give_the_bits_that_doubles_give(n: int, scale: float) -> None:
-    """Numbers of three digits, at their limit, and of more, which are multiplied as doubles."""
-    steps = torch.randint(-127, 128, (9990, 50), generator=torch.Generator().manual_seed(2), dtype=torch.int8)
-    made, x = ExactDirections(steps, 2.0**12), (rows(n, 9990) * scale).clamp(-1000, 1000)
-    assert torch.equal(made(x), by_doubles(made, x))
-    assert torch.equal(made(x, 7), by_doubles(made, x, 7))
-
-
-@pytest.mark.skipif(not fast_bytes(), reason="this processor multiplies bytes no faster than doubles")
-def test_the_largest_digits_do_not_overflow() -> None:
-    steps = torch.full((9990, 4), 127, dtype=torch.int8) * torch.tensor([1, -1, 1, -1], dtype=torch.int8)
-    made = ExactDirections(steps, 1.0)
-    largest = (2.0 ** (DIGITS * DIGIT - 1) - 2) / made.grid
-    x = torch.full((2, 9990), largest)
-    x[1] = -largest
-    assert made._few_digits(x)
-    assert not made._few_digits(2 * x)
-    assert torch.equal(made(x), by_doubles(made, x))
 
 
 def test_no_rows_have_no_products() -> None:

@@ -7,7 +7,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from adlm.public.features import patches
 from adlm.public.features.patches import (
+    CONTRAST_FLOOR,
     Patches,
     learn_dictionary,
     mirror,
@@ -16,7 +18,6 @@ from adlm.public.features.patches import (
     spherical_kmeans,
     zca,
 )
-from adlm.public.features.pooled_patches import CONTRAST_FLOOR
 from adlm.public.priors import scenes
 
 
@@ -65,13 +66,26 @@ def test_patch_features_equal_their_slow_twin(size: int, cells: int, side: int) 
         np.testing.assert_allclose(row.square().numpy(), slow.ravel() ** 2, atol=2e-6)
 
 
+def test_both_forms_agree_and_compiled_code_gives_the_bits_of_plain_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a number of atoms that fills no register, and places that fill no group of three."""
+    filters = torch.randn((5, 3, 5, 5), generator=seeded(0)) * 0.1
+    features = Patches(filters - filters.mean((1, 2, 3), keepdim=True), 0.3, 2)
+    images = torch.rand((2, 3, 9, 9), generator=seeded(1))
+    found = features(images)
+    torch.testing.assert_close(found.square(), features.products(images).square(), rtol=0, atol=2e-6)
+    monkeypatch.setattr(patches, "patch_features", patches._patch_features)
+    assert torch.equal(features(images), found)
+
+
 def test_many_images_give_what_one_at_a_time_gives() -> None:
     features = Patches(torch.randn((3, 3, 6, 6), generator=seeded(2)))
     images = torch.rand((37, 3, 12, 12), generator=seeded(3))
     together = features(images)
     alone = torch.cat([features(image[None]) for image in images])
     assert together.shape == (37, features.width)
-    assert torch.allclose(together, alone, atol=1e-5)
+    assert torch.equal(together, alone)
 
 
 def test_a_flat_image_has_no_patch_features() -> None:

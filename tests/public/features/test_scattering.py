@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import math
-import threading
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from adlm.errors import UserError
 from adlm.public.features.scattering import (
+    COMPLEX,
+    LINE,
     ROWS,
+    SIZE,
+    FlipScattering,
+    Plan,
+    Pooling,
     Scattering,
-    aliases,
+    _scatter,
+    _transform,
     fold,
     gaussian,
-    image_of,
-    modulus,
     morlet,
-    spectrum_of,
+    radices_of,
 )
-from adlm.public.features.threads import map_blocks_threaded
+from adlm.public.features.tents import tent_means
+from adlm.runtime.lanes import LANES
 
 Image = NDArray[np.float64]
 
@@ -99,13 +103,14 @@ def slow_scattering(image: Image, J: int, L: int, factor: float) -> Image:
 
 @pytest.mark.parametrize(("size", "J", "L"), [(8, 2, 3), (16, 3, 2), (8, 1, 8)])
 def test_agrees_with_the_slow_twin(size: int, J: int, L: int) -> None:
-    transform = Scattering((size, size), J, L)
+    transform = Scattering(size, J, L)
     image = images(1, size)[0]
     slant = min(1.0, 4 / L)
-    one = np.fft.fft2(morlet(transform.padded, 0, 0.0, slant))
+    one = np.fft.fft2(morlet((transform.padded,) * 2, 0, 0.0, slant))
     factor = float(np.abs(transform.wavelets[0, 0].numpy()).max() / np.abs(one).max())
     expected = slow_scattering(image.double().numpy(), J, L, factor)
     np.testing.assert_allclose(transform(image[None])[0].numpy(), expected, atol=2e-6)
+    np.testing.assert_allclose(transform.products(image[None])[0].numpy(), expected, atol=2e-6)
 
 
 def test_stored_values() -> None:
@@ -113,14 +118,14 @@ def test_stored_values() -> None:
     ramp = torch.linspace(0, 1, 28)
     image = (ramp[:, None] * ramp[None]).sqrt()
     image[10:18, 5:20] = 1 - image[10:18, 5:20]
-    coefficients = Scattering((28, 28))(image[None])[0]
+    coefficients = Scattering(28)(image[None])[0]
     assert coefficients.shape == (81, 7, 7)
     picked = coefficients[[0, 1, 5, 9, 13, 17, 50, 80], [3, 2, 3, 2, 3, 3, 2, 3], [3, 3, 1, 3, 1, 2, 3, 3]]
     torch.testing.assert_close(picked, torch.tensor(STORED), atol=2e-7, rtol=2e-5)
 
 
 def test_wavelets_have_zero_mean_and_the_average_keeps_constants() -> None:
-    coefficients = Scattering((28, 28))(torch.full((1, 28, 28), 0.7))[0]
+    coefficients = Scattering(28)(torch.full((1, 28, 28), 0.7))[0]
     torch.testing.assert_close(coefficients[0], torch.full((7, 7), 0.7))
     assert coefficients[1:].abs().max() < 1e-6
     assert math.isclose(gaussian(32, 1.6).sum(), 1.0)
@@ -128,27 +133,27 @@ def test_wavelets_have_zero_mean_and_the_average_keeps_constants() -> None:
 
 def test_never_expands_a_distance() -> None:
     """|Sx - Sy| 2^J <= |x - y| on the torus, for rough, smooth and nearby pairs."""
-    transform = Scattering((28, 28))
+    transform = Scattering(28)
     x = torch.cat([images(20), torch.rand(20, 28, 28, generator=torch.Generator().manual_seed(1))])
     y = torch.cat([images(20, seed=2), x[20:] + 0.01 * images(20, seed=3)])
     moved = 4 * (transform(x) - transform(y)).flatten(1).norm(dim=1)
-    apart = (transform._pad(x) - transform._pad(y)).flatten(1).norm(dim=1)
+    apart = (transform.pad(x) - transform.pad(y)).flatten(1).norm(dim=1)
     assert (moved <= apart).all()
-    assert (4 * transform(x).flatten(1).norm(dim=1) <= transform._pad(x).flatten(1).norm(dim=1)).all()
+    assert (4 * transform(x).flatten(1).norm(dim=1) <= transform.pad(x).flatten(1).norm(dim=1)).all()
 
 
 def test_a_small_shift_moves_scattering_less_than_pixels() -> None:
     x = torch.zeros(8, 28, 28)
     x[:, 8:20, 8:20] = images(8, 12, seed=4)
     shifted = torch.roll(x, 1, dims=2)
-    s, t = Scattering((28, 28))(x).flatten(1), Scattering((28, 28))(shifted).flatten(1)
+    s, t = Scattering(28)(x).flatten(1), Scattering(28)(shifted).flatten(1)
     in_scattering = (s - t).norm(dim=1) / s.norm(dim=1)
     in_pixels = (x - shifted).flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
     assert (in_scattering < 0.6 * in_pixels).all()
 
 
 def test_channels_are_transformed_one_by_one_and_batches_do_not_matter() -> None:
-    transform = Scattering((28, 28), J=2, L=4)
+    transform = Scattering(28, J=2, L=4)
     x = images(34).view(17, 2, 28, 28)
     out = transform(x)
     assert out.shape == (17, 2 * transform.channels, 7, 7)
@@ -156,40 +161,66 @@ def test_channels_are_transformed_one_by_one_and_batches_do_not_matter() -> None
     assert transform.orders.bincount().tolist() == [1, 8, 16]
 
 
-def test_one_axis_after_the_other_is_the_transform_of_both() -> None:
-    x = torch.rand(3, 12, 20, generator=torch.Generator().manual_seed(5))
-    spectrum = spectrum_of(x.transpose(-1, -2))
-    torch.testing.assert_close(spectrum, torch.fft.fft2(x), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(image_of(spectrum).real, x.transpose(-1, -2))
+@pytest.mark.parametrize("size", [2, 3, 4, 8, 12, 14, 16, 18, 20, 22, 32, 36, 72, 112])
+def test_a_line_of_every_size_is_transformed_in_every_lane(size: int) -> None:
+    """In plain Python, against NumPy's transform; the result may lie where the line lay."""
+    plan = Plan(np.zeros((1, 1, size, size)), size, 0, Pooling([np.ones((1, size))], [np.ones((1, size))]))
+    s, rng = np.zeros(plan.room, np.float32), np.random.default_rng(size)
+    line = rng.normal(size=(size, LANES)) + 1j * rng.normal(size=(size, LANES))
+    start = int(plan.at[LINE])
+    numbers = np.stack([line.real, line.imag], 1).astype(np.float32)
+    s[start : start + size * COMPLEX] = numbers.ravel()
+    _transform(s, start, COMPLEX, start, COMPLEX, plan.table, plan.at, 0)
+    found = s[start : start + size * COMPLEX].reshape(size, 2, LANES)
+    expected = np.fft.fft(numbers[:, 0] + 1j * numbers[:, 1], axis=0)
+    assert math.prod(radices_of(size)) == plan.at[SIZE] == size
+    np.testing.assert_allclose(found[:, 0] + 1j * found[:, 1], expected, atol=4e-7 * size)
 
 
-@pytest.mark.parametrize("step", [1, 2, 4])
-def test_aliases_added_up_are_the_folded_spectrum(step: int) -> None:
-    spectrum = torch.fft.fft2(images(2, 24))
-    added = aliases(spectrum, step).sum(0) / step**2
-    torch.testing.assert_close(added, fold(spectrum, step).flatten(1))
+@pytest.mark.parametrize(("size", "J", "L", "denser"), [(8, 2, 3, 0), (12, 2, 8, 1), (10, 1, 5, 0)])
+def test_compiled_code_gives_the_bits_of_plain_python(size: int, J: int, L: int, denser: int) -> None:
+    plan = (FlipScattering(size, L) if denser else Scattering(size, J, L)).plan
+    x = images(2, size).numpy()
+    out = np.empty((2, plan.channels, *plan.cells), np.float32)
+    s, padded = np.empty(plan.room, np.float32), np.zeros(int(plan.at[SIZE]) ** 2 + LANES, np.float32)
+    _scatter(x.ravel(), out.reshape(-1), s, padded, plan.table, plan.at)
+    assert np.array_equal(plan(x), out)
 
 
-@pytest.mark.parametrize("L", [1, 4, 5])
-def test_pairs_are_averaged_as_single_signals_are(L: int) -> None:
-    """Two signals on their side, as one complex one, against each signal upright; the last may be alone."""
-    transform = Scattering((20, 28), 2, L)
-    u = torch.rand(3, L + L % 2, 2, 24, 32, generator=torch.Generator().manual_seed(6))
-    pairs = torch.complex(u[:, ::2], u[:, 1::2]).transpose(-1, -2).contiguous()
-    out = torch.empty(3, L, 2, *transform.output)
-    transform._averaged(pairs, 0, out)
-    torch.testing.assert_close(out, transform._low_pass(u[:, :L], 0))
+@pytest.mark.parametrize(("size", "J", "L"), [(28, 2, 8), (64, 3, 8), (18, 2, 5), (16, 4, 2)])
+def test_both_forms_agree(size: int, J: int, L: int) -> None:
+    transform, x = Scattering(size, J, L), images(3, size)
+    found, slow = transform(x), transform.double().products(x.double())
+    for order in range(3 if J > 1 else 2):
+        mine, other = (z[:, transform.orders == order] for z in (found, slow))
+        assert float((mine - other).abs().max()) < 2e-6 * float(other.abs().max())
 
 
-def test_moduli_of_two_signals_are_one_complex_tensor() -> None:
-    u, v = torch.randn(2, 5, 7, dtype=torch.complex64, generator=torch.Generator().manual_seed(7))
-    parts = torch.stack([torch.complex(u.real, v.real), torch.complex(u.imag, v.imag)])
-    torch.testing.assert_close(modulus(parts), torch.complex(u.abs(), v.abs()))
+@pytest.mark.parametrize("value", [0.3, 0.7, 1.0])
+def test_a_flat_image_has_no_response_and_one_average(value: float) -> None:
+    found = Scattering(28)(torch.full((1, 28, 28), value))
+    assert float(found[:, 1:].abs().max()) == 0.0
+    assert len(found[0, 0].unique()) == 1
+    assert float(found[0, 0, 0, 0]) == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.parametrize(("size", "angles"), [(32, 8), (16, 6)])
+def test_the_flip_is_averaged_without_transforming_the_mirror_image(size: int, angles: int) -> None:
+    flipped, plain = FlipScattering(size, angles), Scattering(size, 2, angles)
+    x = torch.rand((5, size, size), generator=torch.Generator().manual_seed(0))
+    once, again = (tent_means(plain(images), size // 8) for images in (x, x.flip(2)))
+    slow = 0.5 * (once + again)[..., : flipped.cells[1]]
+    found, both = flipped(x), flipped.both(x)
+    assert found.shape == both.shape == slow.shape
+    for order in range(3):
+        mine, torchs, other = (z[:, plain.orders == order] for z in (found, both, slow))
+        assert float((mine - other).abs().max()) < 2e-6 * float(other.abs().max())
+        assert float((torchs - other).abs().max()) < 2e-6 * float(other.abs().max())
 
 
 def test_an_image_does_not_touch_its_neighbours() -> None:
     """Bit by bit: with another image in one place, all others keep their coefficients."""
-    transform, x = Scattering((28, 28)), images(ROWS + 3)
+    transform, x = Scattering(28), images(ROWS + 3)
     other = x.clone()
     other[5] = 1e3 * images(1, seed=8)[0]
     before, after = transform(x), transform(other)
@@ -200,7 +231,7 @@ def test_an_image_does_not_touch_its_neighbours() -> None:
 
 def test_threads_change_nothing() -> None:
     """Bit by bit, in inference mode or not; and the caller's number of threads stays as it was."""
-    transform, x, own = Scattering((28, 28)), images(3 * ROWS + 1), torch.get_num_threads()
+    transform, x, own = Scattering(28), images(3 * ROWS + 1), torch.get_num_threads()
     found = []
     try:
         for threads, inference in ((1, True), (2, True), (3, False)):
@@ -214,51 +245,9 @@ def test_threads_change_nothing() -> None:
     assert torch.equal(found[0], found[2])
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_work_is_shared_out_once_and_a_failure_is_told(threads: int) -> None:
-    own = torch.get_num_threads()
-    x = torch.arange(14.0).reshape(7, 2)
-
-    def twice(block: Tensor, out: Tensor) -> None:
-        assert len(block) == len(out) <= 2
-        out.add_(2 * block)  # what is done twice would be added twice
-
-    def fail(block: Tensor, out: Tensor) -> None:
-        raise ValueError(f"not {block[0].tolist()}")
-
-    try:
-        torch.set_num_threads(threads)
-        assert torch.equal(map_blocks_threaded(twice, x, torch.zeros(7, 2), 2), 2 * x)
-        with pytest.raises(ValueError, match=r"not \[\d"):
-            map_blocks_threaded(fail, x, torch.zeros(7, 2), 2)
-        assert torch.get_num_threads() == threads
-    finally:
-        torch.set_num_threads(own)
-
-
-def test_a_lane_is_not_split_again() -> None:
-    own, seen = torch.get_num_threads(), []
-
-    def inner(block: Tensor, out: Tensor) -> None:
-        seen.append((threading.get_ident(), torch.get_num_threads()))
-
-    def outer(block: Tensor, out: Tensor) -> None:
-        before = len(seen)
-        map_blocks_threaded(inner, block, out, 1)
-        assert (threading.get_ident(), 1) in seen[before:]
-
-    try:
-        torch.set_num_threads(2)
-        map_blocks_threaded(outer, torch.zeros(8, 1), torch.zeros(8, 1), 4)
-    finally:
-        torch.set_num_threads(own)
-    assert len(seen) == 8
-    assert {threads for _, threads in seen} == {1}
-
-
 def test_gradients_reach_the_image() -> None:
     """Of a sum of coefficients, against a difference of it."""
-    transform = Scattering((8, 8), 2, 3)
+    transform = Scattering(8, 2, 3)
     x, direction = images(2, 8).requires_grad_(), images(2, 8, seed=9)
     transform(x).sum().backward()
     with torch.no_grad():
@@ -274,11 +263,13 @@ def test_folding_is_sampling() -> None:
 
 
 def test_sizes_that_are_no_multiple_of_the_stride() -> None:
-    assert Scattering((30, 27))(torch.rand(2, 30, 27)).shape == (2, 81, 8, 7)
+    assert Scattering(30)(torch.rand(2, 30, 30)).shape == (2, 81, 8, 8)
 
 
 def test_wrong_shapes_are_told() -> None:
     with pytest.raises(UserError, match="28 x 28"):
-        Scattering((28, 28))(torch.zeros(1, 27, 28))
+        Scattering(28)(torch.zeros(1, 27, 28))
     with pytest.raises(UserError, match="at least 2\\^J"):
-        Scattering((3, 28))
+        Scattering(3)
+    with pytest.raises(UserError, match="1 to 8 angles"):
+        Scattering(28, 2, 9)

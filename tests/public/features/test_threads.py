@@ -1,4 +1,4 @@
-"""A record is worked on alone, so that batches do not show; a prediction needs no such care."""
+"""Records are mapped one by one, whatever their batch and threads; gradients go another way."""
 
 from __future__ import annotations
 
@@ -9,35 +9,58 @@ from torch import Tensor
 
 from adlm import fit, privatise
 from adlm.public import datasets
-from adlm.public.features.threads import map_blocks_threaded, records_together
+from adlm.public.features.threads import map_records
+from adlm.runtime.lanes import Floats
 
 
-def seen_by_work(x: Tensor) -> list[tuple[int, int]]:
-    """Records in each call of the work, and where their memory starts, modulo 64 bytes."""
-    seen: list[tuple[int, int]] = []
-
-    def work(block: Tensor, out: Tensor) -> None:
-        seen.append((len(block), block.data_ptr() % 64))
-        out.copy_(2 * block)
-
-    assert torch.equal(map_blocks_threaded(work, x, torch.empty_like(x), 32), 2 * x)
-    return seen
+def twice(block: Floats) -> Floats:
+    return 2 * block
 
 
-@pytest.mark.parametrize("n", [1, 3, 40])
-def test_each_record_is_worked_on_alone_in_memory_that_starts_alike(n: int) -> None:
-    x = torch.arange(5.0 * n).view(n, 5)
-    assert seen_by_work(x) == [(1, 0)] * n
-    assert seen_by_work(torch.arange(5.0 * n + 1)[1:].view(n, 5)) == [(1, 0)] * n
+def thrice(block: Tensor) -> Tensor:
+    return 3 * block
 
 
-def test_records_are_worked_on_together_where_somebody_says_so() -> None:
-    x = torch.arange(9.0).view(3, 3)
-    with records_together():
-        assert [count for count, _ in seen_by_work(x)] == [3]
-    with pytest.raises(ValueError, match="stop"), records_together():
-        raise ValueError("stop")
-    assert [count for count, _ in seen_by_work(x)] == [1, 1, 1]
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("n", [0, 1, 7])
+def test_every_record_is_mapped_once_into_its_place(n: int, threads: int) -> None:
+    own, x = torch.get_num_threads(), torch.arange(2.0 * n).view(n, 2)
+    sizes: list[int] = []
+
+    def work(block: Floats) -> Floats:
+        sizes.append(len(block))
+        return twice(block)
+
+    try:
+        torch.set_num_threads(threads)
+        assert torch.equal(map_records(x, (2,), work, thrice, 2), 2 * x)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(own)
+    assert sum(sizes) == n
+    assert all(size <= 2 for size in sizes)
+
+
+def test_what_needs_a_gradient_goes_through_pytorch() -> None:
+    x = torch.ones(3, 2, requires_grad=True)
+    map_records(x, (2,), twice, thrice, 2).sum().backward()  # type: ignore[no-untyped-call]
+    assert x.grad is not None
+    assert torch.equal(x.grad, torch.full((3, 2), 3.0))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_failure_is_told(threads: int) -> None:
+    own = torch.get_num_threads()
+
+    def fail(block: Floats) -> Floats:
+        raise ValueError(f"not {block[0].tolist()}")
+
+    try:
+        torch.set_num_threads(threads)
+        with pytest.raises(ValueError, match=r"not \[\d"):
+            map_records(torch.zeros(7, 2), (2,), fail, thrice, 2)
+    finally:
+        torch.set_num_threads(own)
 
 
 def test_one_image_alone_has_the_prediction_that_it_has_among_others() -> None:
@@ -45,4 +68,4 @@ def test_one_image_alone_has_the_prediction_that_it_has_among_others() -> None:
     model = fit(privatise(train.x, train.y, domain=train.domain, epsilon=8, seed=0))
     together = model.probabilities(train.x[:20])
     alone = np.concatenate([model.probabilities(train.x[i : i + 1]) for i in range(20)])
-    assert np.allclose(alone, together, atol=1e-5)
+    assert np.allclose(alone, together, atol=1e-6)

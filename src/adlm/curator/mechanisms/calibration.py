@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from adlm.privacy.accounting import Charge, Mechanism, compose, gaussian_mu
 from adlm.privacy.budget import Budget
+from adlm.privacy.certificate import LEARNT_BOUNDS
+from adlm.public.domain import Domain
 from adlm.runtime.roots import root_down
 
 Scales = TypeVar("Scales")
@@ -31,6 +33,12 @@ class Calibration(NamedTuple, Generic[Scales]):
 
     scales: Scales
     charges: tuple[Charge, ...]
+
+    def for_domain(self, domain: Domain) -> Calibration[Scales]:
+        """Return it for a domain: nothing is proved where the bounds were learnt from the records."""
+        if not domain.bounds_learnt_from_data:
+            return self
+        return Calibration(self.scales, tuple(replace(c, unproved=LEARNT_BOUNDS) for c in self.charges))
 
 
 class Stage(NamedTuple):
@@ -81,7 +89,16 @@ class Spending:
     def calibration(self, scales: Scales) -> Calibration[Scales]:
         """Return the scales of all stages with their charges."""
         charges = (
-            Charge(what, self.mechanism, self.neighbours, moved, Fraction(steps), proof, self.delta)
+            Charge(
+                what,
+                self.mechanism,
+                self.neighbours,
+                moved,
+                Fraction(steps),
+                proof,
+                self.delta,
+                contributions=self.contributions,
+            )
             for what, moved, steps, proof in self.stages
         )
         return Calibration(scales, tuple(charges))

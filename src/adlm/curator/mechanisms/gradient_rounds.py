@@ -234,41 +234,9 @@ class GradientClip:
         return total
 
 
-@dataclass(frozen=True)
-class BinaryClip(GradientClip):
-    """The L2 ball of the gradient of the second of two classes; that of the first is its negative.
-
-    Radial noise grows with the number of coordinates, so half of them are left out.
-
-    Parameters
-    ----------
-    clip_norm : bound on the L2 norm of the gradient of both classes; one row has it over sqrt(2).
-    constant : c.
-
-    Formal guarantees
-    -----------------
-    For any features, labels and head whatever, the integer gradient of one record, one row, has L2 norm at
-    most `bound` grid steps. Proved in docs/proof-gradients.md (Lemma 1).
-    """
-
-    @property
-    def bound(self) -> int:
-        """Norm bound of one row of a record's gradient, in grid steps."""
-        return math.isqrt(super().bound ** 2 // 2)
-
-    def rows(self, head: Head) -> int:
-        """Return 1."""
-        del head
-        return 1
-
-    def errors(self, z: OnGrid, codes: Integers, head: Head) -> Reals:
-        """Return (n, 1) residuals of the second class before they are bounded, in steps of 1 / FINE."""
-        return super().errors(z, codes, head)[:, 1:]
-
-
 def clip_of(rounds: GradientRounds) -> GradientClip:
     """Return the clip that gradient rounds are planned with."""
-    return (BinaryClip if rounds.one_row else GradientClip)(rounds.clip_norm, rounds.constant)
+    return GradientClip(rounds.clip_norm, rounds.constant)
 
 
 @dataclass(frozen=True)

@@ -87,5 +87,6 @@ def _joint(config: MomentConfig, neighbours: str, mu: Fraction) -> Calibration[S
         Fraction(1),
         f"{PROOF} Theorem 3",
         config.delta,
+        contributions=config.contributions,
     )
     return Calibration(Scales(scale, off_diagonal(diagonal), diagonal), (charge,))

@@ -150,8 +150,7 @@ def measure(
     ----------
     batches, domain, config, ledger, source, upstream : as for `release`, and with its guarantees.
     """
-    calibration = calibrate(config, domain.neighbours)
-    scales, charges = calibration.scales, calibration.charges
+    scales, charges = calibrate(config, domain.neighbours).for_domain(domain)
     if upstream.unproved:
         charges = tuple(replace(c, unproved=upstream.unproved) for c in charges)
     records = as_records(batches)
@@ -268,7 +267,6 @@ def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
     """
     second, spread = config.second, noise_spread(config.mechanism, 1 + config.k)
     off = diagonal = across = 0.0
-    rows = 1 if config.rounds is not None and config.rounds.one_row else classes
     if second is not None:
         off = diagonal = noise_spread(config.mechanism, second.q * (second.q + 1) // 2)
         if config.mechanism == "radial":
@@ -290,7 +288,7 @@ def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> 
         "sd_second_diagonal": diagonal * scales.second_diagonal,
         "sd_cross": across * scales.cross,
         "rounds": None if config.rounds is None else config.rounds.to_dict(),
-        "sd_gradients": scales.gradients * noise_spread(config.mechanism, rows * (1 + config.k)),
+        "sd_gradients": scales.gradients * noise_spread(config.mechanism, classes * (1 + config.k)),
         "sd_correct": scales.correct * noise_spread(config.mechanism, 1),
         "indicators": config.indicators and config.indicators.to_dict(),
         "sd_indicators": scales.indicators

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.curator.clipping import Clip
-from adlm.curator.mechanisms import second_moments as stage
 from adlm.curator.mechanisms.calibration import Calibration, Spending, within_budget
 from adlm.curator.mechanisms.gradient_rounds import FINE, GradientClip, OnGrid
 from adlm.curator.mechanisms.moments import Indicators
@@ -20,21 +19,8 @@ from adlm.privacy.accounting import Mechanism, gaussian_mu
 from adlm.privacy.budget import Budget
 from adlm.public.domain.encoding import TARGET_UNIT
 from adlm.public.domain.table import TableDomain
-from adlm.public.features.scaled_table import ScaledTable
 from adlm.public.features.table_indicators import is_ordered
-from adlm.public.planning.regression import (
-    FOURIER,
-    GAUSSIAN_SHARES,
-    MOMENTS_COLUMNS,
-    MOMENTS_SIGNAL,
-    PURE_ROUNDS,
-    PURE_SHARES,
-    PURE_STRONG,
-    RegressionPlan,
-    Shares,
-    plan_regression,
-    plan_ridge,
-)
+from adlm.public.planning.regression import FOURIER, GAUSSIAN_SHARES, RegressionPlan, plan_regression
 from adlm.public.planning.rounds import signal_of
 from adlm.runtime.roots import root_up
 
@@ -44,7 +30,7 @@ Reals = npt.NDArray[np.float64]
 PROOF = "docs/proof-gradients.md"
 ERRORS = "squared errors of the model and of the mean"
 MIDDLE = TargetScale(0.5, 0.25)  # placeholder where only bounds are needed, which do not depend on it
-ERROR_UNIT = 1 << 16  # grid steps in one squared standard deviation
+ERROR_UNIT = 1 << 16  # grid steps in one squared standard deviation, where errors are clipped at ERROR_BOUND
 
 
 @dataclass(frozen=True)
@@ -56,6 +42,7 @@ class TargetClip(GradientClip):
     clip_norm : bound on the L2 norm of (w.x - t) (c, z), t in standard deviations.
     constant : c.
     scale : the released mean and spread of the target.
+    error_limit : where squared errors are clipped, in units of the target's variance; a released number.
 
     Formal guarantees
     -----------------
@@ -64,6 +51,12 @@ class TargetClip(GradientClip):
     """
 
     scale: TargetScale = MIDDLE
+    error_limit: float = ERROR_BOUND
+
+    @property
+    def error_unit(self) -> float:
+        """Grid steps in one unit of the target's variance; the limit is always `error_bound` steps."""
+        return self.error_bound / self.error_limit
 
     def targets(self, positions: Integers) -> Reals:
         """Return (n,) targets in standard deviations, clipped at FARTHEST."""
@@ -74,7 +67,7 @@ class TargetClip(GradientClip):
         return np.asarray(np.rint((self.scores(z, head) - self.targets(codes)[:, None]) * FINE))
 
     def squared_errors(self, z: Reals, codes: Integers, head: Head) -> Integers:
-        """Return (n, 2) clipped squared errors, of the head and of the mean, in steps of 1 / ERROR_UNIT.
+        """Return (n, 2) clipped squared errors, of the head and of the mean, in steps of 1 / `error_unit`.
 
         A prediction is clipped to the bounds of the target. Each entry lies between 0 and
         `error_bound`.
@@ -82,8 +75,8 @@ class TargetClip(GradientClip):
         truth = self.scale.standardised(codes / TARGET_UNIT)
         low, high = (float(v) for v in self.scale.standardised(np.array([0.0, 1.0])))
         of_head = np.clip(self.scores(z, head)[:, 0], low, high) - truth
-        both = np.minimum(np.stack([of_head * of_head, truth * truth], 1), ERROR_BOUND)
-        return np.asarray(np.rint(both * ERROR_UNIT), dtype=np.int64)
+        both = np.minimum(np.stack([of_head * of_head, truth * truth], 1), self.error_limit)
+        return np.asarray(np.minimum(np.rint(both * self.error_unit), self.error_bound), dtype=np.int64)
 
     @property
     def error_bound(self) -> int:
@@ -143,34 +136,15 @@ class RegressionConfig:
         rounds = self.plan.rounds
         return TargetClip(rounds.clip_norm, rounds.constant, scale or MIDDLE)
 
-    def second_clip(self) -> Clip:
-        """The clip of (constant, z, weight t / FARTHEST), whose products are summed."""
-        longest = math.sqrt(self.plan.rounds.constant**2 + 1 + self.plan.weight**2)
-        return Clip("l2", (1.0,) * (self.k + 2), longest)
-
     @property
     def learnt(self) -> str:
         """Description of the statistics that the model is fitted to."""
-        if self.plan.method == "moments":
-            return "second moments of features and target"
         return f"gradients of {self.plan.rounds.rounds} rounds"
 
     def learnt_sensitivity(self, neighbours: str) -> Fraction:
         """Return the sensitivity of the statistics that the model is fitted to."""
-        if self.plan.method == "moments":
-            clip = self.second_clip()
-            return (
-                clip.second_sensitivity(neighbours)
-                if self.budget.delta
-                else stage.triangle_sensitivity(clip, neighbours)
-            )
         one, rounds = self.clip().sensitivity(neighbours), self.plan.rounds.rounds
         return root_up(rounds * one**2) if self.budget.delta else rounds * one
-
-
-def shares_of(delta: Fraction) -> Shares:
-    """Return how the budget is divided."""
-    return GAUSSIAN_SHARES if delta else PURE_SHARES
 
 
 def calibrate(config: RegressionConfig, neighbours: str) -> Calibration[RegressionScales]:
@@ -189,15 +163,14 @@ def calibrate(config: RegressionConfig, neighbours: str) -> Calibration[Regressi
 def _calibrated(config: RegressionConfig, neighbours: str, loss: Fraction) -> Calibration[RegressionScales]:
     """Divide mu (whose square adds up) or epsilon between the four parts."""
     spending = Spending(config.mechanism, neighbours, loss, config.contributions, config.budget.delta)
-    shares = shares_of(config.budget.delta)
-    theorem = "Theorem 2" if config.plan.method == "rounds" else "Theorem 5"
+    shares = GAUSSIAN_SHARES
     first = config.indicators.clip().counts_sensitivity(neighbours)
     second = target_bins().counts_sensitivity(neighbours)
     learnt, checked = config.learnt_sensitivity(neighbours), config.clip().errors_sensitivity()
     scales = RegressionScales(
         spending.scale("counts of indicators", first, shares.indicators, f"{PROOF} Theorem 1"),
         spending.scale("counts of the target's bins", second, shares.target, f"{PROOF} Theorem 1"),
-        spending.scale(config.learnt, learnt, shares.learnt, f"{PROOF} {theorem}"),
+        spending.scale(config.learnt, learnt, shares.learnt, f"{PROOF} Theorem 2"),
         spending.scale(ERRORS, checked, shares.check, f"{PROOF} Theorem 4"),
     )
     return spending.calibration(scales)
@@ -215,20 +188,6 @@ def plan_target(
     epsilon, delta : the budget.
     fourier : number of random Fourier features; 0 leaves it to the rule.
     """
-    ordered = [is_ordered(column) for column in table.features]
-    count = fourier or (FOURIER if any(ordered) and delta else 0)
-    if delta:
-        mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(shares_of(delta).learnt)
-        return plan_regression(n, signal_of(n, mu, table.neighbours, table.contributions), count)
-    columns, loss = len(ordered), float(epsilon * shares_of(delta).learnt)
-    each = signal_of(n, loss, table.neighbours, table.contributions) / columns
-    if not fourier and all(ordered) and columns <= MOMENTS_COLUMNS and each < MOMENTS_SIGNAL:
-        return plan_ridge(n, columns)
-    width = 1 + ScaledTable.width_of(table, count)
-    few, many = (
-        signal_of(n, loss / math.sqrt(rounds * width), table.neighbours, table.contributions)
-        for rounds in PURE_ROUNDS
-    )
-    if few < PURE_STRONG:
-        return plan_regression(n, few, count, pure=PURE_ROUNDS[0])
-    return plan_regression(n, many, count, pure=PURE_ROUNDS[1])
+    count = fourier or (FOURIER if any(is_ordered(column) for column in table.features) else 0)
+    mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(GAUSSIAN_SHARES.learnt)
+    return plan_regression(n, signal_of(n, mu, table.neighbours, table.contributions), count)

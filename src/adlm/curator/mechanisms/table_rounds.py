@@ -33,11 +33,9 @@ from adlm.public.features.frequencies import frequencies
 from adlm.public.features.scaled_table import VALUE_ENERGY, ScaledTable
 from adlm.public.features.table_indicators import TableIndicators, is_ordered
 from adlm.public.planning.rounds import (
-    PURE_ROUNDS,
     TABLE_PATH,
     TABLE_STEP,
     fewer_rounds,
-    plan_pure_rounds,
     plan_rounds,
     signal_of,
     table_clip_norm,
@@ -46,21 +44,16 @@ from adlm.runtime import progress
 from adlm.runtime.part_store import Part
 
 Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
-FOURIER = (200, 512)  # fewest and most random Fourier features of the ordered columns; fewest if pure
-# Under pure epsilon, where noise grows with their number: fewer of them below this signal of so few.
-PURE_FOURIER, PURE_FOURIER_BELOW = 50, 2_000.0
+FOURIER = (200, 512)  # fewest and most random Fourier features of the ordered columns
 FOURIER_MANY, VERY_MANY = 100, 200_000  # fewest of a table with more records than these, where they cost time
 FOURIER_EACH = 8  # for each of them
 # A table whose columns are mostly categories: from this signal on, values weigh less than bins, and there are
 # no random Fourier features. Settled on training records of Adult, whole and in parts, with and without cuts.
 CATEGORICAL_FROM, CATEGORICAL_ENERGY = 300.0, 0.25
-# Many records of such a table, of two classes, and signals between which an additive model does better.
-ADDITIVE_RECORDS, ADDITIVE_RANGE = 40_000, (600.0, 50_000.0)
 INDICATORS_SHARE, VALUES_SHARE, SUMS_SHARE = Fraction(1, 20), Fraction(1, 20), Fraction(1, 20)
-PURE_SHARE = Fraction(1, 10)  # of indicators, and of class sums, under pure epsilon
 MOST_NOISE = 0.5  # on second moments of rows of length 1, above which they are not released
 MOST_CHECK, CHECK_NOISE = Fraction(1, 10), 0.03  # largest share of the accuracy check, noise over n
-COUNT, PURE_COUNT = 0.7, 0.2  # share of a record's length that counts it; 0.7 costs replace-one nothing
+COUNT = 0.7  # share of a record's length that counts it; 0.7 costs replace-one nothing
 
 
 @dataclass(frozen=True)
@@ -110,12 +103,9 @@ def plan_table(
     if n < 1:
         raise UserError(f"a plan needs at least one record, got {n}")
     signal = table_signal(table, n, epsilon, delta)
-    categories_lead = bool(delta) and mostly_categorical(table) and signal >= CATEGORICAL_FROM
-    count = fourier or (0 if categories_lead else fourier_count(table, n, epsilon, delta))
-    classes = len(table.label.classes)
-    rounds = (
-        _rounds_with_delta(n, signal, len(table.features)) if delta else plan_pure_rounds(n, signal, classes)
-    )
+    categories_lead = mostly_categorical(table) and signal >= CATEGORICAL_FROM
+    count = fourier or (0 if categories_lead else fourier_count(table, n))
+    rounds = _rounds(n, signal, len(table.features))
     values, check = values_share(table, n, epsilon, delta), check_share(signal, table.neighbours)
     reasons = (
         f"{rounds.rounds} gradient rounds with steps of {rounds.step:g}: the signal n mu / sensitivity is "
@@ -123,21 +113,19 @@ def plan_table(
         f"gradients are clipped at {rounds.clip_norm:g}",
         f"{count} random Fourier features of the ordered columns together"
         + ("; values weigh less than bins: most columns are categories" if categories_lead else ""),
-        f"{_per_cent(INDICATORS_SHARE if delta else PURE_SHARE)} of the budget counts indicators, to centre "
+        f"{_per_cent(INDICATORS_SHARE)} of the budget counts indicators, to centre "
         "and scale the columns"
         + (f"; {_per_cent(values)} goes to second moments, to take correlations out" if values else "")
-        + f"; {_per_cent(SUMS_SHARE if delta else PURE_SHARE)} of the rest goes to class sums",
-        f"{_per_cent(check if delta else CHECK_SHARE)} of the rest counts the records that are got right",
+        + f"; {_per_cent(SUMS_SHARE)} of the rest goes to class sums",
+        f"{_per_cent(check)} of the rest counts the records that are got right",
     )
-    if not delta:
-        return TableRoundsPlan(rounds, count, PURE_SHARE, PURE_SHARE, reasons=reasons)
     energy = CATEGORICAL_ENERGY if categories_lead else VALUE_ENERGY
     return TableRoundsPlan(
         rounds, count, values_share=values, check_share=check, value_energy=energy, reasons=reasons
     )
 
 
-def _rounds_with_delta(n: int, signal: float, columns: int) -> GradientRounds:
+def _rounds(n: int, signal: float, columns: int) -> GradientRounds:
     clip_norm = table_clip_norm(signal)
     rounds = plan_rounds(n, signal, path=TABLE_PATH, longest_step=TABLE_STEP, clip_norm=clip_norm)
     return fewer_rounds(rounds, columns)
@@ -147,23 +135,19 @@ def _per_cent(share: Fraction) -> str:
     return f"{float(100 * share):g} %"
 
 
-def fourier_count(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> int:
+def fourier_count(table: TableDomain, n: int) -> int:
     """Return the number of random Fourier features: more where they have more columns to mix.
 
     Parameters
     ----------
     table : the declared table.
     n : number of records, public or guessed.
-    epsilon, delta : the budget; under a small pure one there are few.
     """
     ordered = sum(is_ordered(column) for column in table.features)
     if not ordered:
         return 0
     fewest = FOURIER[0] if n <= VERY_MANY else FOURIER_MANY
-    if delta:
-        return min(max(FOURIER_EACH * ordered, fewest), FOURIER[1])
-    few = _pure_signal(table, n, epsilon, PURE_FOURIER) < PURE_FOURIER_BELOW
-    return PURE_FOURIER if few else fewest
+    return min(max(FOURIER_EACH * ordered, fewest), FOURIER[1])
 
 
 def check_share(signal: float, neighbours: str) -> Fraction:
@@ -188,7 +172,7 @@ def values_share(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
     epsilon, delta : the budget.
     """
     columns = sum(column.kind != "categorical" for column in table.features)
-    if not delta or not 2 <= columns <= MOST_COLUMNS or mostly_categorical(table):
+    if not 2 <= columns <= MOST_COLUMNS or mostly_categorical(table):
         return Fraction(0)
     mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(VALUES_SHARE) / table.contributions
     sd = (1.0 if table.neighbours == "add-remove" else math.sqrt(2.0)) / mu
@@ -198,49 +182,20 @@ def values_share(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction)
 def table_signal(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> float:
     """Return n mu over the sensitivity for a table's gradient rounds.
 
-    For radial noise on all numbers of a round, M (1 + k) or half of them for two classes, mu is what Gaussian
-    noise of the same standard deviation would cost.
-
     Parameters
     ----------
     table : the declared table.
     n : number of records, public or guessed.
     epsilon, delta : the budget.
     """
-    if not delta:
-        return _pure_signal(table, n, epsilon, fourier_count(table, n, epsilon, delta))
     share = (1 - INDICATORS_SHARE - values_share(table, n, epsilon, delta)) * (1 - SUMS_SHARE)
     mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(share)
-    return signal_of(n, mu, table.neighbours, table.contributions)
-
-
-def _pure_signal(table: TableDomain, n: int, epsilon: Fraction, fourier: int) -> float:
-    classes = len(table.label.classes)
-    width = (1 if classes == 2 else classes) * (1 + ScaledTable.width_of(table, fourier))
-    mu = float(epsilon * (1 - PURE_SHARE) ** 2) / math.sqrt(PURE_ROUNDS * width)
     return signal_of(n, mu, table.neighbours, table.contributions)
 
 
 def mostly_categorical(table: TableDomain) -> bool:
     """Whether at least half of a table's columns are categories."""
     return 2 * sum(column.kind == "categorical" for column in table.features) >= len(table.features)
-
-
-def suits_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction) -> bool:
-    """Whether gradient rounds suit a table better than an additive model of noisy class tables, with delta.
-
-    They do, unless many records of two classes in columns that are mostly categories leave neither a weak nor
-    a very strong signal. Under pure epsilon that cannot be told beforehand (`model_selection`).
-
-    Parameters
-    ----------
-    table : the declared table.
-    n : number of records, public or guessed.
-    epsilon, delta : the budget.
-    """
-    signal = table_signal(table, n, epsilon, delta)
-    many = n >= ADDITIVE_RECORDS and len(table.label.classes) == 2 and mostly_categorical(table)
-    return not many or not ADDITIVE_RANGE[0] <= signal < ADDITIVE_RANGE[1]
 
 
 def configured(plan: TableRoundsPlan, table: TableDomain, budget: Budget) -> MomentConfig:
@@ -252,7 +207,7 @@ def configured(plan: TableRoundsPlan, table: TableDomain, budget: Budget) -> Mom
         budget.delta,
         ScaledTable.width_of(table, plan.fourier),
         1.0,
-        constant=COUNT if budget.delta else PURE_COUNT,
+        constant=COUNT,
         share_sums=plan.sums_share,
         check_share=plan.check_share,
         contributions=table.contributions,
@@ -287,7 +242,7 @@ def release(
         codes) batches, the same ones each time.
     table : the declared table.
     plan : the public settings.
-    budget : epsilon and delta; delta 0 gives radial noise.
+    budget : epsilon and delta.
     ledger : the charges are written there before noise is drawn.
     source : of the noise.
     stamps : warnings that travel with the release.
@@ -297,7 +252,8 @@ def release(
     Relation: the table's, of persons with at most `table.contributions` records. Guarantee: the charges of
     `calibrate`, all of them in the ledger before the first noise is drawn. Proved in docs/proof-gradients.md.
     """
-    config, calibration = configured(plan, table, budget), calibrate(plan, table, budget)
+    config = configured(plan, table, budget)
+    calibration = calibrate(plan, table, budget).for_domain(table.domain)
     counted = TableIndicators(table)
     assert config.indicators is not None
     clip = config.indicators.clip()

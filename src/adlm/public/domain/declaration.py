@@ -75,6 +75,12 @@ def _encodable(text: str) -> bool:
     return True
 
 
+def truth(key: str, value: Any) -> None:
+    """Refuse a value that is neither true nor false."""
+    if not isinstance(value, bool):
+        raise UserError(f"domain.{key} must be true or false (got {show(value)})")
+
+
 def one_of(key: str, value: Any, allowed: tuple[str, ...]) -> None:
     """Refuse a value that is not an allowed word."""
     if not isinstance(value, str) or value not in allowed:

@@ -1,7 +1,8 @@
 """The public description of the records: bounds, shape, classes, neighbours.
 
-A `Domain` is always declared and never learnt: a bound computed from records would itself be a
-release of them. It is also the one place that scales records to [0, 1] and turns labels into codes.
+A `Domain` is declared and not learnt: a bound computed from records is a release of them without noise, and
+a domain with such bounds must say so. It is also the one place that scales records to [0, 1] and turns
+labels into codes.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ class Domain(declaration.DomainFile):
         How an image file of another aspect is fitted to the shape: `crop` (the default), `pad` or `stretch`.
     target
         Bounds of a numeric target, in place of classes.
+    bounds_learnt_from_data
+        Whether the bounds, or a scaling before them, were computed from the records. Of a release with such a
+        domain nothing is proved, and it is stamped `NOT PRIVATE`.
 
     Raises
     ------
@@ -82,6 +86,7 @@ class Domain(declaration.DomainFile):
     features: tuple[str, ...] | None = None
     target: tuple[float, float] | None = None
     fit: str | None = None
+    bounds_learnt_from_data: bool = False
 
     def __post_init__(self) -> None:
         put = object.__setattr__  # a frozen dataclass can only normalise its fields this way
@@ -105,6 +110,7 @@ class Domain(declaration.DomainFile):
             )
         if self.fit is not None:
             declaration.one_of("fit", self.fit, FITS)
+        declaration.truth("bounds_learnt_from_data", self.bounds_learnt_from_data)
         if self.features is not None:
             put(self, "features", declaration.names("features", self.features, "feature"))
             if len(self.features) != self.size:
@@ -177,7 +183,7 @@ class Domain(declaration.DomainFile):
         return {
             key: list(value) if isinstance(value, tuple) else value
             for key, value in settings.items()
-            if value is not None
+            if value is not None and value is not False
         }
 
     @classmethod

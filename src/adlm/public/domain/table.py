@@ -42,14 +42,16 @@ class TableDomain(declaration.DomainFile):
         declared, inferred from the header row; without one, a comma and a double quote. With an empty quote,
         quotes are plain text.
     newlines_in_values : whether a quoted value may span several lines. Only for CSV files whose writer
-        doubles quotes: an unclosed quote swallows the rows after it.
+        doubles quotes: an unclosed quote takes in the rows after it and ends in an error, so it cannot be
+        combined with `bad_rows = "missing"`.
     bad_rows : how to treat a row with the wrong number of values or a misplaced quote: as an `error`, or as a
         record with all values `missing`. Then every column, also the label, must declare `missing`.
     comment : lines above the header row that start with this are skipped.
     decimal : decimal separator of a CSV file: a point or a comma.
     missing : texts that mean that a value is missing.
     crosses : pairs of columns whose combinations are features of their own.
-    bounds_learnt_from_data : set by `adlm domain init --peek`, and stated in every certificate.
+    bounds_learnt_from_data : set by `adlm domain init --peek`: of a release with such a domain nothing is
+        proved, and it is stamped `NOT PRIVATE`.
 
     Raises
     ------
@@ -125,6 +127,11 @@ class TableDomain(declaration.DomainFile):
         if self.bad_rows not in ("error", "missing"):
             raise UserError(f'bad_rows must be "error" or "missing" (got {self.bad_rows!r})')
         if self.bad_rows == "missing":
+            if self.newlines_in_values:
+                raise UserError(
+                    'bad_rows = "missing" does not go with newlines_in_values = true: one unclosed quote '
+                    "would make all records after it a single missing one; leave out one of the two"
+                )
             if self.person is not None:
                 raise UserError('bad_rows = "missing" does not go with persons: a bad row has no person')
             for column in (*self.features, self.answer):
@@ -175,7 +182,15 @@ class TableDomain(declaration.DomainFile):
         if self.target is not None:
             bounds = self.target.number(self.target.lower), self.target.number(self.target.upper)
         return Domain(
-            (len(names),), 0.0, 1.0, self.answer.classes, self.neighbours, "tabular", names, target=bounds
+            (len(names),),
+            0.0,
+            1.0,
+            self.answer.classes,
+            self.neighbours,
+            "tabular",
+            names,
+            target=bounds,
+            bounds_learnt_from_data=self.bounds_learnt_from_data,
         )
 
     def to_dict(self) -> dict[str, Any]:

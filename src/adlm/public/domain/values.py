@@ -27,6 +27,7 @@ from adlm.public.domain.column import Column, day_of
 AS_TEXT = "read the column as text (dtype=str in pandas)"
 _NOTHING = ("NAType", "NaTType")  # missing values of pandas, without importing it
 _PLAIN_NUMBER = r"^[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,3})?$"
+_FAR = "the time is outside the years 1 to 9999, or finer than a microsecond; give it as a date"
 _PLAIN = (str, int, bool, float)  # types whose equal values are interchangeable
 
 
@@ -126,7 +127,12 @@ def _typed(values: Any) -> Any:
         if not hasattr(values, "__array__"):
             return values
     array = np.asarray(values)
-    return pa.array(array, from_pandas=True) if array.dtype.kind == "M" else array
+    if array.dtype.kind != "M":
+        return array
+    try:
+        return pa.array(array, from_pandas=True)
+    except pa.ArrowNotImplementedError:  # years or months
+        return list(array)
 
 
 def _is_category(values: Any) -> bool:
@@ -136,7 +142,7 @@ def _is_category(values: Any) -> bool:
 def _arrow_values(array: Any) -> ColumnValues:
     kind = array.type
     if isinstance(array, pa.ExtensionArray):
-        return _listed(array.to_pylist())
+        return _listed(_cells(array))
     if pa.types.is_nested(kind):
         raise RefusedError(f"a cell holds one value, and the column's type is {kind}; unpack it first")
     if pa.types.is_dictionary(kind):
@@ -145,10 +151,25 @@ def _arrow_values(array: Any) -> ColumnValues:
         try:
             coded = array.dictionary_encode()
         except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
-            return _listed(array.to_pylist())
-    distinct = [plain(cell) for cell in coded.dictionary.to_pylist()]
+            return _listed(_cells(array))
+    distinct = [plain(cell) for cell in _cells(coded.dictionary)]
     rows = coded.indices.fill_null(len(distinct)) if coded.indices.null_count else coded.indices
     return ColumnValues([*distinct, None], np.from_dlpack(rows).astype(np.intp))
+
+
+def _cells(array: Any) -> list[Any]:
+    """Python values of an Arrow array; a cell that Python cannot hold, such as a far time, stays Arrow's."""
+    try:
+        return list(array.to_pylist())
+    except (OverflowError, ValueError):
+        return [_cell(cell) for cell in array]
+
+
+def _cell(cell: Any) -> Any:
+    try:
+        return cell.as_py()
+    except (OverflowError, ValueError):
+        return cell
 
 
 def _listed(values: Iterable[Any]) -> ColumnValues:
@@ -185,7 +206,12 @@ def plain(value: Any) -> Any:
     if value is None or type(value).__name__ in _NOTHING:
         return None
     if isinstance(value, np.datetime64):
-        return None if np.isnat(value) else value.astype("datetime64[us]").item()
+        if np.isnat(value):
+            return None
+        year = 1970 + int(value.astype("datetime64[Y]").astype(np.int64))
+        return (
+            value.astype("datetime64[us]").item() if datetime.MINYEAR <= year <= datetime.MAXYEAR else value
+        )
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and math.isnan(value):
@@ -236,13 +262,18 @@ def number_in(cell: Any) -> float:
 def day_in(cell: Any) -> int | None:
     """Read a cell that is a date or a time; None if it is something else."""
     if isinstance(cell, datetime.datetime):
-        return day_of(cell)
+        try:
+            return day_of(cell)
+        except ValueError:
+            raise RefusedError(_FAR) from None
     return cell.toordinal() if isinstance(cell, datetime.date) else None
 
 
 def _unreadable(column: Column, cell: Any) -> RefusedError:
     if isinstance(cell, list | tuple | dict | set | np.ndarray):
         return RefusedError(f"a cell holds one value (got a {type(cell).__name__}); unpack it first")
+    if isinstance(cell, pa.Scalar | np.datetime64):
+        return RefusedError(_FAR)
     if isinstance(cell, bytes):
         return RefusedError("the text is not UTF-8; save it with UTF-8 encoding")
     return RefusedError(f"a {column.kind} column cannot hold a {type(cell).__name__}; {AS_TEXT}")

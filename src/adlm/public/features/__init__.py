@@ -19,6 +19,7 @@ from adlm.public.features.pair_products import FEW, PairProducts
 from adlm.public.features.prior import PriorProjection
 from adlm.public.features.probe import coupling
 from adlm.public.features.scaled_table import ScaledTable
+from adlm.public.features.tables import CentredTable, IndicatorTable
 from adlm.public.features.tabular import TabularFeatures
 from adlm.public.features.vector import BoundedVector
 
@@ -44,7 +45,12 @@ __all__ = [
     "unit_norm",
 ]
 
-TABLES = ("tabular", "scaled-table")  # maps of a declared table, which stands in their description
+TABLES = (
+    "tabular",
+    "scaled-table",
+    "centred-table",
+    "indicator-table",
+)  # maps of a declared table, which stands in their description
 NARROWER = {"narrowed": Narrowed, "random-directions": RandomDirections}
 
 
@@ -54,6 +60,8 @@ SHIPPED: dict[str, Callable[[Mapping[str, Any]], Features]] = {
     "vector": BoundedVector.from_spec,
     "tabular": TabularFeatures.from_spec,
     "scaled-table": ScaledTable.from_spec,
+    "centred-table": CentredTable.from_spec,
+    "indicator-table": IndicatorTable.from_spec,
     "prior-projection": PriorProjection.from_spec,
     "natural": NaturalImages.from_spec,
     "multiscale": MultiscaleImages.from_spec,
@@ -139,7 +147,7 @@ def described(features: Features) -> dict[str, Any]:
 
 
 def brought_along(features: Features) -> bool:
-    """Say whether a map is a person's own: then its last bits may depend on how records are batched."""
+    """Say whether a map is a person's own: then a record's features may depend on the rest of its batch."""
     return _own(features) is not None
 
 

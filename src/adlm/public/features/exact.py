@@ -3,15 +3,11 @@
 Entries are rounded to a grid so coarse that every sum of products is an integer below 2^53 steps. A double
 holds it exactly, so the result does not depend on the order of addition, which varies with the batch's shape
 and the number of threads. The one operation per entry that remains is fixed by IEEE 754.
-
-Where directions are 8-bit integers, rows are split into digits of 7 bits: a third of the time on processors
-that multiply bytes. Both ways give the same integers.
 """
 
 from __future__ import annotations
 
 import math
-from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +15,6 @@ from torch import Tensor, nn
 EXACT = 53  # bits of an integer that a double holds
 COARSEST = 20  # bits of the largest direction
 CACHED = 8  # rows rounded together: they stay in a core's cache
-DIGIT, DIGITS = 7, 3  # bits per digit, and digits per entry of a row: signed steps of the grid
 
 
 class ExactDirections(nn.Module):
@@ -32,7 +27,6 @@ class ExactDirections(nn.Module):
     """
 
     steps: Tensor
-    small: Tensor | None
 
     def __init__(self, directions: Tensor, limit: float) -> None:
         super().__init__()
@@ -43,51 +37,17 @@ class ExactDirections(nn.Module):
         self.register_buffer("steps", (wide / self.unit).round(), persistent=False)
         longest = float(self.steps.abs().sum(0).max())
         self.grid = 2.0 ** (EXACT - 1 - _exponent(longest * limit))
-        # Bytes whose sums with digits fit 32 bits.
-        small = float(self.steps.abs().max()) < 2**7 and longest < 2 ** (31 - DIGIT)
-        self.register_buffer("small", self.steps.to(torch.int8) if small else None, persistent=False)
 
     def forward(self, rows: Tensor, width: int | None = None) -> Tensor:
         """Return rows (n, p) times the first `width` directions, in doubles."""
         steps = self.steps[:, :width]
         if _rounded(rows):
             return rows @ (steps * self.unit).to(rows)
-        if self.small is not None and self._few_digits(rows):
-            return self._by_digits(rows, self.small[:, :width])
         integers = rows.new_empty(rows.shape, dtype=torch.float64)
         for part, block in zip(torch.split(rows, CACHED), torch.split(integers, CACHED), strict=True):
             block.copy_(part).clamp_(-self.limit, self.limit).mul_(self.grid).round_()
         product: Tensor = (integers @ steps).mul_(self.unit / self.grid)
         return product
-
-    def _few_digits(self, rows: Tensor) -> bool:
-        """Whether rows can be split into `DIGITS` digits on this machine."""
-        if rows.dtype != torch.float32 or rows.device.type != "cpu" or not len(rows) or not fast_bytes():
-            return False
-        lowest, highest = (float(end) for end in rows.aminmax())
-        return max(-lowest, highest) < min(self.limit, (2.0 ** (DIGITS * DIGIT - 1) - 1) / self.grid)
-
-    def _by_digits(self, rows: Tensor, small: Tensor) -> Tensor:
-        """Return rows times directions of 8 bits, digit by digit, the lowest first."""
-        digits = rows.new_empty(DIGITS, *rows.shape, dtype=torch.int8)
-        for part, block in zip(torch.split(rows, CACHED), torch.split(digits, CACHED, 1), strict=True):
-            steps = (part * self.grid).round_().to(torch.int32)
-            for digit in block[:-1]:
-                digit.copy_(steps & (2**DIGIT - 1))
-                steps >>= DIGIT
-            block[-1] = steps
-        sums = torch._int_mm(digits.flatten(0, 1), small).double().view(DIGITS, len(rows), -1)
-        total = sums[-1]
-        for lower in sums.flip(0)[1:]:
-            total = total * 2**DIGIT + lower
-        return total * (self.unit / self.grid)
-
-
-@cache
-def fast_bytes() -> bool:
-    """Whether torch multiplies bytes fast, with 32-bit sums: it needs a processor with VNNI."""
-    supported = getattr(torch.cpu, "_is_vnni_supported", None)
-    return supported is not None and bool(supported()) and hasattr(torch, "_int_mm")
 
 
 def exact_unit_norm(z: Tensor, floor: float = 1e-6) -> Tensor:

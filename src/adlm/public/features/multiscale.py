@@ -11,17 +11,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 
 from adlm.errors import UserError
-from adlm.public.features.colour import Colour, flip_average, opponent
-from adlm.public.features.flip_scattering import mirrored_channels
+from adlm.public.features.colour import Colour, flip_average, halved, opponent, opponent_planes, thumbnails
 from adlm.public.features.natural import SHIPPED_FOLDER, SceneProjection
-from adlm.public.features.scattering import Scattering
-from adlm.public.features.threads import map_blocks_threaded
+from adlm.public.features.order_norms import OrderNorms
+from adlm.public.features.resizing import Resized
+from adlm.public.features.scattering import Pooling, Scattering, mirrored_channels
+from adlm.public.features.threads import map_records
+from adlm.runtime.lanes import Floats
 
 SCALES = {32: 2, 64: 3, 96: 4}  # side in pixels: scales J of its scattering
 WIDTH = 600
@@ -44,29 +47,43 @@ class ScatteringCells(nn.Module):
     orders : how many orders are kept: 2 leaves out the second.
     """
 
+    mirrored: Tensor
+
     def __init__(self, size: int, J: int, orders: int = 3) -> None:
         super().__init__()
-        self.scattering = Scattering((size, size), J)
-        self.counts = torch.bincount(self.scattering.orders).tolist()
-        self.kept = orders
+        self.scattering = Scattering(size, J)
+        counts = torch.bincount(self.scattering.orders)[:orders]
         cells = self.scattering.output[0] // 2
-        self.left = (cells + 1) // 2
-        self.width = sum(self.counts[:orders]) * cells * self.left
+        self.cells, self.kept = (cells, (cells + 1) // 2), int(counts.sum())
+        self.width = self.kept * cells * self.cells[1]
         mirrored = torch.from_numpy(mirrored_channels(J, self.scattering.L))
         self.register_buffer("mirrored", mirrored, persistent=False)
-
-    mirrored: Tensor
+        kept = self.scattering.orders[: self.kept]
+        self.norms = OrderNorms(kept.repeat_interleave(cells * self.cells[1]), 0.0, FLOORS, 0.0, plain=1)
+        halves = np.kron(np.eye(cells), [0.5, 0.5])
+        halves = np.pad(halves, [(0, 0), (0, self.scattering.output[0] - halves.shape[1])])
+        pooled = [halves @ weights for weights in self.scattering.weights()]
+        self.plan = self.scattering.plan_for(Pooling(pooled, pooled))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, size, size) to (n, width)."""
-        cells = functional.avg_pool2d(self.scattering(x), 2)
-        both = 0.5 * (cells + cells[:, self.mirrored].flip(3))[..., : self.left]
-        parts = []
-        for order, block in enumerate(torch.split(both, self.counts, 1)[: self.kept]):
-            flat = (block if order == 0 else block.clamp_min(0.0).sqrt()).flatten(1)
-            flat = flat - flat.mean(1, keepdim=True)
-            parts.append(flat / (torch.linalg.vector_norm(flat, dim=1, keepdim=True) + FLOORS[order]))
-        return torch.cat(parts, 1)
+        return map_records(x, (self.width,), self.compiled, self.products, ROWS)
+
+    def compiled(self, images: Floats) -> Floats:
+        """Map images, one by one."""
+        cells = self.plan(np.ascontiguousarray(images))
+        both = (
+            np.float32(0.5)
+            * (cells + cells[:, self.mirrored.numpy(), :, ::-1])[:, : self.kept, :, : self.cells[1]]
+        )
+        return self.norms.compiled(np.ascontiguousarray(both).reshape(len(images), -1))
+
+    def products(self, x: Tensor) -> Tensor:
+        """Map all images at once, by PyTorch."""
+        cells = functional.avg_pool2d(self.scattering.products(x), 2)
+        both = 0.5 * (cells + cells[:, self.mirrored].flip(3))[:, : self.kept, :, : self.cells[1]]
+        rows: Tensor = self.norms(both.flatten(1))
+        return rows
 
 
 class MultiscaleBlocks(nn.Module):
@@ -90,13 +107,28 @@ class MultiscaleBlocks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Join the blocks."""
+        return map_records(x, (sum(self.widths),), self.compiled, self.products, ROWS)
+
+    def compiled(self, images: Floats) -> Floats:
+        """Map images, one by one."""
+        if self.chroma is None or self.colour is None:
+            small = thumbnails(images - np.float32(0.5), THUMBNAIL)
+            return np.concatenate([self.light.compiled(images[:, 0]), small.reshape(len(images), -1)], 1)
+        colours = opponent_planes(images)
+        half = halved(colours)
+        chroma = [self.chroma.compiled(half[:, channel]) for channel in (1, 2)]
+        light = self.light.compiled(colours[:, 0] + np.float32(0.5))
+        return np.concatenate([light, *chroma, self.colour.of_colours(colours)], 1)
+
+    def products(self, x: Tensor) -> Tensor:
+        """Map all images at once, by PyTorch."""
         if self.chroma is None or self.colour is None:
             small = functional.avg_pool2d(x, x.shape[-1] // THUMBNAIL)
-            return torch.cat([self.light(x[:, 0]), flip_average(small - 0.5).flatten(1)], 1)
+            return torch.cat([self.light.products(x[:, 0]), flip_average(small - 0.5).flatten(1)], 1)
         colours = opponent(x)
         half = functional.avg_pool2d(colours, 2)
-        chroma = [self.chroma(half[:, channel]) for channel in (1, 2)]
-        return torch.cat([self.light(colours[:, 0] + 0.5), *chroma, self.colour(x)], 1)
+        chroma = [self.chroma.products(half[:, channel]) for channel in (1, 2)]
+        return torch.cat([self.light.products(colours[:, 0] + 0.5), *chroma, self.colour.products(x)], 1)
 
 
 def weights_name(size: int, colour: bool) -> str:
@@ -126,7 +158,8 @@ class MultiscaleImages(SceneProjection):
         self.shape = tuple(int(side) for side in shape)
         channels, sides = image_shape(self.shape)
         self.channels, self.size = channels, nearest_size(min(sides))
-        self.resized = sides != (self.size, self.size)
+        plain = sides == (self.size, self.size)
+        self.frame = None if plain else Resized(sides, self.size, "bilinear")
         stored = load_file(SHIPPED_FOLDER / f"{weights_name(self.size, channels == 3)}.safetensors")
         self.blocks = MultiscaleBlocks(self.size, channels == 3)
         self._load_projection(stored, width, "features of photographs")
@@ -138,17 +171,15 @@ class MultiscaleImages(SceneProjection):
                 f"the feature map was built for records of shape {self.shape} (got {tuple(x.shape[1:])})"
             )
         images = x.reshape(-1, self.channels, *self.shape[-2:])
-        out = images.new_empty(len(images), len(self.scale), dtype=torch.float32)
-        map_blocks_threaded(lambda part, mine: mine.copy_(self.scaled_blocks(part)), images, out, ROWS)
-        return self._projected(out)
+        return self._projected(images, self._compiled, self._products)
 
-    def scaled_blocks(self, images: Tensor) -> Tensor:
-        """Raw blocks of images (n, channels, H, W), in the units of the stored projection."""
-        if self.resized:
-            sides = (self.size, self.size)
-            images = functional.interpolate(images, sides, mode="bilinear", antialias=True).clamp(0, 1)
-        scaled: Tensor = self.blocks(images) * self.scale
-        return scaled
+    def _compiled(self, images: Floats) -> Floats:
+        """Raw blocks of images (n, channels, H, W), one by one."""
+        return self.blocks.compiled(images if self.frame is None else self.frame.compiled(images))
+
+    def _products(self, images: Tensor) -> Tensor:
+        """Raw blocks of all images at once."""
+        return self.blocks.products(images if self.frame is None else self.frame(images))
 
     def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor:
         """Draw classes of scenes and map them: (classes, per_class, width)."""
@@ -157,7 +188,7 @@ class MultiscaleImages(SceneProjection):
         images, _ = scenes.draw(classes, per_class, torch.Generator().manual_seed(seed), self.size)
         images = images if self.channels == 3 else images.mean(1, keepdim=True)
         unresized = self
-        if self.resized:
+        if self.frame is not None:
             unresized = MultiscaleImages((self.channels, self.size, self.size), self.width)
         with torch.inference_mode():
             parts = [unresized(part.reshape(-1, *unresized.shape)) for part in torch.split(images, 100)]

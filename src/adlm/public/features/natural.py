@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -20,18 +20,19 @@ from torch.nn import functional
 
 from adlm.errors import UserError
 from adlm.public.features.base import Features, PriorStatistics
-from adlm.public.features.colour import Colour
+from adlm.public.features.colour import Colour, halved, opponent_planes
 from adlm.public.features.colour_scattering import ColourScattering
-from adlm.public.features.exact import ExactDirections, exact_unit_norm
+from adlm.public.features.directions import Directions
+from adlm.public.features.exact import exact_unit_norm
 from adlm.public.features.narrowed import narrow
 from adlm.public.features.patches import Patches
-from adlm.public.features.threads import map_blocks_threaded
+from adlm.public.features.threads import map_records
+from adlm.runtime.lanes import Floats
 
 SIZE = 32
 ROWS = 8  # images in a batch
 # Coordinates for gradient rounds: per unit of signal, and at least; fixed on held-out training images.
 ROUNDS_COORDINATES, ROUNDS_FEWEST = 0.13, 200
-LONGEST = 2.0**12  # bound on a scaled entry of a block: far above that of any image
 SHIPPED = "natural-32"
 # Averages over many patches are nearly normal; fixed on the last 8,000 training images of CIFAR-10.
 TEMPERATURE = 2.6
@@ -54,16 +55,19 @@ class Blocks(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Join the blocks."""
-        return torch.cat([block(x) for block, _ in self.passes()], 1)
+        return map_records(x, (sum(self.widths),), self.compiled, self.products, ROWS)
 
-    def passes(self) -> list[tuple[Callable[[Tensor], Tensor], int]]:
-        """Maps to blocks that lie side by side, with their widths; colour is one of them."""
-        blocks = (self.fine, self._half_size, self.scattering, self.colour)
-        return list(zip(blocks, (*self.widths[:3], self.colour.width), strict=True))
+    def compiled(self, images: Floats) -> Floats:
+        """Map images, one by one."""
+        colours = opponent_planes(images)
+        fine, coarse = self.fine.compiled(images), self.coarse.compiled(halved(images))
+        blocks = (fine, coarse, self.scattering.of_colours(colours), self.colour.of_colours(colours))
+        return np.concatenate(blocks, 1)
 
-    def _half_size(self, x: Tensor) -> Tensor:
-        block: Tensor = self.coarse(functional.avg_pool2d(x, 2))
-        return block
+    def products(self, x: Tensor) -> Tensor:
+        """Map all images at once, by PyTorch."""
+        fine, coarse = self.fine.products(x), self.coarse.products(functional.avg_pool2d(x, 2))
+        return torch.cat([fine, coarse, self.scattering.products(x), self.colour.products(x)], 1)
 
 
 def compress(projection: Tensor, prefix: str = "projection") -> dict[str, Tensor]:
@@ -147,14 +151,31 @@ class SceneProjection(Features):
         self.register_buffer("mean", stored["mean"].float())
         self.register_buffer("scale", stored["projection.rows"].float(), persistent=False)
         self.register_buffer("columns", stored["projection.columns"][: self.width].double(), persistent=False)
-        self.directions = ExactDirections(stored["projection"][:, : self.width], LONGEST)
+        self.directions = Directions(stored["projection"][:, : self.width])
         # Not in the fingerprint: a product's last bits depend on the machine, its factors do not.
         self.register_buffer("offset", self.mean.double() @ self.projection.double(), persistent=False)
         self.prior = narrow(restore_prior(stored), self.width)
 
-    def _projected(self, rows: Tensor) -> Tensor:
-        """Project scaled blocks, (n, sum of widths), to unit vectors: (n, width)."""
-        return exact_unit_norm(self.directions(rows) * self.columns - self.offset)
+    def _projected(
+        self, x: Tensor, compiled: Callable[[Floats], Floats], batched: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        """Project raw blocks of images to unit vectors: (n, width).
+
+        Parameters
+        ----------
+        x : images.
+        compiled, batched : both forms of what maps them to raw blocks.
+        """
+        mean, scale = self.mean.cpu().numpy(), self.scale.cpu().numpy()
+
+        def centred(images: Floats) -> Floats:
+            rows = compiled(images)
+            rows -= mean
+            rows *= scale
+            return rows
+
+        products = self.directions.of(x, centred, lambda block: (batched(block) - self.mean) * self.scale)
+        return exact_unit_norm(products * self.columns)
 
 
 class NaturalImages(SceneProjection):
@@ -185,12 +206,7 @@ class NaturalImages(SceneProjection):
                 f"natural-image features take arrays of shape (n, 3, {SIZE}, {SIZE}) (got {tuple(x.shape)}); "
                 "resize the images and put the channels first"
             )
-        rows, start = x.new_empty(len(x), len(self.scale), dtype=torch.float32), 0
-        # Block by block over all images: the filters of a block stay in a core's cache.
-        for block, width in self.blocks.passes():
-            own = slice(start, start := start + width)
-            map_blocks_threaded(partial(_scaled, block, self.scale[own]), x, rows[:, own], ROWS)
-        return self._projected(rows)
+        return self._projected(x, self.blocks.compiled, self.blocks.products)
 
     def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor:
         """Draw classes of scenes and map them: (classes, per_class, width)."""
@@ -209,8 +225,3 @@ class NaturalImages(SceneProjection):
     def from_spec(cls, spec: Mapping[str, Any]) -> NaturalImages:
         """Make it from its description."""
         return cls(int(spec["width"]), str(spec["weights"]))
-
-
-def _scaled(block: Callable[[Tensor], Tensor], scale: Tensor, x: Tensor, out: Tensor) -> None:
-    """Fill `out` with a block of features of images, scaled."""
-    out.copy_(block(x) * scale)

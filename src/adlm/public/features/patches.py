@@ -6,22 +6,37 @@ root taken. After Coates, Lee and Ng (2011); here the dictionary is learnt from 
 records.
 
 The dictionary holds each atom with its mirror image, so the average over an image and its horizontal flip
-costs one convolution only: the flip's response is the mirrored atom's response in the mirrored cell.
+costs one convolution only: the flip's response is the mirrored atom's response in the mirrored cell. A filter
+has the same product with a patch as its halves, the filter plus and minus its mirror image, have with the
+patch plus and minus its own, at half the work: d.p is the sum of both products, and that of the mirrored
+filter their difference.
+
+A compiled loop takes image by image, with 16 atoms in the lanes of two vector registers and three places next
+to each other. For gradients, accelerators and ONNX files there is a convolution.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from adlm.public.features.pooled_patches import CONTRAST_FLOOR, pooled_patches, symmetric_halves
-from adlm.public.features.tents import tent_means
+from adlm.public.features.tents import tent_means, tent_shares
+from adlm.public.features.threads import map_records
+from adlm.runtime.compiled import Compiled
+from adlm.runtime.lanes import LANES, Floats, Lanes, every, fused, larger, load, numbers, store
 
 RIDGE = 0.1  # of the mean variance, added before patches are whitened
-ACCELERATED = 512  # images in a batch on an accelerator
+CONTRAST_FLOOR = 10.0 / 255.0  # added to a patch's standard deviation: flat patches stay near zero
+ROWS = 16  # images that a thread takes
+ATOMS = 2 * LANES  # in two registers
+PLACES = 3  # next to each other, whose responses are computed together
+NOTHING = 1e-30  # a variance: a root has no gradient at zero
+KINDS = 4  # responses of an atom and of its mirror image, above the threshold and below minus it
 
 
 def sample_patches(images: Tensor, side: int, count: int, generator: torch.Generator) -> Tensor:
@@ -130,24 +145,195 @@ def learn_dictionary(
     return filters.reshape(atoms, images.shape[1], side, side)
 
 
-def window_means(maps: Tensor, side: int) -> Tensor:
-    """Average maps (n, c, h, w) over windows of `side` places: (n, c, h', w').
+def symmetric_halves(filters: Tensor) -> Tensor:
+    """Halves of filters (atoms, c, side, side), to be multiplied with sums and differences of columns.
 
-    Whole maps are added one after the other, so the order of addition is the same at every position.
+    (2, columns * c * side, atoms): of the filter plus its mirror image, then of the difference.
     """
-    for axis in (3, 2):
-        count = maps.shape[axis] - side + 1
-        total = maps.narrow(axis, 0, count)
-        for start in range(1, side):
-            total = total + maps.narrow(axis, start, count)
-        maps = total / side
-    return maps
+    side = filters.shape[-1]
+    columns = (side + 1) // 2
+    mirrored = filters.flip(3)
+    # The middle column of an odd side is its own mirror image, and counts twice.
+    share = [0.25 if 2 * column + 1 == side else 0.5 for column in range(columns)]
+    both = torch.stack([filters + mirrored, filters - mirrored])[..., :columns] * filters.new_tensor(share)
+    return both.permute(0, 4, 3, 2, 1).reshape(2, -1, len(filters)).contiguous()
+
+
+def _contrast(image: Floats, start: int, shape: NDArray[np.int64], s: Floats, at: NDArray[np.int64]) -> None:
+    """Write one over the standard deviation of each patch, plus a floor, to (h', wide) places of `s`.
+
+    The variance is the same about any grey level, and loses fewer digits about a middle one.
+    """
+    channels, side, height, width = shape[0], shape[3], shape[1] - shape[3] + 1, shape[2]
+    wide, sums, squares = shape[5], at[1], at[2]
+    count = np.float32(channels * side * side)
+    for y in range(height):
+        for x in range(0, width, LANES):
+            total, square = every(np.float32(0.0)), every(np.float32(0.0))
+            for c in range(channels):
+                for row in range(y, y + side):
+                    value = load(image, start + (c * shape[1] + row) * width + x) - every(np.float32(0.5))
+                    total, square = total + value, fused(value, value, square)
+            store(s, sums + x, total)
+            store(s, squares + x, square)
+        for x in range(width - side + 1):
+            mean = power = np.float32(0.0)
+            for i in range(x, x + side):
+                mean += s[sums + i]
+                power += s[squares + i]
+            variance = max(power - mean * mean / count, np.float32(0.0)) / count
+            s[at[0] + y * wide + x] = np.float32(1.0) / (np.sqrt(variance) + np.float32(CONTRAST_FLOOR))
+
+
+def _columns(
+    image: Floats, start: int, y: int, shape: NDArray[np.int64], s: Floats, at: NDArray[np.int64]
+) -> None:
+    """Write sums, then differences, of mirrored columns of the patches of a row, over their contrast.
+
+    (2, entries of half a patch, wide).
+    """
+    channels, height, width, side, wide = shape[0], shape[1], shape[2], shape[3], shape[5]
+    half, k = (side + 1) // 2 * channels * side, 0
+    for column in range((side + 1) // 2):
+        for row in range(y, y + side):
+            for c in range(channels):
+                line = start + (c * height + row) * width
+                for x in range(0, wide, LANES):
+                    scale = load(s, at[0] + y * wide + x)
+                    left, right = load(image, line + x + column), load(image, line + x + side - 1 - column)
+                    store(s, at[3] + k * wide + x, (left + right) * scale)
+                    store(s, at[3] + (half + k) * wide + x, (left - right) * scale)
+                k += 1
+
+
+def _split(s: Floats, place: int, even: Lanes, odd: Lanes, threshold: Lanes) -> None:
+    """Write what an atom, and its mirror image, respond beyond the threshold, above it and below."""
+    straight, mirrored, zero = even + odd, even - odd, every(np.float32(0.0))
+    below = zero - threshold
+    store(s, place, larger(straight - threshold, zero))
+    store(s, place + ATOMS, larger(mirrored - threshold, zero))
+    store(s, place + 2 * ATOMS, larger(below - straight, zero))
+    store(s, place + 3 * ATOMS, larger(below - mirrored, zero))
+
+
+def _respond(
+    s: Floats, x: int, depth: int, wide: int, at: NDArray[np.int64], halves: Floats, w: int, threshold: Lanes
+) -> None:
+    """Write responses of 16 atoms at three places: (PLACES, KINDS, ATOMS) from at[4] on."""
+    # Sums e and o of the even and the odd halves, in two registers each, at three places.
+    zero = every(np.float32(0.0))
+    e0, e1, e2, f0, f1, f2 = zero, zero, zero, zero, zero, zero
+    o0, o1, o2, p0, p1, p2 = zero, zero, zero, zero, zero, zero
+    even, odd = at[3] + x, at[3] + depth * wide + x
+    for k in range(depth):
+        i = w + k * 2 * ATOMS
+        u, v = load(halves, i), load(halves, i + LANES)
+        a = every(s[even + k * wide])
+        e0, f0 = fused(a, u, e0), fused(a, v, f0)
+        a = every(s[even + k * wide + 1])
+        e1, f1 = fused(a, u, e1), fused(a, v, f1)
+        a = every(s[even + k * wide + 2])
+        e2, f2 = fused(a, u, e2), fused(a, v, f2)
+        u, v = load(halves, i + ATOMS), load(halves, i + ATOMS + LANES)
+        a = every(s[odd + k * wide])
+        o0, p0 = fused(a, u, o0), fused(a, v, p0)
+        a = every(s[odd + k * wide + 1])
+        o1, p1 = fused(a, u, o1), fused(a, v, p1)
+        a = every(s[odd + k * wide + 2])
+        o2, p2 = fused(a, u, o2), fused(a, v, p2)
+    _split(s, at[4], e0, o0, threshold)
+    _split(s, at[4] + LANES, f0, p0, threshold)
+    _split(s, at[4] + KINDS * ATOMS, e1, o1, threshold)
+    _split(s, at[4] + KINDS * ATOMS + LANES, f1, p1, threshold)
+    _split(s, at[4] + 2 * KINDS * ATOMS, e2, o2, threshold)
+    _split(s, at[4] + 2 * KINDS * ATOMS + LANES, f2, p2, threshold)
+
+
+def _pool_row(
+    s: Floats, x: int, row: int, across: Floats, grid: int, wide: int, at: NDArray[np.int64]
+) -> None:
+    """Add responses at three places to the cells of a row, (grid, above and below, ATOMS) from `row` on.
+
+    Those of a mirrored atom are added to the mirrored cell.
+    """
+    for cell in range(grid):
+        own, other = cell * wide + x, (grid - 1 - cell) * wide + x
+        if across[own] + across[own + 2] + across[other] + across[other + 2] == 0:
+            continue  # too far away; weights of a cell are those of neighbouring places
+        a, b, c = every(across[own]), every(across[own + 1]), every(across[own + 2])
+        d, e, f = every(across[other]), every(across[other + 1]), every(across[other + 2])
+        for lanes in range(0, 2 * ATOMS, LANES):
+            place, to = at[4] + lanes // ATOMS * 2 * ATOMS + lanes % ATOMS, row + cell * 2 * ATOMS + lanes
+            first = fused(a, load(s, place), load(s, to))
+            first = fused(d, load(s, place + ATOMS), first)
+            place += KINDS * ATOMS
+            first = fused(b, load(s, place), first)
+            first = fused(e, load(s, place + ATOMS), first)
+            place += KINDS * ATOMS
+            first = fused(c, load(s, place), first)
+            store(s, to, fused(f, load(s, place + ATOMS), first))
+
+
+def _patch_features(
+    images: Floats,
+    halves: Floats,
+    tables: tuple[Floats, Floats],
+    shape: NDArray[np.int64],
+    s: Floats,
+    out: Floats,
+) -> None:
+    """Write flip-averaged patch features (n, 2, atoms, grid * grid) of images (n, c, h, w), all flat.
+
+    Parameters
+    ----------
+    images : with eight numbers more at the end.
+    halves : (atoms / 16, entries of half a patch, 2, 16).
+    tables : (grid, h') and (grid, wide) weights of rows and of columns in the cells.
+    shape : c, h, w, side of a patch, grid, places in a row rounded up, atoms; then places in `s`: of the
+        contrast, two sums, columns, responses, cells of a row, and cells.
+    s : to work on; its first number is the threshold.
+    out : flat.
+    """
+    channels, height, width, side = shape[0], shape[1], shape[2], shape[3]
+    grid, wide, atoms = shape[4], shape[5], shape[6]
+    at, plan = numbers(shape[7:]), numbers(shape)
+    pixels, work, weights = numbers(images), numbers(s), numbers(halves)
+    down, across = numbers(tables[0]), numbers(tables[1])
+    tall, depth = height - side + 1, (side + 1) // 2 * channels * side
+    panels = (atoms + ATOMS - 1) // ATOMS
+    cell_size = 2 * ATOMS
+    for n in range(len(images) // (channels * height * width)):
+        start, cells = n * channels * height * width, at[6]
+        _contrast(pixels, start, plan, work, at)
+        for i in range(cells, cells + panels * grid * grid * cell_size, LANES):
+            store(work, i, every(np.float32(0.0)))
+        for y in range(tall):
+            _columns(pixels, start, y, plan, work, at)
+            for panel in range(panels):
+                for i in range(at[5], at[5] + grid * cell_size, LANES):
+                    store(work, i, every(np.float32(0.0)))
+                for x in range(0, width - side + 1, PLACES):
+                    _respond(work, x, depth, wide, at, weights, panel * depth * cell_size, every(work[0]))
+                    _pool_row(work, x, at[5], across, grid, wide, at)
+                for a in range(grid):
+                    weight = every(down[a * tall + y])
+                    for i in range(0, grid * cell_size, LANES):
+                        to = cells + (panel * grid + a) * grid * cell_size + i
+                        store(work, to, fused(weight, load(work, at[5] + i), load(work, to)))
+        for sign in range(2):
+            for atom in range(atoms):
+                for cell in range(grid * grid):
+                    place = (
+                        cells + (atom // ATOMS * grid * grid + cell) * cell_size + sign * ATOMS + atom % ATOMS
+                    )
+                    out[((n * 2 + sign) * atoms + atom) * grid * grid + cell] = np.sqrt(work[place])
+
+
+patch_features = Compiled(_patch_features)
 
 
 class Patches(nn.Module):
     """Flip-averaged patch features of images (n, c, h, w) -> (n, 2 * atoms * cells * cells).
-
-    Few images at a time, so that their responses stay in a core's cache until they are pooled.
 
     Parameters
     ----------
@@ -158,52 +344,63 @@ class Patches(nn.Module):
 
     filters: Tensor
     both: Tensor
-    halves: Tensor
 
     def __init__(self, filters: Tensor, threshold: float = 0.5, grid: int = 3) -> None:
         super().__init__()
         self.register_buffer("filters", filters)
         self.register_buffer("both", torch.cat([filters, filters.flip(3)]), persistent=False)
-        self.register_buffer("halves", symmetric_halves(filters), persistent=False)
         self.threshold, self.grid = threshold, grid
         self.width = 2 * len(filters) * grid * grid
-
-    def contrast(self, x: Tensor) -> Tensor:
-        """Standard deviation of each patch, plus a floor: (n, 1, h', w')."""
-        moments = torch.stack([x.mean(1), x.square().mean(1)], 1)
-        mean, power = torch.split(window_means(moments, self.filters.shape[-1]), 1, 1)
-        return (power - mean.square()).clamp_min(0.0).sqrt() + CONTRAST_FLOOR
-
-    def responses(self, x: Tensor) -> Tensor:
-        """d.x at each place, for each atom, then each mirrored atom: (n, h' * w', 2 * atoms)."""
-        side = self.filters.shape[-1]
-        # The filters sum to zero, so the patch's mean needs no subtracting.
-        views = x.unfold(2, side, 1).unfold(3, side, 1).permute(0, 1, 4, 5, 2, 3)
-        patches = (views / self.contrast(x)[:, :, None, None]).reshape(len(x), self.both[0].numel(), -1)
-        return patches.transpose(1, 2) @ self.both.flatten(1).T
-
-    def beyond(self, x: Tensor) -> Tensor:
-        """Responses less the threshold, towards zero, as maps: (n, 2 * atoms, h', w')."""
-        side = self.filters.shape[-1]
-        shrunk = functional.softshrink(self.responses(x), self.threshold)
-        return shrunk.transpose(1, 2).view(len(x), -1, x.shape[2] - side + 1, x.shape[3] - side + 1)
-
-    def of(self, beyond: Tensor) -> Tensor:
-        """Pool, fold and root responses beyond the threshold: (n, width)."""
-        both = [tent_means(part.clamp_min(0.0), self.grid) for part in (beyond, -beyond)]
-        halves = torch.stack(both, 1).reshape(-1, 2, 2, len(self.filters), self.grid, self.grid)
-        return (0.5 * (halves[:, :, 0] + halves[:, :, 1].flip(4))).flatten(1).sqrt()
+        halves = symmetric_halves(filters).numpy()
+        padded = np.zeros((*halves.shape[:2], -(-len(filters) // ATOMS) * ATOMS), np.float32)
+        padded[..., : len(filters)] = halves
+        panels = padded.reshape(2, halves.shape[1], -1, ATOMS).transpose(2, 1, 0, 3)
+        self.panels = np.ascontiguousarray(panels).reshape(-1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map images (n, c, h, w) to (n, 2 * atoms * cells * cells)."""
-        if x.device.type == "cpu" and not x.requires_grad:
-            return self.pooled(x)
-        rows = 1 if x.device.type == "cpu" else ACCELERATED
-        return torch.cat([self.of(self.beyond(part)) for part in torch.split(x, rows)])
+        return map_records(x, (self.width,), self.compiled, self.products, ROWS)
 
-    def pooled(self, x: Tensor) -> Tensor:
-        """The same as `of(beyond(x))`, image by image and in fewer passes: (n, width)."""
-        side, out = self.filters.shape[-1], x.new_empty(len(x), 2, len(self.filters), self.grid**2)
-        for image, mine in zip(x.contiguous(), out, strict=True):
-            mine.copy_(pooled_patches(image, self.halves, side, self.threshold, self.grid))
-        return out.flatten(1)
+    def compiled(self, images: Floats) -> Floats:
+        """Map images, one by one."""
+        n, channels, height, width = images.shape
+        side, grid = self.filters.shape[-1], self.grid
+        tall, places = height - side + 1, width - side + 1
+        wide = -(-(places + PLACES - 1) // LANES) * LANES
+        depth = (side + 1) // 2 * channels * side
+        across = np.zeros((grid, wide), np.float32)
+        across[:, :places] = tent_shares(places, grid) / 2
+        down = tent_shares(tall, grid)
+        rooms = (
+            tall * wide,
+            width + LANES,
+            width + LANES,
+            2 * depth * wide,
+            PLACES * KINDS * ATOMS,
+            grid * 2 * ATOMS,
+            len(self.panels) // depth * grid * grid,
+        )
+        places_of = LANES + np.array([0, *np.cumsum(rooms)])
+        s = np.zeros(places_of[-1] + LANES, np.float32)
+        s[0] = self.threshold
+        shape = np.array(
+            [channels, height, width, side, grid, wide, len(self.filters), *places_of[:-1]], np.int64
+        )
+        read = np.zeros(images.size + 2 * LANES + side, np.float32)
+        read[: images.size] = images.reshape(-1)
+        out = np.empty((n, self.width), np.float32)
+        tables = np.ascontiguousarray(down, np.float32).reshape(-1), across.reshape(-1)
+        patch_features(read, self.panels, tables, shape, s, out.reshape(-1))
+        return out
+
+    def products(self, x: Tensor) -> Tensor:
+        """Map all images at once, by a convolution."""
+        side = self.filters.shape[-1]
+        mean = functional.avg_pool2d(x.mean(1, keepdim=True), side, 1)
+        power = functional.avg_pool2d(x.square().mean(1, keepdim=True), side, 1)
+        contrast = (power - mean.square()).clamp_min(NOTHING).sqrt() + CONTRAST_FLOOR
+        # The filters sum to zero, so the patch's mean needs no subtracting.
+        beyond = functional.softshrink(functional.conv2d(x, self.both) / contrast, self.threshold)
+        both = [tent_means(part.clamp_min(0.0), self.grid) for part in (beyond, -beyond)]
+        halves = torch.stack(both, 1).reshape(-1, 2, 2, len(self.filters), self.grid, self.grid)
+        return (0.5 * (halves[:, :, 0] + halves[:, :, 1].flip(4))).flatten(1).sqrt()

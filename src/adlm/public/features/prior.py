@@ -13,13 +13,15 @@ from torch import Tensor, nn
 
 from adlm.errors import UserError
 from adlm.public.features.base import Features, PriorStatistics
-from adlm.public.features.deskew import deskew
-from adlm.public.features.exact import ExactDirections, exact_unit_norm
-from adlm.public.features.hartley_scattering import SquareScattering
+from adlm.public.features.deskew import deskew, deskewed
+from adlm.public.features.directions import Directions
+from adlm.public.features.exact import exact_unit_norm
 from adlm.public.features.narrowed import narrow
 from adlm.public.features.order_norms import OrderNorms
+from adlm.public.features.resizing import Resized
 from adlm.public.features.scattering import ROWS, Scattering
-from adlm.public.features.threads import map_blocks_threaded
+from adlm.public.features.threads import map_records
+from adlm.runtime.lanes import Floats
 
 SIZE = 28  # images of other sizes are resized to this
 WEIGHTS = Path(__file__).parent / "weights"
@@ -39,44 +41,38 @@ ROUNDS_WIDTH = {"drawn": (60, 2.4), "garments": (400, 15.0)}
 # largest signal for this; twice as many are kept. Fixed on the same images of MNIST.
 ROUNDS_TAPER, TAPER_UP_TO = (80, 3.3), 12_000.0
 LEANING = ("drawn",)  # families whose images are deskewed first
-TOGETHER = 8  # images whose responses stay in a core's cache
 SHORTEST = 1e-6  # least norm of an order that is scaled to one; shorter ones stay short
 FLOOR = 1e-3  # of the mean coefficient: less is rounding error, which a root would enlarge
-LONGEST = 2.0  # bound on a centred coefficient: vector and centre have length at most 1
 
 
 class NormedScattering(nn.Module):
-    """Square root of scattering, each order centred and scaled to unit norm per record: (n, H, W) to (n, p).
+    """Square root of scattering, each order centred and scaled to unit norm per record: (n, H, H) to (n, p).
 
     The square root compresses the range of responses; centring and scaling remove brightness and contrast.
     An order that is constant over an image becomes zero. With `deskewed`, images are deskewed first.
     """
 
-    def __init__(self, shape: tuple[int, int], J: int = 2, L: int = 8, *, deskewed: bool = False) -> None:
+    def __init__(self, size: int, J: int = 2, L: int = 8, *, deskewed: bool = False) -> None:
         super().__init__()
-        self.scattering, self.deskewed = Scattering(shape, J, L), deskewed
-        self.products = SquareScattering(self.scattering) if J == 2 and shape[0] == shape[1] else None
-        self.width = self.scattering.channels * math.prod(self.scattering.output)
-        self.norms = OrderNorms(self.scattering.orders.repeat_interleave(math.prod(self.scattering.output)))
+        self.scattering, self.deskewed = Scattering(size, J, L), deskewed
+        count = math.prod(self.scattering.output)
+        self.width = self.scattering.channels * count
+        orders = self.scattering.orders.repeat_interleave(count)
+        self.norms = OrderNorms(orders, FLOOR, (0.0,) * 3, SHORTEST)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = x.new_empty(len(x), self.width, dtype=torch.float32)
-        return map_blocks_threaded(lambda block, mine: mine.copy_(self.of(block)), x, out, ROWS)
+        """Map (n, H, H) to (n, p)."""
+        return map_records(x, (self.width,), self.compiled, self.products, ROWS)
 
-    def of(self, x: Tensor) -> Tensor:
-        """Map all images at once."""
-        rows = self._coefficients(deskew(x) if self.deskewed else x).flatten(1)
-        floors = FLOOR * self.norms.means(rows).clamp_min(0)
-        roots = self.norms.centred(rows.maximum(self.norms.spread(floors)).sqrt())
-        scale = self.norms.norms(roots).clamp_min(SHORTEST).reciprocal()
-        return roots * self.norms.spread(scale)
+    def compiled(self, images: Floats) -> Floats:
+        """Map images, one by one."""
+        upright = deskewed(images) if self.deskewed else images
+        return self.norms.compiled(self.scattering.plan(upright).reshape(len(images), -1))
 
-    def _coefficients(self, x: Tensor) -> Tensor:
-        """Scattering; on a CPU by products, faster for few images, except in ONNX export."""
-        if self.products is None or x.device.type != "cpu" or torch.onnx.is_in_onnx_export():
-            coefficients: Tensor = self.scattering(x)
-            return coefficients
-        return torch.cat([self.products(part) for part in torch.split(x, TOGETHER)])
+    def products(self, x: Tensor) -> Tensor:
+        """Map all images at once, by PyTorch."""
+        rows: Tensor = self.norms(self.scattering.products(deskew(x) if self.deskewed else x).flatten(1))
+        return rows
 
 
 class PriorProjection(Features):
@@ -104,7 +100,11 @@ class PriorProjection(Features):
         self.family, self.shape = family, tuple(int(s) for s in shape)
         self.image, self.class_separation = _image_shape(self.shape), CLASS_SEPARATION[family]
         self.rounds_from, self.path, self.clip_norm = ROUNDS_FROM[family], ROUNDS_PATH[family], ROUNDS_CLIP
-        self.transform = NormedScattering((SIZE, SIZE), deskewed=family in LEANING)
+        self.transform = NormedScattering(SIZE, deskewed=family in LEANING)
+        # A written character of another size fills its frame; the synthetic ones keep a margin of 4 pixels.
+        margin = 4 if family == "drawn" else 0
+        plain = self.image == (SIZE, SIZE)
+        self.frame = None if plain else Resized(self.image, SIZE - 2 * margin, "bicubic", margin)
         stored = load_file(WEIGHTS / f"{family}.safetensors")
         most = stored["projection"].shape[1]
         self.width = WIDTHS[family] if width is None else width
@@ -112,7 +112,7 @@ class PriorProjection(Features):
             raise UserError(f"the prior {family!r} has 1 to {most} directions, got width {width}")
         self.register_buffer("centre", stored["centre"].float())
         self.register_buffer("projection", stored["projection"][:, : self.width].float().contiguous())
-        self.directions = ExactDirections(self.projection, LONGEST)
+        self.directions = Directions(self.projection)
         prior = PriorStatistics(
             typical=stored["typical"].float(),
             weight=stored["weight"].float(),
@@ -145,24 +145,20 @@ class PriorProjection(Features):
             raise UserError(
                 f"the feature map was built for records of shape {self.shape} (got {tuple(x.shape[1:])})"
             )
-        images = x.reshape(-1, *self.image)
-        out = images.new_empty(len(images), self.transform.width, dtype=torch.float32)
+        images = x.reshape(-1, *self.image).float()
+        return exact_unit_norm(self.directions.of(images, self._compiled, self._products, width))
 
-        def centred(block: Tensor, rows: Tensor) -> None:
-            rows.copy_(self.transform.of(self._frame(block)) - self.centre)
+    def _compiled(self, images: Floats) -> Floats:
+        """Centred coefficients of images, one by one."""
+        framed = images if self.frame is None else self.frame.compiled(images)
+        rows = self.transform.compiled(framed)
+        rows -= self.centre.numpy()
+        return rows
 
-        rows = map_blocks_threaded(centred, images, out, ROWS)
-        return exact_unit_norm(self.directions(rows, width))
-
-    def _frame(self, images: Tensor) -> Tensor:
-        """Resize images to 28 x 28 pixels, the size of the synthetic ones."""
-        if self.image == (SIZE, SIZE):
-            return images
-        # A written character of another size fills its frame; the synthetic ones keep a margin of 4 pixels.
-        margin = 4 if self.family == "drawn" else 0
-        inner = SIZE - 2 * margin
-        resized = nn.functional.interpolate(images[:, None], (inner, inner), mode="bicubic", antialias=True)
-        return nn.functional.pad(resized.clamp(0, 1), [margin] * 4)[:, 0]
+    def _products(self, images: Tensor) -> Tensor:
+        """Centred coefficients of all images at once."""
+        framed = images if self.frame is None else self.frame(images)
+        return self.transform.products(framed) - self.centre
 
     def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor:
         """Draw classes of the family's random process and map them: (classes, per_class, width)."""
@@ -170,7 +166,7 @@ class PriorProjection(Features):
 
         process = strokes if self.family == "drawn" else shapes
         images, _ = process.draw(classes, per_class, torch.Generator().manual_seed(seed))
-        unresized = PriorProjection(self.family, width=self.width) if self.image != (SIZE, SIZE) else self
+        unresized = PriorProjection(self.family, width=self.width) if self.frame is not None else self
         with torch.inference_mode():
             mapped: Tensor = unresized(images.reshape(-1, *unresized.shape))
         return mapped.reshape(classes, per_class, self.width)

@@ -2,7 +2,10 @@
 
 The proof takes the features of a record, and its relevances, to be a function of that record alone. A
 user-supplied map is called on random records one by one, in a batch, in another order and again. This finds
-batch statistics and changing state. It cannot find dependence that shows only on some records.
+batch statistics and changing state. It cannot find dependence that shows only on some records (experts with a
+capacity that random records do not exceed), only in larger batches than the one tried, or only after more
+calls. So a user-supplied feature map is given one record at a time (`curator.featurise`), and of its batches
+nothing is assumed; a relevance network is tried in batches of the size that it is used in.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ def coupling(
     forward: Callable[[Tensor], Tensor],
     shape: tuple[int, ...],
     *,
+    batch: int = PROBES,
     device: torch.device | str = "cpu",
     rtol: float = 1e-3,
     atol: float = 1e-4,
@@ -28,21 +32,22 @@ def coupling(
     Parameters
     ----------
     forward : takes (n, *shape) in [0, 1]; whatever it raises is raised.
+    batch : records mapped together, at least PROBES; the last PROBES are also mapped one by one.
     rtol, atol : tolerances for rounding between two outputs.
     """
-    noise = torch.rand(PROBES, *shape, generator=torch.Generator().manual_seed(0))
-    noise[0], noise[1] = 0.0, 1.0  # extremes, which move a statistic of a batch most
-    noise[3] *= 0.01
+    noise = torch.rand(batch, *shape, generator=torch.Generator().manual_seed(0))
+    noise[-PROBES], noise[-PROBES + 1] = 0.0, 1.0  # extremes, which move a statistic of a batch most
+    noise[-PROBES + 3] *= 0.01
     noise = noise.to(device)
-    order = torch.randperm(PROBES, generator=torch.Generator().manual_seed(1)).to(device)
+    order = torch.randperm(batch, generator=torch.Generator().manual_seed(1)).to(device)
 
     def same(one: Tensor, two: Tensor) -> bool:
         return torch.allclose(one.double(), two.double(), rtol=rtol, atol=atol, equal_nan=True)
 
     with torch.no_grad():
-        alone = torch.cat([forward(noise[i : i + 1]) for i in range(PROBES)])
+        alone = torch.cat([forward(noise[i : i + 1]) for i in range(batch - PROBES, batch)])
         together = forward(noise)
-        if not same(alone, together):
+        if not same(alone, together[-PROBES:]):
             return "the other records of its batch"
         if not same(together[order], forward(noise[order])):
             return "its place in the batch"

@@ -1,107 +1,74 @@
-"""Map many small images, one by one, in several threads with one core each."""
+"""Map many small records in several threads with one core each, so that no batch shows in a record's bits."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from adlm.public.features.loops import plain
+from adlm.runtime.lanes import Floats
 from adlm.runtime.memory import keep_freed
 
-ALIGNED = 64  # bytes: alignment of new memory
-ACCELERATED = 1024  # rows of a block on an accelerator, which needs larger batches
+ACCELERATED = 1024  # records in a batch on an accelerator, which needs large ones
 
 
-_TOGETHER: ContextVar[bool] = ContextVar("together", default=False)
-
-
-@contextlib.contextmanager
-def records_together() -> Iterator[None]:
-    """Map many records at once inside this context: for public records and for predictions.
-
-    Last bits may then depend on the batch. That does not matter for a prediction, which is post-processing;
-    before a release it would.
-    """
-    token = _TOGETHER.set(True)
-    try:
-        yield
-    finally:
-        _TOGETHER.reset(token)
-
-
-def map_blocks_threaded(
-    work: Callable[[Tensor, Tensor], object], x: Tensor, out: Tensor, rows: int
+def map_records(
+    x: Tensor,
+    shape: tuple[int, ...],
+    compiled: Callable[[Floats], Floats],
+    batched: Callable[[Tensor], Tensor],
+    rows: int,
 ) -> Tensor:
-    """Fill `out` from `x` by `work(records, their part of out)`, one by one, and return it.
-
-    Transforms of small images are too short to be parallelised one by one, so each thread takes whole blocks
-    on one core. Nested calls stay in their thread.
+    """Map records (n, ...) to (n, *shape): on a processor by compiled loops, else by PyTorch.
 
     Parameters
     ----------
-    work : fills its part of the result.
-    x, out : inputs and results, record by record.
-    rows : records that a thread takes; it works on as many at once under `records_together`.
+    x : records.
+    shape : of what a record is mapped to.
+    compiled : maps arrays, record by record.
+    batched : the same up to rounding, for gradients, ONNX files and accelerators.
+    rows : records that a thread takes.
 
     Formal guarantees
     -----------------
     A library may add in another order for another shape, another place in a batch, another alignment in
-    memory or another number of threads, and so round a record differently. Here `work` gets one record, in
-    memory of its own, with one thread. So on a processor what comes out for a record is a function of that
-    record alone. On an accelerator `work` gets blocks of one fixed shape; that a place in a block does not
-    matter there is measured (the rung separability of the audit), for no library promises it.
+    memory or another number of threads, and so round a record differently. A compiled loop takes one record
+    after the other, by elementary operations in the order of its source, so on a processor what comes out for
+    a record is a function of that record alone. On an accelerator `batched` gets batches of one fixed shape;
+    that a place in a batch does not matter there is measured (by the audit, as separability), for no
+    library promises it.
     """
-    on_cpu = x.device.type == "cpu"
-    starts = range(0, len(x), rows if on_cpu else ACCELERATED)
-    # Threads do not see the context variable; gradients are never taken of private records.
-    alone = on_cpu and not _TOGETHER.get() and not x.requires_grad
-    cores, inference, waiting = torch.get_num_threads(), torch.is_inference_mode_enabled(), iter(starts)
-    # Autograd records operations in the calling thread only.
-    threads = min(cores, len(starts)) if on_cpu and not x.requires_grad else 1
+    if not plain(x):
+        if x.device.type == "cpu" or x.requires_grad or torch.onnx.is_in_onnx_export():
+            return batched(x)
+        return torch.cat([_padded(batched, part) for part in torch.split(x, ACCELERATED)])
+    out = np.empty((len(x), *shape), np.float32)
+    records = x.detach().numpy()
 
-    def worker() -> None:
-        with torch.inference_mode(inference):
-            for start in waiting:
-                part = slice(start, start + starts.step)
-                _fill(work, x[part], out[part], alone=alone, rows=starts.step)
+    def work(start: int) -> None:
+        out[start : start + rows] = compiled(np.ascontiguousarray(records[start : start + rows], np.float32))
 
     keep_freed()
-    try:
-        if threads <= 1:
-            if on_cpu and cores > 1:
-                torch.set_num_threads(1)
-            worker()
-            return out
-        with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-            for done in [pool.submit(worker) for _ in range(threads)]:
+    starts = range(0, len(x), rows)
+    threads = min(torch.get_num_threads(), len(starts))
+    if threads <= 1:
+        for start in starts:
+            work(start)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            for done in [pool.submit(work, start) for start in starts]:
                 done.result()
-    finally:
-        if torch.get_num_threads() != cores or threads > 1:
-            torch.set_num_threads(cores)  # per thread, but new threads inherit the last value set
-    return out
+    return torch.from_numpy(out)
 
 
-def _fill(
-    work: Callable[[Tensor, Tensor], object], x: Tensor, out: Tensor, *, alone: bool, rows: int
-) -> None:
-    """Map each record alone; or all of them, on an accelerator padded to `rows`."""
-    if alone and len(x) == 1 and x.is_contiguous() and x.data_ptr() % ALIGNED == 0:
-        work(x, out)
-        return
-    if alone:
-        for record, place in zip(torch.split(x, 1), torch.split(out, 1), strict=True):
-            copied = place.clone(memory_format=torch.contiguous_format)
-            work(record.clone(memory_format=torch.contiguous_format), copied)
-            place.copy_(copied)
-        return
-    if x.device.type == "cpu" or len(x) == rows:
-        work(x, out)
-        return
-    block, mapped = x.new_zeros(rows, *x.shape[1:]), out.new_zeros(rows, *out.shape[1:])
+def _padded(batched: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """Map records of an accelerator in a batch of one fixed shape."""
+    if len(x) == ACCELERATED:
+        return batched(x)
+    block = x.new_zeros(ACCELERATED, *x.shape[1:])
     block[: len(x)] = x
-    work(block, mapped)
-    out.copy_(mapped[: len(x)])
+    return batched(block)[: len(x)]

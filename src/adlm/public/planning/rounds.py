@@ -16,17 +16,13 @@ from adlm.estimation.gradient_head import GradientRounds
 CLIP_NORM = 0.25
 # Small clip norms bias the class shares of imbalanced data, so a strong signal gets a larger one.
 WIDER_CLIPS = ((8_000.0, 0.5), (16_000.0, 1.0))
-TABLE_PATH, PURE_TABLE_PATH = 0.15, 0.2  # step x clip norm x rounds, over the signal; images have their own
+TABLE_PATH = 0.15  # step x clip norm x rounds, over the signal; images have their own
 ROUNDS = (100, 200)  # default and most
 IMAGE_ROUNDS = (200, 400)  # of images and vectors: for the same path, short steps do better than long ones
 LEAST_ROUNDS, MANY_RECORDS = 50, 100_000  # least rounds; a table with more records than this gets fewer
 # The more columns, the less of a record's length lies in one direction, so steps can be longer and fewer.
 WIDE_COLUMNS, WIDE_LEAST_ROUNDS, WIDE_STEP = 20, 36, 256.0
 REACH = 3.0  # momentum keeps at most e^-REACH of the first of all rounds
-# Under pure epsilon every round costs its share of epsilon. With so few rounds, large momentum or long steps
-# make scores too large (overconfident).
-PURE_ROUNDS, PURE_MOMENTUM, PURE_STEP = 30, 0.8, 64.0
-PURE_CLIPS = (0.5, 1.0)  # the larger one from the first signal of WIDER_CLIPS
 IMAGE_STEP, TABLE_STEP = 128.0, 32.0  # the longest stable steps, for a clip norm of CLIP_NORM
 SHORT_IMAGE_STEP = 40.0  # of images, for any clip norm, while there are fewer than the most rounds
 MOMENTUM = (0.9, 0.97)  # default and most
@@ -119,22 +115,6 @@ def fewer_rounds(plan: GradientRounds, columns: int = 0) -> GradientRounds:
         longest = max(step, WIDE_STEP * CLIP_NORM / plan.clip_norm)
         step = min(step * (1 - momentum) / (1 - plan.momentum), longest)
     return replace(plan, rounds=most, step=float(f"{step:.6g}"), momentum=float(f"{momentum:.6g}"))
-
-
-def plan_pure_rounds(n: int, signal: float, classes: int) -> GradientRounds:
-    """Choose gradient rounds for n records of a table under pure epsilon.
-
-    Parameters
-    ----------
-    n : public number of records.
-    signal : what `signal_of` returns.
-    classes : how many; the gradient of two has one row.
-    """
-    clip_norm = PURE_CLIPS[signal >= WIDER_CLIPS[0][0]]
-    step = min(PURE_TABLE_PATH * signal / clip_norm / PURE_ROUNDS, PURE_STEP)
-    return GradientRounds(
-        PURE_ROUNDS, clip_norm, float(f"{step:.6g}"), n, momentum=PURE_MOMENTUM, one_row=classes == 2
-    )
 
 
 def table_clip_norm(signal: float) -> float:

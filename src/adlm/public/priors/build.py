@@ -51,7 +51,7 @@ def build(recipe: Recipe, *, check_classes: int = 600) -> dict[str, Tensor]:
     centre (p,), projection (p, width) in 16 bits, and the statistics of fresh synthetic records.
     """
     generator = torch.Generator().manual_seed(recipe.seed)
-    transform = NormedScattering((SIZE, SIZE), deskewed=recipe.deskewed)
+    transform = NormedScattering(SIZE, deskewed=recipe.deskewed)
     images, _ = recipe.draw(recipe.classes, recipe.per_class, generator)
     moments = fisher.class_statistics(_in_batches(transform, images), recipe.per_class)
     fitted = fisher.directions([moments], recipe.width, ridge=recipe.ridge, temper=recipe.temper)

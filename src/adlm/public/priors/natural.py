@@ -21,7 +21,6 @@ from torch.nn import functional
 from adlm.public.features.base import unit_norm
 from adlm.public.features.natural import SIZE, Blocks, compress, expand, store_prior
 from adlm.public.features.patches import learn_dictionary
-from adlm.public.features.threads import map_blocks_threaded
 from adlm.public.priors import scenes
 from adlm.public.priors.fisher import prior_statistics
 from adlm.public.priors.weights import write_weights
@@ -120,7 +119,7 @@ def build_natural(
         raw = torch.empty((len(images), sum(blocks.widths)))
         for start in range(0, len(images), _ROWS):
             part = slice(start, start + _ROWS)
-            map_blocks_threaded(lambda one, target: target.copy_(blocks(one)), images[part], raw[part], 1)
+            raw[part] = blocks(images[part])
             step("taking features")(min(start + _ROWS, len(images)), len(images))
         step("finding principal directions")(0, 1)
         shared = list(zip(blocks.widths, SHARES, strict=True))

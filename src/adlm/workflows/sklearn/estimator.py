@@ -39,10 +39,11 @@ from adlm.workflows.sklearn.inputs import (
     array_table,
     check_lengths,
     check_no_person,
-    coded,
+    class_labels,
+    column_labels,
     declared,
     encode_array,
-    labels_of,
+    label_codes,
     one_column,
 )
 from adlm.workflows.sklearn.private import PrivateEstimator
@@ -69,8 +70,8 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     fourier : random Fourier features of a table's numeric columns together: a number, or `auto`.
     release : an existing release, or its folder. Then `fit` reads no record and spends nothing:
         it trains on the release. `from_release` makes such an estimator.
-    training : settings of training, which are free to tune: `stages` and `noise_penalty` for an additive
-        release of a table, `network`, `plan` and `draws` otherwise; `class_weight` for any linear model.
+    training : settings of training, which are free to tune: `network`, `plan` and `draws`; `class_weight`
+        for any linear model.
     class_weight : weights of the classes, at no privacy cost: public weights by label, or `balanced`, from
         the released counts, never from the labels given to `fit`. Free to tune.
 
@@ -79,7 +80,8 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     release_ : the release of the records; train on it again at no cost.
     certificate_ : its privacy cost, and the proof.
     model_ : the trained model.
-    classes_ : class labels.
+    classes_ : class labels, from the declared classes alone: integers if every class is named by one, False
+        and True if these are the classes, else the names.
     n_features_in_, feature_names_in_ : number of columns, and their names if any.
     fits_ : number of fits of this estimator and its clones in this process, this one included.
 
@@ -120,23 +122,57 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         if weights is not None and not isinstance(weights, str):
             if not isinstance(weights, Mapping):
                 raise UserError(f"class_weight is a dict of labels or 'balanced' (got {weights!r})")
-            names = dict(zip(self.classes_.tolist(), release.certificate.domain.classes, strict=True))
-            weights = {str(names.get(label, label)): weight for label, weight in weights.items()}
+            names = release.certificate.domain.classes
+            weights = {self._name_of(label, names): weight for label, weight in weights.items()}
         return with_class_weights(super()._trained(release), release, weights)
 
+    def _name_of(self, label: Any, names: tuple[str, ...]) -> str:
+        """Return the declared name of a class that is given by label, name or code."""
+        by_label: dict[Any, str] = dict(zip(self.classes_.tolist(), names, strict=True))
+        if label in by_label or str(label) in names:
+            return by_label.get(label, str(label))
+        is_code = (
+            isinstance(label, int | np.integer)
+            and self.classes_.dtype.kind not in "iuf"
+            and 0 <= label < len(names)
+        )
+        return names[label] if is_code else str(label)
+
     def _fit_release(self, release: Release, y: Any) -> Self:
-        """Train on a release; labels, if given, set the type of predicted labels."""
-        table, domain = declared(release)
+        """Train on a release; the labels of records are not read."""
+        del y
+        domain = declared(release)[1]
         if domain.target is not None:
             raise UserError("this release has a numeric target, not classes; train AdLMRegressor on it")
-        if y is None:
-            self.classes_ = np.array(domain.classes)
-        elif table is not None:
-            self.classes_, _ = labels_of(one_column(y), table)
-        else:
-            self.classes_, _ = coded(y, domain.encode_labels(y), domain.classes)
+        self.classes_ = class_labels(domain.classes)
         self._adopt(release, self._trained(release))
         return self
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return the accuracy on records whose labels are spelt in any way that `fit` takes.
+
+        It is a statistic of the records that it is measured on, and not private.
+
+        Parameters
+        ----------
+        X : records, as `fit` takes them; a label column is not needed.
+        y : (n,) labels: class labels as in `classes_`, or as the domain declares them.
+        sample_weight : (n,) weights of the records in the average; None for equal ones.
+        """
+        check_is_fitted(self, "model_")
+        check_lengths(X, y)
+        right = self.predict_proba(X).argmax(1) == self._codes(one_column(y))
+        return float(np.average(right, weights=sample_weight))
+
+    def _codes(self, y: Any) -> npt.NDArray[np.int64]:
+        """Return the (n,) class codes of labels as in `classes_`, or as the domain declares them."""
+        code_of = {label: code for code, label in enumerate(self.classes_.tolist())}
+        labels = np.asarray(y)
+        if labels.ndim == 1 and all(label in code_of for label in labels.tolist()):
+            return np.array([code_of[label] for label in labels.tolist()], dtype=np.int64)
+        if self._table is not None and column_labels(self._table):
+            return label_codes(y, self._table)
+        return declared(self.release_)[1].encode_labels(y)
 
     def predict_proba(self, X: Any) -> npt.NDArray[np.float64]:
         """Return (n, M) class probabilities, in the order of `classes_`.
@@ -180,7 +216,8 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
             raise UserError("the domain declares a numeric target, not classes; take AdLMRegressor")
         if isinstance(given, TableDomain) and hasattr(X, "columns"):
             self._set_frame(given, X, y)
-            self.classes_, codes = labels_of(y, given)
+            codes = label_codes(y, given)
+            self.classes_ = class_labels(given.label.classes)
             keep = kept_records(given, X, codes)
             return given, encode_frame(given, X)[keep], codes[keep]
         if isinstance(given, Domain) and given.family in IMAGES:
@@ -188,17 +225,16 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
             check_lengths(x, y)
             self._table, self._shape = None, given.shape
             self.n_features_in_ = given.size
-            self.classes_, codes = coded(y, given.encode_labels(y), given.classes)
-            return given, x, codes
+            self.classes_ = class_labels(given.classes)
+            return given, x, given.encode_labels(y)
         check_no_person(given)
         x, labels = validate_data(self, X, y, dtype="numeric", ensure_min_samples=2)
         check_classification_targets(labels)
         table = given if isinstance(given, TableDomain) else array_table(x, labels, given)
         self._table, self._shape = table, None
-        if isinstance(given, Domain):
-            self.classes_, codes = coded(labels, given.encode_labels(labels), given.classes)
-        elif given is None:
+        if given is None:  # learnt from the data, as the certificate says
             self.classes_, codes = np.unique(labels, return_inverse=True)
         else:
-            self.classes_, codes = labels_of(labels, table)
+            codes = given.encode_labels(labels) if isinstance(given, Domain) else label_codes(labels, table)
+            self.classes_ = class_labels(table.label.classes)
         return table, encode_array(table, x), codes.astype(np.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import MutableMapping
@@ -18,7 +19,8 @@ from adlm.public.domain import Domain
 from adlm.public.domain.column import Column
 from adlm.public.domain.encoding import encode_frame, encode_labels
 from adlm.public.domain.table import TableDomain
-from adlm.public.domain.values import column_values
+
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}", re.ASCII)
 
 
 class PrivacyWarning(UserWarning):
@@ -80,45 +82,28 @@ def check_lengths(x: Any, y: Any) -> None:
         raise UserError(f"there are {len(x)} records and {len(y)} labels; give one label for each record")
 
 
-def labels_of(y: Any, table: TableDomain) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Class labels and the codes of a table's labels."""
+def class_labels(names: tuple[str, ...]) -> npt.NDArray[Any]:
+    """Return the labels that a classifier predicts, in the order of the declared classes.
+
+    Integers if every class is named by one, False and True if these are the two classes, else the names.
+
+    Formal guarantees
+    -----------------
+    A function of the declaration alone: the values and the type of private labels have no part in it.
+    """
+    if all(_INTEGER.fullmatch(name) and abs(int(name)) < 2**63 for name in names):
+        return np.array([int(name) for name in names], dtype=np.int64)
+    if sorted(names) == ["false", "true"]:
+        return np.array([name == "true" for name in names])
+    return np.array(names)
+
+
+def label_codes(y: Any, table: TableDomain) -> npt.NDArray[np.int64]:
+    """Return the (n,) class codes of a table's labels."""
     shape = np.shape(y)
     if len(shape) != 1:
         raise UserError(f"labels must be a list of one per record, shape (n,) (got shape {shape})")
-    return coded(y, encode_labels(table.label, y, table.missing), table.label.classes)
-
-
-def coded(
-    y: Any, codes: npt.NDArray[np.int64], names: tuple[str, ...]
-) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
-    """Class labels in the type of the user's labels: strings, numbers or booleans."""
-    labels = np.asarray(y)
-    kind = labels.dtype
-    if kind.kind == "O":
-        kinds = {_kind(value) for value in column_values(y).distinct} - {"nothing"}
-        if len(kinds) > 1:
-            raise UserError(
-                "labels are all texts, all integers or all true and false (got "
-                f"{' and '.join(sorted(kinds))}); give them in one type"
-            )
-        kind = np.dtype({"numbers": "int64", "truth": "bool"}.get(kinds.pop() if kinds else "", "object"))
-    if kind.kind == "b" and len(names) == 2:
-        code_of_true = codes[0] if labels.flat[0] else 1 - codes[0]
-        return np.arange(2) == code_of_true, codes
-    if kind.kind not in "iuf":
-        return np.array(names), codes
-    values = (
-        [int(name) for name in names] if all(n.lstrip("-").isdigit() for n in names) else range(len(names))
-    )
-    return np.array(list(values), dtype=kind), codes
-
-
-def _kind(value: Any) -> str:
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return "truth"
-    return "numbers" if isinstance(value, int | float) else "texts"
+    return encode_labels(table.label, y, table.missing)
 
 
 def array_table(x: npt.NDArray[Any], y: npt.NDArray[Any], domain: Domain | None) -> TableDomain:
@@ -128,7 +113,7 @@ def array_table(x: npt.NDArray[Any], y: npt.NDArray[Any], domain: Domain | None)
     if domain is None and len(names) < 2:
         raise UserError("Classifier can't train when only one class is present; give at least two classes")
     label = Column("label", "label", classes=names)
-    return TableDomain((*columns, label), neighbours=relation, bounds_learnt_from_data=domain is None)
+    return TableDomain((*columns, label), neighbours=relation, bounds_learnt_from_data=_is_learnt(domain))
 
 
 def target_table(x: npt.NDArray[Any], y: npt.NDArray[Any], domain: Domain | None) -> TableDomain:
@@ -145,7 +130,11 @@ def target_table(x: npt.NDArray[Any], y: npt.NDArray[Any], domain: Domain | None
     else:
         bottom, top = domain.target
     target = Column("target", "target", bottom, top)
-    return TableDomain((*columns, target), neighbours=relation, bounds_learnt_from_data=domain is None)
+    return TableDomain((*columns, target), neighbours=relation, bounds_learnt_from_data=_is_learnt(domain))
+
+
+def _is_learnt(domain: Domain | None) -> bool:
+    return domain is None or domain.bounds_learnt_from_data
 
 
 def _numeric_columns(
@@ -155,7 +144,7 @@ def _numeric_columns(
     if domain is None:
         warnings.warn(
             f"no domain was given: {learnt} learnt from the data, which is not private; the certificate "
-            "says so",
+            "proves nothing, and says so",
             PrivacyWarning,
             stacklevel=5,
         )

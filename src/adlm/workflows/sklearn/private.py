@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from adlm.analyst.model import Model
 from adlm.analyst.search import train_on_release
 from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Source
 from adlm.errors import UserError
 from adlm.privacy.budget import Budget
 from adlm.privacy.certificate import Certificate
@@ -57,6 +58,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     model_: Model
     _table: TableDomain | None
     _shape: tuple[int, ...] | None
+    _source: Source | None = None  # of the noise, for the audit; None is that of `random_state`
 
     def __init__(
         self,
@@ -98,7 +100,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
         Examples
         --------
-        >>> AdLMClassifier.from_release("R", noise_penalty=2.0).predict(frame)  # doctest: +SKIP
+        >>> AdLMClassifier.from_release("R", network="mlp").predict(frame)  # doctest: +SKIP
         """
         loaded = release if isinstance(release, Release) else Release.load(release)
         totals = loaded.certificate.totals
@@ -158,7 +160,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         learnt = self._pipeline_steps()
         known, x, answers = self._public(X, one_column(y))
         ledger = self._ledger()  # after the records were read: invalid ones must not set its budget
-        if learnt and isinstance(known, TableDomain):
+        if learnt:
             known = replace(known, bounds_learnt_from_data=True)
         self.release_ = self._privatised(known, x, answers, ledger)
         self.model_ = self._trained(self.release_)
@@ -197,8 +199,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         learnt = steps_before()
         if learnt:
             warnings.warn(
-                f"the pipeline fitted {', '.join(learnt)} on the private records, which is not private and "
-                "not in the certificate; the domain's bounds scale records already, so leave it out",
+                f"the pipeline fitted {', '.join(learnt)} on the private records, which is not private: the "
+                "certificate proves nothing; the domain's bounds scale records already, so leave it out",
                 PrivacyWarning,
                 stacklevel=3,
             )
@@ -223,6 +225,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             epsilon=self.epsilon,
             delta=self.delta,
             ledger=book,
+            source=self._source,
             seed=seed_of(self.random_state),
             size=self.size,
             fourier=self.fourier,

@@ -1,0 +1,1 @@
+"""Mechanisms of other libraries, as plug-ins of `adlm audit --subject`."""

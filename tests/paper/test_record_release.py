@@ -1,0 +1,243 @@
+"""The record release: the charges of the design, the noise of lines 12-19, streaming, and order of events."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from adlm.curator.ledger import Ledger
+from adlm.curator.noise import Source
+from adlm.errors import UserError
+from adlm.paper.objective import SQUARE
+from adlm.paper.release import SCALE, PrivateRecords, Settings, mechanism_for
+from adlm.paper.release import release as release_records
+from adlm.paper.release import write as write_records
+from adlm.paper.relevance import PrivateRelevance
+from adlm.privacy.accounting import compose
+from adlm.privacy.budget import Budget
+from adlm.privacy.certificate import SEEDED
+from adlm.privacy.release import Release
+from adlm.public.domain import Domain
+
+DOMAIN = Domain(shape=(4,), lower=0.0, upper=2.0, classes=("a", "b", "c"))
+MNIST = Domain(shape=(28, 28), lower=0.0, upper=255.0, classes=tuple("0123456789"))
+SETTINGS = Settings(
+    epsilon2=Fraction(1, 2),
+    epsilon3=Fraction(1, 4),
+    batch_size=10,
+    delta_h0=Fraction(8),
+    delta_h0_rule="given",
+    hidden=5,
+    allocation="identical",
+)
+PAPER = replace(SETTINGS, batch_size=1800, delta_h0=Fraction(9800), delta_h0_rule="per-patch", hidden=25)
+
+
+def relevance(values: list[float]) -> PrivateRelevance:
+    return PrivateRelevance(np.array(values), (), {"epsilon1": "1"})
+
+
+def made(x, y, settings: Settings = SETTINGS, seed: int = 1, **more):  # type: ignore[no-untyped-def]
+    given = {"relevance": None, "ledger": Ledger(), "source": Source.seeded_with(seed)} | more
+    return release_records(PrivateRecords(x, y, DOMAIN), settings, **given)
+
+
+@pytest.mark.parametrize("epsilon", [Fraction(1, 10), Fraction(2)])
+@pytest.mark.parametrize(("delta_h0", "factor"), [(9_800, 144.0), (2 * 25_088 * 784, 0.0358737)])
+def test_the_proved_epsilon_of_features_and_labels_is_that_of_the_design(
+    epsilon: Fraction, delta_h0: int, factor: float
+) -> None:
+    settings = replace(PAPER, epsilon2=epsilon, epsilon3=epsilon, delta_h0=Fraction(delta_h0))
+    features, labels = mechanism_for(settings, MNIST, None).charges
+    assert float(features.epsilon_proved) == pytest.approx(factor * float(epsilon), rel=1e-3)
+    assert float(features.epsilon_proved) <= 1800 * 784 * float(epsilon) / delta_h0
+    assert float(labels.epsilon_proved) == pytest.approx(1.98621 * float(epsilon), rel=1e-4)
+    assert (features.claimed, labels.claimed) == (epsilon, epsilon)
+
+
+@pytest.mark.parametrize("allocation", ["linear", "optimal"])
+def test_the_proved_epsilon_of_features_does_not_depend_on_the_relevances(allocation: str) -> None:
+    even = mechanism_for(SETTINGS, DOMAIN, None).charges[0].epsilon_proved
+    for values in ([0.1, 0.2, 0.3, 0.4], [5.0, -1e-3, 1.0, 0.0]):
+        skewed = mechanism_for(replace(SETTINGS, allocation=allocation), DOMAIN, relevance(values))
+        assert float(skewed.charges[0].epsilon_proved) == pytest.approx(float(even), rel=1e-5)
+
+
+def test_worst_neighbours_move_exactly_the_stated_number_of_grid_steps() -> None:
+    """Truncation and scaling together, on the records as the mechanism itself puts them on the grid."""
+    p = mechanism_for(replace(SETTINGS, allocation="linear"), DOMAIN, relevance([0.5, 0.2, 0.9, 0.1]))
+    ends = DOMAIN.scale(np.array([[-5.0] * 4, [9.0] * 4])).astype(np.float64)
+    steps = np.floor(ends / p.units)
+    assert np.abs(steps[1] - steps[0]).sum() == p.charges[0].sensitivity
+    assert p.charges[0].scale == SCALE
+
+
+@pytest.mark.parametrize("mode", ["economical", "literal"])
+@pytest.mark.parametrize("loss", [SETTINGS.loss, SQUARE])
+def test_a_changed_label_moves_the_coefficients_by_what_the_label_charge_says(mode, loss) -> None:  # type: ignore[no-untyped-def]
+    settings = replace(SETTINGS, mode=mode, loss=loss)
+    a, b = (made([[0.0] * 4], [label], settings).tensors["phi"].double() for label in ("a", "c"))
+    p = mechanism_for(settings, DOMAIN, None)
+    moved = float((a - b).abs().sum()) / p.label_unit
+    assert moved == pytest.approx(float(p.charges[1].sensitivity), rel=1e-5)
+
+
+def test_noise_on_features_has_scale_delta_over_batch_size_times_budget() -> None:
+    """Mean |noise| of 20,000 draws a feature: a false alarm is a 6-sigma event, below 1e-8."""
+    n = 20_000
+    settings = replace(SETTINGS, allocation="linear")
+    x = np.tile([0.0, 0.5, 1.0, 2.0], (n, 1))
+    release = made(x, ["a"] * n, settings, relevance=relevance([1.0, 2.0, 3.0, 2.0]), source=Source.system())
+    noise = release.tensors["x"].double().numpy() - x / 2
+    beta = 4 * np.array([1, 2, 3, 2]) / 8
+    expected = 8 / (10 * beta * 0.5)
+    assert np.abs(noise).mean(0) == pytest.approx(expected, rel=6 / math.sqrt(n))
+    assert np.abs(np.median(noise, axis=0) / expected).max() < 6 / math.sqrt(n)
+    assert np.abs(np.corrcoef(noise.T) - np.eye(4)).max() < 6 / math.sqrt(n)
+
+
+def test_noise_on_coefficients_has_scale_delta_f_over_batch_size_times_budget() -> None:
+    n = 20_000
+    release = made(np.zeros((n, 4)), ["b"] * n, source=Source.system())
+    noise = release.tensors["phi"].double().numpy() - np.array([0.5, -0.5, 0.5])
+    expected = 3 * (5 + 25 / 4) / 10 * 4
+    assert np.abs(noise).mean(0) == pytest.approx([expected] * 3, rel=6 / math.sqrt(n))
+
+
+def test_every_record_has_noise_of_its_own() -> None:
+    x = made(np.ones((50, 4)), ["a"] * 50).tensors["x"]
+    assert len(set(x.flatten().tolist())) == 200
+
+
+def test_literal_mode_releases_three_orders_around_their_noise_free_values() -> None:
+    settings = replace(SETTINGS, mode="literal", epsilon3=Fraction(10**6))
+    phi = made(np.zeros((2, 4)), ["a", "b"], settings).tensors["phi"].numpy()
+    assert phi.shape == (2, 3, 3)
+    assert phi[:, 0] == pytest.approx(np.full((2, 3), math.log(2)), abs=1e-3)
+    assert phi[0, 1] == pytest.approx([-0.5, 0.5, 0.5], abs=1e-3)
+    assert phi[:, 2] == pytest.approx(np.full((2, 3), 0.125), abs=1e-3)
+
+
+def test_features_without_budget_are_withheld_and_the_certificate_counts_them() -> None:
+    settings = replace(SETTINGS, allocation="linear")
+    release = made(np.ones((30, 4)), ["a"] * 30, settings, relevance=relevance([0.0, 1.0, 1e-300, 2.0]))
+    x = release.tensors["x"]
+    assert not x[:, [0, 2]].any()
+    assert x[:, [1, 3]].all()
+    assert release.certificate.settings["withheld"] == 2
+    assert float(release.tensors["budget_ratios"].sum()) == pytest.approx(4)
+
+
+@pytest.mark.parametrize("mode", ["economical", "literal"])
+def test_a_streamed_release_is_byte_for_byte_the_one_made_in_memory(tmp_path: Path, mode: str) -> None:
+    x, y = np.random.default_rng(0).uniform(0, 2, (37, 4)), np.arange(37) % 3
+    labels, settings = np.array(DOMAIN.classes)[y], replace(SETTINGS, mode=mode, allocation="linear")
+    r = relevance([0.5, 0.1, 0.0, 0.2])
+    made(x, labels, settings, relevance=r).save(tmp_path / "memory")
+    source = Source.seeded_with(1)
+    write_records(
+        tmp_path / "disk",
+        PrivateRecords(x, labels, DOMAIN),
+        settings,
+        relevance=r,
+        ledger=Ledger(),
+        source=source,
+    )
+    for name in ("release.safetensors", "certificate.json"):
+        assert (tmp_path / "disk" / name).read_bytes() == (tmp_path / "memory" / name).read_bytes()
+    assert SEEDED in Release.load(tmp_path / "disk").certificate.stamps
+
+
+def test_memory_of_a_streamed_release_does_not_grow_with_the_records(tmp_path: Path) -> None:
+    peaks = []
+    for n in (4_000, 12_000):
+        x, y = np.broadcast_to(np.uint8(7), (n, 28, 28)), np.broadcast_to("3", n)
+        tracemalloc.start()
+        write_records(
+            tmp_path / str(n),
+            PrivateRecords(x, y, MNIST),
+            PAPER,
+            relevance=None,
+            ledger=Ledger(),
+            source=Source.seeded_with(1),
+        )
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    output = 4 * 8_000 * 794
+    assert peaks[1] - peaks[0] < output / 10
+
+
+def test_charges_are_written_before_noise_is_drawn_and_an_overspent_budget_stops_it() -> None:
+    events: list[str] = []
+
+    class Told(Source):
+        def octets(self, count: int):  # type: ignore[no-untyped-def]
+            events.append("noise")
+            return super().octets(count)
+
+    class Watched(Ledger):
+        def charge(self, *charges) -> None:  # type: ignore[no-untyped-def]
+            super().charge(*charges)
+            events.append("charge")
+
+    made(np.ones((3, 4)), ["a"] * 3, ledger=Watched(), source=Told(bytes(32), seeded=True))
+    assert events[0] == "charge"
+    assert set(events[1:]) == {"noise"}
+    events.clear()
+    with pytest.raises(UserError, match="overspent"):
+        made(
+            np.ones((3, 4)),
+            ["a"] * 3,
+            ledger=Watched(budget=Budget(Fraction(1, 100))),
+            source=Told(bytes(32), seeded=True),
+        )
+    assert events == []
+
+
+def test_the_certificate_adds_claims_to_the_paper_total_and_proofs_to_the_design_total() -> None:
+    release = made(np.ones((3, 4)), ["a"] * 3)
+    totals = release.certificate.totals
+    assert totals.epsilon_claimed == Fraction(3, 4)
+    assert totals == compose(mechanism_for(SETTINGS, DOMAIN, None).charges)
+    assert float(totals.epsilon_proved) == pytest.approx(10 * 4 * 0.5 / 8 + 2 * 10 * 0.25 / 33.75, rel=1e-6)
+
+
+def test_nothing_is_written_over_and_nothing_is_charged_for_it(tmp_path: Path) -> None:
+    ledger = Ledger()
+    with pytest.raises(UserError, match="exists already"):
+        write_records(
+            tmp_path,
+            PrivateRecords([[0.0] * 4], ["a"], DOMAIN),
+            SETTINGS,
+            relevance=None,
+            ledger=ledger,
+            source=Source.system(),
+        )
+    assert ledger.charges == ()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mechanism_for(SETTINGS, replace(DOMAIN, neighbours="add-remove"), None), "replace-one"),
+        (lambda: mechanism_for(SETTINGS, DOMAIN, relevance([1.0])), "1 relevances for 4 features"),
+        (lambda: replace(SETTINGS, mode="both"), "mode must be one of economical, literal"),
+        (lambda: replace(SETTINGS, batch_size=0), "must be positive"),
+        (lambda: replace(SETTINGS, epsilon2=Fraction(0)), "must be positive"),
+        (lambda: replace(SETTINGS, delta_h0_rule="guess"), "counted, per-patch, given"),
+        (lambda: made(np.ones((2, 4)), ["a"]), "one label for each record"),
+        (
+            lambda: mechanism_for(replace(SETTINGS, delta_h0=Fraction(10**12)), DOMAIN, None).charges,
+            "nothing of a record",
+        ),
+    ],
+)
+def test_mistakes_are_told(call, message: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(UserError, match=message):
+        call()

@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from adlm.curator.featurise import featurise
+from adlm.data import datasets
+from adlm.engine.records import featurise
+from adlm.features.identity import Identity
+from adlm.features.natural import NaturalImages
+from adlm.features.pair_products import PairProducts
+from adlm.mechanism.planning import ROUNDS_SUMS, plan_image_rounds
 from adlm.privacy.accounting import gaussian_mu
-from adlm.public import datasets
-from adlm.public.features.identity import Identity
-from adlm.public.features.natural import NaturalImages
-from adlm.public.features.pair_products import PairProducts
-from adlm.public.planning.moments import ROUNDS_SUMS
-from adlm.public.planning.rounds import plan_image_rounds
 
 SIZE, HELD_OUT, DELTA = 50_000, 5_000, Fraction(1, 100_000)
 ROWS = 1000

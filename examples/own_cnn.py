@@ -15,7 +15,7 @@ from torch import nn
 
 import adlm.paper
 from adlm import TrainingConfig
-from adlm.public import datasets
+from adlm.data import datasets
 
 
 def cnn() -> nn.Module:

@@ -20,8 +20,8 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from adlm import fit, privatise
-from adlm.public.domain.inputs import InputDomain
-from adlm.readers.inputs import read_inputs
+from adlm.data.images import read_inputs
+from adlm.domain.table import InputDomain
 
 KINDS = ("complaint", "praise", "question")
 THINGS = (

@@ -21,15 +21,15 @@ import numpy as np
 import pytest
 
 from adlm import Ledger, Release, privatise
-from adlm.curator.noise import Source
+from adlm.data import datasets
+from adlm.domain import Domain
+from adlm.domain.columns import Column
+from adlm.domain.table import TableDomain
+from adlm.features.identity import Identity
+from adlm.mechanism.planning import plan_moments
 from adlm.paper import Budgets, PrivateRecords, make_release
 from adlm.paper.networks import build
-from adlm.public import datasets
-from adlm.public.domain import Domain
-from adlm.public.domain.column import Column
-from adlm.public.domain.table import TableDomain
-from adlm.public.features.identity import Identity
-from adlm.public.planning.moments import plan_moments
+from adlm.privacy.noise import Source
 from adlm.runtime.artefact import canonical
 
 ROOT = Path(__file__).parents[1]

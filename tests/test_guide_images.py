@@ -15,8 +15,8 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from adlm.public.domain.inputs import InputDomain
-from adlm.public.priors import scenes
+from adlm.domain.table import InputDomain
+from adlm.features.priors import scenes
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide-images.md"
 CLASSES = ("coast", "forest", "street")

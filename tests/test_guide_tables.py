@@ -95,10 +95,10 @@ def test_the_python_of_the_guide_runs(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_draft_says_what_is_left_to_fill_in_and_a_peeked_one_is_stamped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from adlm.data.drafts import draft, peek
+    from adlm.domain.table import TableDomain
     from adlm.errors import UserError
-    from adlm.public.domain.table import TableDomain
-    from adlm.readers.table_draft import draft, peek
-    from adlm.workflows.privatise import privatise
+    from adlm.mechanism.privatise import privatise
 
     monkeypatch.chdir(tmp_path)
     patients(400, 4).to_csv("p.csv", index=False)

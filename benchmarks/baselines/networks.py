@@ -10,7 +10,7 @@ from torch import nn
 
 from adlm.errors import UserError
 from adlm.paper import networks
-from adlm.paper.layers import BatchStatistics
+from adlm.paper.networks import BatchStatistics
 
 Shape = tuple[int, ...]
 COUPLING = (BatchStatistics, nn.modules.batchnorm._BatchNorm)

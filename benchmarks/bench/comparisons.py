@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from adlm.analyst.in_chunks import ROWS
-from adlm.curator.noise import Source
+from adlm.model.training import ROWS
+from adlm.privacy.noise import Source
 from benchmarks.bench.engines import engines, reading
 from benchmarks.bench.image_maps import photographs
 from benchmarks.bench.ratio import Ratio, column, exponent, interleave, ratio
@@ -95,8 +95,8 @@ def featurising(scale: Scale) -> list[Ratio]:
     Both sides get the same images in the same batches of 500, J = 2, L = 8 and order 2; one thread each, and
     then all cores each.
     """
-    from adlm.public.features.prior import PriorProjection
-    from adlm.public.features.scattering import Scattering
+    from adlm.features.prior import PriorProjection
+    from adlm.features.scattering import Scattering
 
     images = 1000 if scale.quick else 4000
     x = torch.rand(images, 28, 28)

@@ -59,10 +59,10 @@ def release_numbers(given: Given) -> Figures:
     threads of this process, Arrow included; Ray does the same to its workers.
     """
     from adlm import privatise
-    from adlm.curator import passes
-    from adlm.public.domain import encoding
-    from adlm.public.domain.table import TableDomain
-    from adlm.readers.tables import file_reader
+    from adlm.data.tables import file_reader
+    from adlm.domain import encoding
+    from adlm.domain.table import TableDomain
+    from adlm.engine import passes
 
     threads = given.get("threads")
     if threads:
@@ -91,7 +91,7 @@ def _delta(given: Given) -> str:
 
 def _by_ray(given: Given, table: Any) -> Figures:
     from adlm import privatise
-    from adlm.engines.ray_engine import RayEngine
+    from adlm.engine.ray import RayEngine
 
     start = time.perf_counter()
     engine = RayEngine(workers=given["workers"], store_bytes=given.get("store", 2 << 30))

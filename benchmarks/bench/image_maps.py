@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from adlm.public.features import Features, build
+from adlm.features import Features, build
 from adlm.runtime import progress
 from benchmarks.bench.image_rate import MAPS
 from benchmarks.bench.ratio import Ratio, interleave, ratio

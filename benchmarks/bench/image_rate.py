@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from adlm.public.features import build
+from adlm.features import build
 
 MAPS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "drawn images": ({"name": "prior-projection", "family": "drawn", "shape": [28, 28]}, (28, 28)),

@@ -11,11 +11,11 @@ import torch
 from PIL import Image
 from torch import nn
 
-from adlm.analyst.fit import fit
-from adlm.analyst.model import Model
-from adlm.public.domain import Domain
-from adlm.readers.images import pixels_of
-from adlm.workflows.privatise import privatise
+from adlm.data.images import pixels_of
+from adlm.domain import Domain
+from adlm.mechanism.privatise import privatise
+from adlm.model.fit import fit
+from adlm.model.model import Model
 from benchmarks.bench.ratio import Ratio, interleave, ratio
 
 MOST_MILLISECONDS = 50.0

@@ -49,7 +49,7 @@ def _noise_images(given: Given) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.i
 
 
 def _domain(given: Given) -> Any:
-    from adlm.public.domain import Domain
+    from adlm.domain import Domain
 
     side = int(given.get("side", 28))
     return Domain((side, side), 0, 255, tuple(map(str, range(10))))
@@ -62,10 +62,10 @@ def _settings(batch: int) -> Any:
 
 
 def _record_release(given: Given) -> Any:
-    from adlm.curator.ledger import Ledger
-    from adlm.curator.noise import Source
     from adlm.paper.release import PrivateRecords
     from adlm.paper.release import release as release_records
+    from adlm.privacy.ledger import Ledger
+    from adlm.privacy.noise import Source
 
     x, y = _noise_images(given)
     return release_records(
@@ -91,7 +91,7 @@ def epoch_release(given: Given) -> Figures:
     """An epoch of a network on a record release."""
     import torch
 
-    from adlm.analyst.training import TrainingConfig, train
+    from adlm.model.training import TrainingConfig, train
     from adlm.paper.training import from_records
 
     release = _record_release(given)
@@ -158,8 +158,7 @@ def steps_normalised(given: Given) -> Figures:
     import torch
     from torch import Tensor, nn
 
-    from adlm.paper.layers import LocalResponseNorm
-    from adlm.paper.networks import build
+    from adlm.paper.networks import LocalResponseNorm, build
 
     class Formula(nn.Module):
         def __init__(self, layer: LocalResponseNorm) -> None:
@@ -200,9 +199,9 @@ def steps_normalised(given: Given) -> Figures:
 
 def pipeline_release(given: Given) -> Figures:
     """From a data set's files to an evaluated model, by a moment release."""
-    from adlm.analyst.fit import fit
-    from adlm.public import datasets
-    from adlm.workflows.privatise import privatise
+    from adlm.data import datasets
+    from adlm.mechanism.privatise import privatise
+    from adlm.model.fit import fit
 
     start = time.perf_counter()
     train, test = datasets.load(given["data"], "train"), datasets.load(given["data"], "test")
@@ -225,7 +224,7 @@ def pipeline_opacus(given: Given) -> Figures:
     """The same by DP-SGD on the tanh network, to its own best accuracy; or some epochs, to be multiplied."""
     import torch
 
-    from adlm.public import datasets
+    from adlm.data import datasets
     from benchmarks.baselines import dpsgd, networks
 
     start = time.perf_counter()
@@ -253,10 +252,10 @@ def to_the_end(seconds: float, training: float, share: float) -> float:
 
 def release_records_to_disk(given: Given) -> Figures:
     """Stream a record release to a folder."""
-    from adlm.curator.ledger import Ledger
-    from adlm.curator.noise import Source
     from adlm.paper.release import PrivateRecords
     from adlm.paper.release import write as write_records
+    from adlm.privacy.ledger import Ledger
+    from adlm.privacy.noise import Source
 
     x, y = _noise_images(given)
     with tempfile.TemporaryDirectory() as folder:
@@ -274,14 +273,14 @@ def release_records_to_disk(given: Given) -> Figures:
 
 def release_moments_of(given: Given) -> Figures:
     """Class sums and second moments of vectors in memory."""
-    from adlm.curator.ledger import Ledger
-    from adlm.curator.mechanisms.moments import MomentConfig
-    from adlm.curator.mechanisms.moments import release as release_moments
-    from adlm.curator.noise import Source
-    from adlm.privacy.budget import Budget
-    from adlm.public.domain import Domain
-    from adlm.public.features.identity import Identity
-    from adlm.public.planning.moments import MomentPlan
+    from adlm.domain import Domain
+    from adlm.features.identity import Identity
+    from adlm.mechanism.calibration import MomentConfig
+    from adlm.mechanism.class_sums import release as release_moments
+    from adlm.mechanism.planning import MomentPlan
+    from adlm.privacy.accounting import Budget
+    from adlm.privacy.ledger import Ledger
+    from adlm.privacy.noise import Source
 
     k = given["k"]
     chance = np.random.default_rng(0)
@@ -344,8 +343,8 @@ def write_table(file: Path, rows: int) -> None:
 
 def release_table(given: Given) -> Figures:
     """Release a table from a CSV file of so many rows, read batch by batch."""
-    from adlm.public.domain.table import TableDomain
-    from adlm.workflows.privatise import privatise
+    from adlm.domain.table import TableDomain
+    from adlm.mechanism.privatise import privatise
 
     domain = TableDomain.from_toml(TABLE)
     start = time.perf_counter()
@@ -358,8 +357,8 @@ WIDE = (10, 44, 7)  # numeric and boolean columns, classes
 
 def wide_domain() -> Any:
     """Declare a synthetic table of 54 columns and 7 classes."""
-    from adlm.public.domain.column import Column
-    from adlm.public.domain.table import TableDomain
+    from adlm.domain.columns import Column
+    from adlm.domain.table import TableDomain
 
     numeric, boolean, classes = WIDE
     columns = [Column(f"x{i}", "numeric", 0, 1) for i in range(numeric)]
@@ -385,7 +384,7 @@ def release_wide_table(given: Given) -> Figures:
 
     Batches are generated in each pass, so that memory is that of the release alone.
     """
-    from adlm.workflows.privatise import privatise
+    from adlm.mechanism.privatise import privatise
 
     rows = int(given["n"])
     start, used = time.perf_counter(), time.process_time()

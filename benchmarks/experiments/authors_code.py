@@ -14,14 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adlm.analyst.examples import Examples
-from adlm.analyst.training import TrainingConfig, train
-from adlm.curator.noise import Source
+from adlm.model.training import Examples, TrainingConfig, train
+from adlm.paper.loss import CROSS_ENTROPY, coefficients
 from adlm.paper.lrp import relevance as propagate
 from adlm.paper.networks import build
-from adlm.paper.objective import CROSS_ENTROPY, coefficients
 from adlm.paper.relevance import PRIVATE, STEPS, PrivateRelevance, relevance_charge
 from adlm.privacy.accounting import parse_epsilon
+from adlm.privacy.noise import Source
 from benchmarks.experiments import benchmark_data
 
 EXPLAINED = 2_000  # records whose relevances are averaged

@@ -16,25 +16,25 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from adlm.analyst.metrics import Measures, measure
-from adlm.curator.featurise import featurise
-from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.calibration import Upstream
-from adlm.curator.mechanisms.moments import Batch, MomentConfig
-from adlm.curator.mechanisms.moments import release as release_moments
-from adlm.curator.noise import Source
-from adlm.curator.passes import LocalRecords
+from adlm.data import datasets
+from adlm.domain import Domain
+from adlm.engine.passes import LocalRecords
+from adlm.engine.records import featurise
+from adlm.features import Features, Narrowed, PairProducts, build, for_domain
+from adlm.features import narrowed as features_of
+from adlm.features.tables import TabularFeatures
 from adlm.mechanism import pure
+from adlm.mechanism.calibration import MomentConfig, Upstream
+from adlm.mechanism.class_sums import release as release_moments
 from adlm.mechanism.planner import PurePlan, plan_features, suits_objective
-from adlm.privacy.budget import Budget
+from adlm.mechanism.planning import MomentPlan, plan_moments
+from adlm.mechanism.privatise import adjusted
+from adlm.mechanism.second_moments import Batch
+from adlm.model.metrics import Measures, measure
+from adlm.privacy.accounting import Budget
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-from adlm.public import datasets
-from adlm.public.domain import Domain
-from adlm.public.features import Features, Narrowed, PairProducts, build, for_domain
-from adlm.public.features import narrowed as features_of
-from adlm.public.features.tabular import TabularFeatures
-from adlm.public.planning.moments import MomentPlan, plan_moments
-from adlm.workflows.privatise import adjusted
 from benchmarks.experiments import table_split
 
 _ROWS = 4000

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from adlm.errors import UserError
-from adlm.ui.experiments import TITLES
+from adlm.ui.figures import TITLES
 from benchmarks.baselines import dpsgd
 from benchmarks.experiments import ablation
 from benchmarks.experiments.paper_readings import CIFAR_SPLIT

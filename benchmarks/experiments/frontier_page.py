@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from adlm.errors import UserError
-from adlm.ui import published
+from adlm.ui import figures as published
 from benchmarks.drawing import new, save
 from benchmarks.experiments.tabulate import grid, percent
 

@@ -16,17 +16,16 @@ from typing import Any
 
 import torch
 
-from adlm.analyst.examples import Examples
-from adlm.analyst.fit import fit
-from adlm.analyst.training import accuracy, default_plan, train
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
+from adlm.data import datasets
+from adlm.model.fit import fit
+from adlm.model.training import Examples, accuracy, default_plan, train
 from adlm.paper import Budgets, PrivateRecords, RecordOptions, make_release
+from adlm.paper.loss import CROSS_ENTROPY, coefficients
 from adlm.paper.networks import Unsupervised, build
-from adlm.paper.objective import CROSS_ENTROPY, coefficients
 from adlm.paper.training import learn_records
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-from adlm.public import datasets
 from benchmarks.experiments.tabulate import epsilon as shown
 from benchmarks.experiments.tabulate import grid
 

@@ -15,17 +15,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from adlm.analyst.fit import fit
-from adlm.analyst.training import TrainingConfig, accuracy
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
+from adlm.data import datasets
 from adlm.errors import UserError
+from adlm.mechanism.forecast import forecast
+from adlm.model.fit import fit
+from adlm.model.training import TrainingConfig, accuracy
 from adlm.paper import Budgets, PrivateRecords, RecordOptions, make_release
 from adlm.paper.networks import build
-from adlm.paper.relevance_network import RelevanceNetwork, make_public
+from adlm.paper.relevance import RelevanceNetwork, make_public
 from adlm.paper.training import train_on_records
-from adlm.public import datasets
-from adlm.workflows.forecast import forecast
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from benchmarks.baselines import dpsgd
 from benchmarks.baselines import networks as baseline_networks
 from benchmarks.experiments import benchmark_data

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
+from adlm.data import datasets
 from adlm.paper.release import Budgets
-from adlm.public import datasets
 from benchmarks.experiments.paper_readings import CIFAR_SPLIT, SPLIT, attack, delta_h0_readings, sizes_of
 from benchmarks.experiments.readings import READINGS
 from benchmarks.experiments.tabulate import epsilon, grid

@@ -28,20 +28,17 @@ import torch
 from platformdirs import user_cache_dir
 from torch import Tensor, nn
 
-from adlm.analyst import in_chunks
-from adlm.analyst.checkpoint import Checkpoint
-from adlm.analyst.training import TrainingConfig, train
 from adlm.audit.statistics import threshold_bound
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
-from adlm.paper.layers import LayerSizes, by_batch, layer_sizes
-from adlm.paper.networks import build
+from adlm.data import datasets
+from adlm.domain import Domain
+from adlm.model import training as in_chunks
+from adlm.model.training import Checkpoint, TrainingConfig, train
+from adlm.paper.networks import LayerSizes, build, by_batch, layer_sizes
 from adlm.paper.release import SCALE, Budgets, RecordMechanism, Settings, mechanism_for
-from adlm.paper.relevance import PrivateRelevance, RelevanceSource, private_relevance
-from adlm.paper.relevance_network import make_public
+from adlm.paper.relevance import PrivateRelevance, RelevanceSource, make_public, private_relevance
 from adlm.privacy.accounting import parse_epsilon
-from adlm.public import datasets
-from adlm.public.domain import Domain
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.runtime.artefact import write_file
 from benchmarks.experiments import authors_code, benchmark_data, readings
 from benchmarks.experiments.trials import Outcome, Trial
@@ -176,7 +173,7 @@ def accuracy(network: nn.Module, x: Tensor, labels: Any, *, together: bool = Tru
     """
     was, right = network.training, torch.as_tensor(labels)
     with by_batch(network.eval(), together):
-        predicted = in_chunks.forward(network, x).argmax(1)
+        predicted = in_chunks.forward_in_chunks(network, x).argmax(1)
     network.train(was)
     return float((predicted == right).double().mean())
 
@@ -291,7 +288,7 @@ def _records_a_second(name: str, data: str, batch: int) -> float:
         if turn == 1:  # the first is a warm-up
             start = time.perf_counter()
         optimiser.zero_grad()
-        in_chunks.forward(network, x).square().mean().backward()  # type: ignore[no-untyped-call]
+        in_chunks.forward_in_chunks(network, x).square().mean().backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     return 2 * batch / (time.perf_counter() - start)
 

@@ -11,12 +11,11 @@ import torch
 from scipy.stats import spearmanr
 from torch import Tensor, nn
 
-from adlm.analyst.examples import Examples
-from adlm.analyst.fit import fit
-from adlm.analyst.training import TrainingConfig, train
-from adlm.estimation.class_model import GaussianClassModel, fit_class_model
+from adlm.data import datasets
+from adlm.model.estimates import GaussianClassModel, fit_class_model
+from adlm.model.fit import fit
+from adlm.model.training import Examples, TrainingConfig, train
 from adlm.privacy.release import Release
-from adlm.public import datasets
 from adlm.runtime.artefact import canonical
 from benchmarks.baselines import dpsgd
 from benchmarks.baselines.accounting import epsilon_spent, quick_epsilon

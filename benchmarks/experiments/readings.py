@@ -27,13 +27,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from adlm.analyst.examples import Examples
-from adlm.curator.noise import Source
 from adlm.errors import UserError
-from adlm.paper.objective import Coefficients, coefficients
+from adlm.model.training import Examples
+from adlm.paper.loss import Coefficients, coefficients
 from adlm.paper.release import SCALE, RecordMechanism
 from adlm.privacy.accounting import Charge, Totals, compose
 from adlm.privacy.certificate import Certificate
+from adlm.privacy.noise import Source
 
 READINGS = ("no-noise", "shared", "shared-own-labels", "one-image", "own-once", "own-redrawn")
 PROVED = ("own-once", "own-redrawn")

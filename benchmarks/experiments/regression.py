@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from adlm.analyst.fit import fit
-from adlm.analyst.metrics import NumericMeasures, measure_values
+from adlm.domain.encoding import TARGET_UNIT
 from adlm.errors import UserError
-from adlm.public.domain.encoding import TARGET_UNIT
+from adlm.mechanism.privatise import privatise
+from adlm.model.fit import fit
+from adlm.model.metrics import NumericMeasures, measure_values
 from adlm.runtime.artefact import write_file
-from adlm.workflows.privatise import privatise
 from benchmarks.experiments.regression_split import NAMES, TargetSplit, load
 from benchmarks.experiments.rows import (
     NOISES,

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from adlm.domain.columns import Column
+from adlm.domain.encoding import TARGET_UNIT, Frame, encode_frame, encode_target
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.public.domain.column import Column
-from adlm.public.domain.encoding import TARGET_UNIT, Frame, encode_frame, encode_target
-from adlm.public.domain.table import TableDomain
 from benchmarks.experiments import table_split
 from benchmarks.experiments.table_split import read_side
 

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import torch
 
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
+from adlm.data import datasets
 from adlm.paper.lrp import relevance
-from adlm.paper.relevance import STEPS, private_relevance, relevance_sum
-from adlm.paper.relevance_network import make_public
-from adlm.public import datasets
-from adlm.report.relevance import heat_map, record_heat_maps
+from adlm.paper.relevance import STEPS, make_public, private_relevance, relevance_sum
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
+from adlm.report.results import heat_map, record_heat_maps
 
 EPSILON = Fraction(1, 2)
 DIGITS = 5

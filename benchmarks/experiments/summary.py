@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from adlm.ui import published
+from adlm.ui import figures as published
 from adlm.version import __version__
 from benchmarks.experiments import ablation
 from benchmarks.experiments.catalogue import Experiment

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from adlm.analyst.fit import fit
-from adlm.analyst.metrics import Measures, measure
 from adlm.errors import UserError
-from adlm.workflows.options import Fourier
-from adlm.workflows.privatise import privatise
+from adlm.mechanism.options import Fourier
+from adlm.mechanism.privatise import privatise
+from adlm.model.fit import fit
+from adlm.model.metrics import Measures, measure
 from benchmarks.experiments.table_split import Split
 
 OURS = "adlm, replace-one"

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from adlm.data.tables import read_batches
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.public.domain.table import TableDomain
-from adlm.public.features.tabular import TabularFeatures
-from adlm.readers.tables import read_batches
+from adlm.features.tables import TabularFeatures
 from benchmarks import ROOT
 
 BATCH = 8192

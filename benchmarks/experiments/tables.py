@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from adlm.analyst.metrics import Measures
+from adlm.mechanism.options import Fourier
+from adlm.model.metrics import Measures
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
-from adlm.workflows.options import Fourier
 from benchmarks.experiments import table_methods as methods
 from benchmarks.experiments.rows import (
     NOISES,

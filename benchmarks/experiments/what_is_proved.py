@@ -22,24 +22,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from adlm.analyst.training import TrainingConfig, accuracy
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
-from adlm.paper import (
-    Budgets,
-    PrivateRecords,
-    RecordOptions,
-    make_release,
-    train_on_records,
-)
-from adlm.paper.layers import LayerSizes, layer_sizes
-from adlm.paper.networks import build
+from adlm.data import datasets
+from adlm.domain import Domain
+from adlm.model.training import TrainingConfig, accuracy
+from adlm.paper import Budgets, PrivateRecords, RecordOptions, make_release, train_on_records
+from adlm.paper.networks import LayerSizes, build, layer_sizes
 from adlm.paper.release import Settings, mechanism_for
-from adlm.paper.relevance_network import make_public
+from adlm.paper.relevance import make_public
 from adlm.privacy.accounting import show
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-from adlm.public import datasets
-from adlm.public.domain import Domain
 from benchmarks import drawing
 
 NETWORK = "mlp"  # what is trained; the sizes in the sensitivities are those of the paper's network

@@ -11,34 +11,33 @@ from typing import TYPE_CHECKING, Any
 from adlm.version import __version__
 
 if TYPE_CHECKING:
-    from adlm.analyst.fit import fit
-    from adlm.analyst.model import Model
-    from adlm.analyst.training import TrainingConfig
-    from adlm.curator.ledger import Ledger
+    from adlm.domain import Domain
     from adlm.errors import NoisyModelWarning, UserError, WeakReleaseWarning
-    from adlm.privacy.budget import Budget
+    from adlm.mechanism.privatise import privatise
+    from adlm.model.fit import fit
+    from adlm.model.model import Model
+    from adlm.model.training import TrainingConfig
+    from adlm.privacy.accounting import Budget
     from adlm.privacy.certificate import Certificate
+    from adlm.privacy.ledger import Ledger
     from adlm.privacy.release import Release
-    from adlm.public.domain import Domain
-    from adlm.workflows.privatise import privatise
-    from adlm.workflows.sklearn.estimator import AdLMClassifier
-    from adlm.workflows.sklearn.regressor import AdLMRegressor
+    from adlm.sklearn.estimators import AdLMClassifier, AdLMRegressor
 
 _PLACES = {
-    "AdLMClassifier": "adlm.workflows.sklearn.estimator",
-    "AdLMRegressor": "adlm.workflows.sklearn.regressor",
-    "Budget": "adlm.privacy.budget",
+    "AdLMClassifier": "adlm.sklearn.estimators",
+    "AdLMRegressor": "adlm.sklearn.estimators",
+    "Budget": "adlm.privacy.accounting",
     "Certificate": "adlm.privacy.certificate",
-    "Domain": "adlm.public.domain",
-    "Ledger": "adlm.curator.ledger",
-    "Model": "adlm.analyst.model",
-    "TrainingConfig": "adlm.analyst.training",
+    "Domain": "adlm.domain",
+    "Ledger": "adlm.privacy.ledger",
+    "Model": "adlm.model.model",
+    "TrainingConfig": "adlm.model.training",
     "Release": "adlm.privacy.release",
     "NoisyModelWarning": "adlm.errors",
     "UserError": "adlm.errors",
     "WeakReleaseWarning": "adlm.errors",
-    "fit": "adlm.analyst.fit",
-    "privatise": "adlm.workflows.privatise",
+    "fit": "adlm.model.fit",
+    "privatise": "adlm.mechanism.privatise",
 }
 
 __all__ = [

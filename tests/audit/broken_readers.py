@@ -20,14 +20,14 @@ from tests.audit.reading_cases import Form, text_files
 from tests.audit.typed_cases import frames
 
 from adlm.audit.statistics import Finding
-from adlm.curator.noise import Source
+from adlm.data.csv import DELIMITERS
+from adlm.data.tables import read_batches
+from adlm.domain.columns import Column
+from adlm.domain.encoding import Frame, encode_frame, encode_labels
+from adlm.domain.table import TableDomain
+from adlm.domain.values import plain
 from adlm.errors import UserError
-from adlm.public.domain.column import Column
-from adlm.public.domain.encoding import Frame, encode_frame, encode_labels
-from adlm.public.domain.table import TableDomain
-from adlm.public.domain.values import plain
-from adlm.readers.csv_rows import DELIMITERS
-from adlm.readers.tables import read_batches
+from adlm.privacy.noise import Source
 
 CASES = 300
 LIMIT = 5

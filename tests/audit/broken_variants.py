@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import adlm.curator.mechanisms.moments as moments
+import adlm.mechanism.class_sums as moments
 from adlm.audit.controls import Control, attacked, caught
 from adlm.audit.replay import DivergedError, replay
 from adlm.audit.separability import batch_separability, trial_images
@@ -31,16 +31,16 @@ from adlm.audit.subjects import (
     public_relevance,
     release_vectors,
 )
-from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.gradient_rounds import GradientClip, GradientRecords
-from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.mechanisms.regression_calibration import ERROR_UNIT, TargetClip
-from adlm.curator.noise import Source
-from adlm.estimation.gradient_head import Descent, GradientRounds
+from adlm.domain import Domain
+from adlm.domain.encoding import TARGET_UNIT
+from adlm.features.identity import Identity
+from adlm.mechanism.calibration import MomentConfig
+from adlm.mechanism.gradient_rounds import GradientClip, GradientRecords
+from adlm.mechanism.regression import ERROR_UNIT, TargetClip
+from adlm.model.head import Descent, GradientRounds
 from adlm.privacy.accounting import Charge, Epsilon
-from adlm.public.domain import Domain
-from adlm.public.domain.encoding import TARGET_UNIT
-from adlm.public.features.identity import Identity
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 
 LIMIT, N = 50, 60  # records that a wrong reader takes, of so many
 GRADIENTS, ERRORS = 2, 3  # charges of a release for a numeric target

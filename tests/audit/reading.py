@@ -22,10 +22,9 @@ from tests.audit.reading_case import FOREIGN, TAG, Case, Written
 from tests.audit.reading_cases import FORMS, Form
 
 from adlm.audit.statistics import Finding
+from adlm.data.tables import kept_records, read_batches
+from adlm.domain.encoding import encode_frame, encode_labels
 from adlm.errors import UserError
-from adlm.public.domain.encoding import encode_frame, encode_labels
-from adlm.readers.frames import kept_records
-from adlm.readers.tables import read_batches
 
 CASES = 250  # neighbours of each form
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from adlm.public.domain.column import Column
-from adlm.public.domain.table import TableDomain
+from adlm.domain.columns import Column
+from adlm.domain.table import TableDomain
 
 Record = tuple[Any, ...]
 

@@ -28,7 +28,7 @@ from tests.audit.reading_case import (
 )
 from tests.audit.typed_cases import frames, parquet_files
 
-from adlm.public.domain.table import TableDomain
+from adlm.domain.table import TableDomain
 
 BLOCKS = (64, 400, 1 << 20)  # bytes of a CSV file read at once
 

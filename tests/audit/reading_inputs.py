@@ -26,12 +26,12 @@ from pyarrow import parquet
 from tests.audit.reading import Outcome, finding
 
 from adlm.audit.statistics import Finding
-from adlm.curator.noise import Source
+from adlm.data.images import input_batches
+from adlm.domain.columns import Column
+from adlm.domain.table import ImageInput, InputDomain, VectorInput
 from adlm.errors import UserError
-from adlm.public.domain.column import Column
-from adlm.public.domain.inputs import ImageInput, InputDomain, VectorInput
-from adlm.public.features import for_domain
-from adlm.readers.inputs import input_batches
+from adlm.features import for_domain
+from adlm.privacy.noise import Source
 
 N = 6  # records of a case, besides the odd one
 OWN, OTHERS = "own", ("a", "b")  # classes: of the record (or person) that differs, and of all others

@@ -16,19 +16,19 @@ from adlm.audit.artefacts import audit_release
 from adlm.audit.statistics import VIOLATED
 from adlm.audit.subjects import image_domain, paper_settings
 from adlm.cli.audit import audit
-from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.mechanisms.moments import release as release_moments
-from adlm.curator.mechanisms.second_moments import CrossMoments, Second
-from adlm.curator.noise import Source
+from adlm.domain import Domain
+from adlm.domain.columns import Column
+from adlm.domain.table import TableDomain
+from adlm.features.identity import Identity
+from adlm.mechanism.calibration import MomentConfig
+from adlm.mechanism.class_sums import release as release_moments
+from adlm.mechanism.privatise import privatise
+from adlm.mechanism.second_moments import CrossMoments, Second
 from adlm.paper.release import PrivateRecords
 from adlm.paper.release import release as release_records
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-from adlm.public.domain import Domain
-from adlm.public.domain.column import Column
-from adlm.public.domain.table import TableDomain
-from adlm.public.features.identity import Identity
-from adlm.workflows.privatise import privatise
 
 app = typer.Typer()
 app.command()(audit)

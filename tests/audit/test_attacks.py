@@ -39,9 +39,9 @@ from adlm.audit.attacks import (
 from adlm.audit.replay import worst_neighbours
 from adlm.audit.statistics import CAUGHT, HOLDS, VIOLATED, guess_bound, threshold_bound
 from adlm.audit.subjects import DELTA, Subject, of_moments, subjects
-from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.noise import Source
+from adlm.mechanism.calibration import MomentConfig
 from adlm.privacy.accounting import Charge, Mechanism
+from adlm.privacy.noise import Source
 
 ALL = subjects()
 

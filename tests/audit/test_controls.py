@@ -17,7 +17,7 @@ from adlm.audit.controls import CONTROLS, Control, halved
 from adlm.audit.replay import declared, replay, report, worst_neighbours
 from adlm.audit.statistics import CAUGHT, VIOLATED, Finding
 from adlm.audit.subjects import Subject, of_target, subjects
-from adlm.curator.noise import Source
+from adlm.privacy.noise import Source
 
 LEVEL, RUNS, NEIGHBOURS_TRIED = 1e-3, 20_000, 16
 HALVED = halved()

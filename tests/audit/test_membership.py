@@ -23,7 +23,7 @@ from adlm.audit.membership import (
     synthetic_pool,
 )
 from adlm.audit.statistics import HOLDS, VIOLATED
-from adlm.curator.noise import Source
+from adlm.privacy.noise import Source
 
 
 @pytest.mark.parametrize("relation", ["replace-one", "add-remove"])

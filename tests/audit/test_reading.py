@@ -20,11 +20,11 @@ from tests.audit.reading_case import Case, Written, declared
 from tests.audit.reading_cases import FORMS, text_files
 
 from adlm.audit.statistics import CAUGHT, HOLDS, VIOLATED
-from adlm.curator.noise import Source
+from adlm.data.tables import read_batches
+from adlm.domain.encoding import encode_frame
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.public.domain.encoding import encode_frame
-from adlm.public.domain.table import TableDomain
-from adlm.readers.tables import read_batches
+from adlm.privacy.noise import Source
 
 TABLE = declared(Random(0), persons=False)
 

@@ -7,7 +7,7 @@ from tests.audit.reading import finding
 from tests.audit.reading_inputs import FORMS, images_brightened_together, product, search_inputs
 
 from adlm.audit.statistics import CAUGHT, HOLDS
-from adlm.curator.noise import Source
+from adlm.privacy.noise import Source
 
 
 @pytest.mark.parametrize("name", FORMS)

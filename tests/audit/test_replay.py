@@ -11,9 +11,9 @@ import pytest
 from adlm.audit.replay import record, replay, report, worst_neighbours
 from adlm.audit.statistics import HOLDS
 from adlm.audit.subjects import Records, Subject, designs, of_moments, subjects
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
 from adlm.privacy.accounting import Charge
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 
 SOURCE = Source.seeded_with(7)
 ALL = subjects()

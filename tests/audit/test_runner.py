@@ -16,7 +16,7 @@ from adlm.audit.controls import float_laplace
 from adlm.audit.runner import Audit, Depth
 from adlm.audit.statistics import ALPHA, COMMAND_ALPHA, MOST_TESTS, Finding
 from adlm.cli.audit import audit
-from adlm.curator.noise import Source
+from adlm.privacy.noise import Source
 
 TINY = Depth(runs=200, evaluations=8, whole_releases=10, support=2000, canaries=20)
 app = typer.Typer()

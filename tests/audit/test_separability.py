@@ -16,10 +16,10 @@ from adlm.audit.separability import (
     trial_images,
 )
 from adlm.audit.statistics import VIOLATED
-from adlm.public.domain import NEIGHBOURS, Domain
-from adlm.public.features.base import unit_norm
-from adlm.public.features.identity import Identity
-from adlm.public.features.prior import NormedScattering, PriorProjection
+from adlm.domain import NEIGHBOURS, Domain
+from adlm.features.base import unit_norm
+from adlm.features.identity import Identity
+from adlm.features.prior import NormedScattering, PriorProjection
 
 
 class BatchCentred(Identity):
@@ -46,7 +46,7 @@ class Remembering(Identity):
 def test_features_that_look_at_other_records_are_caught(
     features: type[Identity], relation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adlm.curator.featurise.brought_along", lambda _: False)  # mapped in batches
+    monkeypatch.setattr("adlm.engine.records.brought_along", lambda _: False)  # mapped in batches
     domain = Domain((5,), -2.0, 3.0, ("a", "b"), relation)
     assert separability(features((5,)), domain, "wrong").verdict == VIOLATED
 

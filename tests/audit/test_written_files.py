@@ -13,8 +13,6 @@ import pytest
 from tests.audit import reading_cases
 from tests.audit.reading_case import Written
 
-from adlm.analyst.fit import fit
-from adlm.analyst.model import Model
 from adlm.audit.statistics import HOLDS, VIOLATED
 from adlm.audit.written_files import (
     DIVERGED,
@@ -29,13 +27,15 @@ from adlm.audit.written_files import (
     labels_of_any_type,
     search_files,
 )
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
-from adlm.public.domain.column import Column
-from adlm.public.domain.table import TableDomain
-from adlm.public.domain.values import column_values
-from adlm.workflows.privatise import privatise
-from adlm.workflows.sklearn.estimator import AdLMClassifier
+from adlm.domain.columns import Column
+from adlm.domain.table import TableDomain
+from adlm.domain.values import column_values
+from adlm.mechanism.privatise import privatise
+from adlm.model.fit import fit
+from adlm.model.model import Model
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
+from adlm.sklearn.estimators import AdLMClassifier
 
 SOURCE = Source.seeded_with(3)
 pytestmark = pytest.mark.filterwarnings("ignore")

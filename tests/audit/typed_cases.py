@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyarrow import parquet
 from tests.audit.reading_case import ODD_TEXTS, RELATIONS, Case, N, Record, Written, declared, neighbours
 
-from adlm.public.domain.encoding import Frame
-from adlm.public.domain.table import TableDomain
+from adlm.domain.encoding import Frame
+from adlm.domain.table import TableDomain
 
 _EAST = datetime.timezone(datetime.timedelta(hours=9))
 _NUMBERS = [0, 1, 2, -1, 2**53 + 1, 2**63, 2**70, 0.1, 1.0, 2.5, -0.0, float("inf"), 1e300]

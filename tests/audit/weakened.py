@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from adlm.audit.replay import Integers, Shape
-from adlm.curator.noise import Scale, Source
+from adlm.privacy.noise import Scale, Source
 
 
 class Weakened(Source):

@@ -52,8 +52,8 @@ def test_every_command_explains_itself(name: str) -> None:
     assert "Example: adlm" in run(name, "--help")
 
 
-def test_verify_says_claimed_and_proved_together(release: Path) -> None:
-    assert "epsilon claimed 4, proved 4" in run("verify", str(release))
+def test_one_epsilon_is_shown_where_claimed_and_proved_are_equal(release: Path) -> None:
+    assert "epsilon 4, neighbours replace-one" in run("verify", str(release))
     assert figures("verify", str(release))["whole"] is True
 
 
@@ -189,7 +189,7 @@ def test_an_option_without_effect_is_refused_before_anything_is_charged(
 
 
 def test_a_relevance_network_for_other_records_is_refused(place: Path) -> None:
-    from adlm.paper.relevance_network import make_public
+    from adlm.paper.relevance import make_public
 
     make_public((12,), name="mlp", classes=2, per_class=5, epochs=1).save(place / "other-shape")
     with pytest.raises(UserError, match=r"is for records of shape \(12,\), and these have shape \(8, 8\)"):
@@ -217,8 +217,8 @@ def test_a_plan_spends_nothing(place: Path) -> None:
 
 
 def test_a_plan_is_the_one_that_the_release_follows(place: Path) -> None:
-    from adlm.public import datasets
-    from adlm.workflows.privatise import privatise
+    from adlm.data import datasets
+    from adlm.mechanism.privatise import privatise
 
     train = datasets.load("digits", "train")
     found = figures("plan", "--data", "digits", "--epsilon", "1")["plans"][0]
@@ -240,8 +240,8 @@ def test_a_seed_is_stamped(place: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["release", "--data", "digits", "--epsilon", "0", "--out", "X"], "greater than 0"),
-        (["release", "--data", "digits", "--epsilon", "-1", "--out", "X"], "greater than 0"),
+        (["release", "--data", "digits", "--epsilon", "0", "--out", "X"], "must be positive"),
+        (["release", "--data", "digits", "--epsilon", "-1", "--out", "X"], "must be positive"),
         (["release", "--data", "digits", "--epsilon", "nan", "--out", "X"], "positive number"),
         (["release", "--data", "digits", "--delta", "2", "--out", "X"], "below 1"),
         (["release", "--data", "nothing", "--out", "X"], "no data set 'nothing'"),

@@ -39,7 +39,7 @@ def test_a_signed_artefact_is_verified_by_its_key(name: str, signed: Path) -> No
     assert found["trusted"]
     assert found["signed_by"] == found["release_signed_by"] == figures("key", "show", "k.pub")["fingerprint"]
     said = run("verify", name)
-    assert "origin not proved" in said
+    assert "origin unverified" in said
     assert "a key that was not given as trusted" in said
     assert "not proved: that noise was drawn" in said
     run("key", "new", f"other-{name}")
@@ -51,7 +51,7 @@ def test_verify_says_that_it_does_not_prove_origin(place: Path) -> None:
     run(*DIGITS, "--out", "U")
     said = run("verify", "U")
     assert "the release is not signed" in said
-    assert "whoever can write a file can write its digests again" in said
+    assert "anyone who can edit the files can recompute the digests" in said
     with pytest.raises(UserError, match="U is not signed; adlm release --sign KEY"):
         run("verify", "U", "--trust", _public(place))
 
@@ -146,8 +146,8 @@ def test_who_loses_a_race_for_the_last_of_a_budget_is_not_told_of_a_charge(
 def test_a_stopped_release_says_what_it_has_cost(
     after: bool, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from adlm.curator.mechanisms import moments
-    from adlm.curator.noise import Source
+    from adlm.mechanism import class_sums as moments
+    from adlm.privacy.noise import Source
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
@@ -163,7 +163,7 @@ def test_a_stopped_release_says_what_it_has_cost(
     assert caught.value.code == 130
     said = capsys.readouterr().err
     if after:
-        assert f"epsilon claimed 1, proved 1, neighbours replace-one, per record stays in {ledger}" in said
+        assert f"epsilon 1, neighbours replace-one, per record stays in {ledger}" in said
     else:
         assert "nothing was charged" in said
     assert "stopped-release was not made" in said
@@ -245,7 +245,7 @@ def test_the_public_names_are_shown() -> None:
 LEFT_OPEN = """
 import io, sys, time
 import pyarrow as pa, pyarrow.csv as arrow
-import adlm.cli.app, adlm.serving.verification
+import adlm.cli.app, adlm.export.verification
 from adlm.cli import {entry}
 
 class Slow(io.RawIOBase):

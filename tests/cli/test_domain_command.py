@@ -12,9 +12,9 @@ from tests.declared import AGE, column
 from typer.testing import CliRunner
 
 from adlm.cli.app import app
+from adlm.data.tables import read_batches
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.public.domain.table import TableDomain
-from adlm.readers.tables import read_batches
 
 TOML = column("id", "person", records=1) + AGE
 

@@ -13,11 +13,11 @@ from tests.declared import DAYS, WARD, column
 from typer.testing import CliRunner
 
 from adlm.cli.app import app
-from adlm.curator.ledger import Ledger
+from adlm.data.tables import read_batches
+from adlm.domain import Domain
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.public.domain import Domain
-from adlm.public.domain.table import TableDomain
-from adlm.readers.tables import read_batches
+from adlm.privacy.ledger import Ledger
 from adlm.runtime import progress
 
 HEAD = 'decimal = ","\ndelimiter = ";"\n'
@@ -96,7 +96,7 @@ def test_a_numeric_target_goes_all_the_way(tmp_path: Path, monkeypatch: pytest.M
 def test_the_onnx_file_gives_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime = pytest.importorskip("onnxruntime")
     from adlm import Release, fit, privatise
-    from adlm.serving.onnx import export_onnx
+    from adlm.export.onnx import export_onnx
 
     monkeypatch.chdir(tmp_path)
     write(Path("t.csv"), 1000, 0)
@@ -166,7 +166,7 @@ def test_a_network_learns_a_number_as_the_linear_model_has_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from adlm import fit, privatise
-    from adlm.analyst.model import Model
+    from adlm.model.model import Model
 
     monkeypatch.chdir(tmp_path)
     write(Path("t.csv"), 2000, 0)

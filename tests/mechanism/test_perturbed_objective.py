@@ -17,10 +17,8 @@ import scipy.stats
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adlm.curator.noise import Scale, Source
-from adlm.curator.passes import LocalRecords, Records
+from adlm.engine.passes import LocalRecords, Records
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import FEATURE_UNIT, LARGEST_WEIGHT
 from adlm.mechanism import objective as perturbed
 from adlm.mechanism.objective import (
     FINE_UNIT,
@@ -37,7 +35,9 @@ from adlm.mechanism.objective import (
     residual_error,
     residuals,
 )
+from adlm.model.head import FEATURE_UNIT, LARGEST_WEIGHT
 from adlm.privacy.accounting import Charge, Mechanism, compose
+from adlm.privacy.noise import Scale, Source
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]

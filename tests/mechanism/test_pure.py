@@ -12,23 +12,21 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Scale, Source
-from adlm.curator.passes import LocalRecords, Records
+from adlm.domain import Domain
+from adlm.domain.columns import Column
+from adlm.domain.encoding import TARGET_UNIT
+from adlm.domain.table import TableDomain
+from adlm.engine.passes import LocalRecords, Records
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import WEIGHT_UNIT
-from adlm.estimation.regression import BINS, TargetScale
+from adlm.features import for_domain, narrowed
 from adlm.mechanism import objective, pure
 from adlm.mechanism.objective import Bounded, Correct
 from adlm.mechanism.planner import PurePlan, plan_features, plan_table
-from adlm.privacy.accounting import Charge, compose
-from adlm.privacy.budget import Budget
+from adlm.model.head import BINS, WEIGHT_UNIT, TargetScale
+from adlm.privacy.accounting import Budget, Charge, compose
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Scale, Source
 from adlm.privacy.release import Release
-from adlm.public.domain import Domain
-from adlm.public.domain.column import Column
-from adlm.public.domain.encoding import TARGET_UNIT
-from adlm.public.domain.table import TableDomain
-from adlm.public.features import for_domain, narrowed
 
 Integers = npt.NDArray[np.int64]
 Arrays = tuple[npt.NDArray[Any], npt.NDArray[Any]]

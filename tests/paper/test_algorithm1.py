@@ -19,12 +19,11 @@ from torch import nn
 from typer.testing import CliRunner
 
 from adlm import paper
-from adlm.analyst.fit import fit
-from adlm.analyst.training import TrainingConfig, accuracy
 from adlm.cli.app import app
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
+from adlm.domain import Domain
 from adlm.errors import UserError, WeakReleaseWarning
+from adlm.model.fit import fit
+from adlm.model.training import TrainingConfig, accuracy
 from adlm.paper import (
     Budgets,
     PrivateRecords,
@@ -36,11 +35,11 @@ from adlm.paper import (
     train_on_records,
 )
 from adlm.paper.networks import build
-from adlm.paper.relevance_network import RelevanceNetwork, make_public, pretrain, synthetic
-from adlm.privacy.accounting import compose
-from adlm.privacy.budget import Budget
+from adlm.paper.relevance import RelevanceNetwork, make_public, pretrain, synthetic
+from adlm.privacy.accounting import Budget, compose
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-from adlm.public.domain import Domain
 
 DOMAIN = Domain(shape=(12,), lower=0.0, upper=1.0, classes=("0", "1", "2"))
 
@@ -237,7 +236,7 @@ def test_the_split_of_ilm_gives_the_relevances_share_to_the_other_two() -> None:
     [
         (lambda: Budgets.split(2, ("0.5", "0.5")), "three shares"),
         (lambda: Budgets.split(2, method="dpsgd"), "adlm, ilm"),
-        (lambda: Budgets.split(-1), "greater than 0"),
+        (lambda: Budgets.split(-1), "must be positive"),
         (lambda: _release(explained=None), "needs a relevance network"),
         (lambda: _release(delta_h0="most"), "counted, per-patch or a number"),
         (lambda: pretrain(nn.Linear(2, 2), torch.zeros(0, 2), torch.zeros(0)), "pre-training needs"),
@@ -437,7 +436,7 @@ def test_settings_that_are_sound_are_not_warned_of() -> None:
         ({"device": "abacus"}, "abacus"),
         ({"allocation": "quadratic"}, "allocation must be one of"),
         ({"split": ("0.5", "0.5")}, "three shares"),
-        ({"epsilon": 0}, "greater than 0"),
+        ({"epsilon": 0}, "must be positive"),
         ({"batch_size": 0}, "must be positive"),
         ({"y": None}, "labels are given when"),
         ({"x": 0.5}, "records must have shape"),
@@ -457,7 +456,7 @@ def test_the_one_call_refuses_a_mistake_before_anything_is_charged(
 def test_who_trains_on_a_release_loads_nothing_that_reads_records() -> None:
     """The names of `adlm.paper` are imported when they are asked for, so its training half stays alone."""
     script = (
-        "import sys, adlm.analyst.fit, adlm.paper.training; print(*(m for m in sys.modules if 'adlm' in m))"
+        "import sys, adlm.model.fit, adlm.paper.training; print(*(m for m in sys.modules if 'adlm' in m))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()

@@ -10,20 +10,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adlm.analyst.examples import Examples
-from adlm.analyst.fit import fit
-from adlm.analyst.model import Model
-from adlm.analyst.training import TrainingConfig, accuracy, train
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
+from adlm.data import datasets
 from adlm.errors import UserError
+from adlm.mechanism.privatise import privatise
+from adlm.model.fit import fit
+from adlm.model.model import Model
+from adlm.model.training import Examples, TrainingConfig, accuracy, train
 from adlm.paper import Budgets, PrivateRecords, RecordOptions, make_release, train_on_records
+from adlm.paper.loss import CROSS_ENTROPY, coefficients
 from adlm.paper.networks import AutoEncoder, Boltzmann, DeepBelief, Unsupervised, build, places
-from adlm.paper.objective import CROSS_ENTROPY, coefficients
 from adlm.paper.training import learn_records
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-from adlm.public import datasets
-from adlm.workflows.privatise import privatise
 
 DIGITS, TEST = datasets.load("digits", "train"), datasets.load("digits", "test")
 X, Y = torch.from_numpy(DIGITS.domain.scale(DIGITS.x)), torch.from_numpy(DIGITS.y)

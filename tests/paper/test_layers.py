@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from adlm.errors import UserError
-from adlm.paper.layers import layer_sizes, perturb_bias
-from adlm.paper.networks import build
+from adlm.paper.networks import build, layer_sizes, perturb_bias
 
 
 class Recurrent(nn.Module):

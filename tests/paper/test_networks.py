@@ -7,9 +7,19 @@ import torch
 from torch import nn
 
 from adlm.errors import UserError
-from adlm.paper.layers import LocalResponseNorm, MinMax, layer_sizes, perturb_bias
 from adlm.paper.lrp import relevance
-from adlm.paper.networks import BATCH_SIZES, NETWORKS, batch_size, build, name_of, proposed
+from adlm.paper.networks import (
+    BATCH_SIZES,
+    NETWORKS,
+    LocalResponseNorm,
+    MinMax,
+    batch_size,
+    build,
+    layer_sizes,
+    name_of,
+    perturb_bias,
+    proposed,
+)
 
 
 def test_local_response_normalisation_is_its_formula_neuron_by_neuron() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from adlm.errors import UserError
-from adlm.paper.objective import (
+from adlm.paper.loss import (
     CROSS_ENTROPY,
     SQUARE,
     Coefficients,

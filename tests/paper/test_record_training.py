@@ -15,19 +15,17 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
-from adlm.analyst.examples import Examples
-from adlm.analyst.fit import fit
-from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
-from adlm.analyst.training import TrainingConfig, accuracy, default_plan, predict, train
 from adlm.cli.app import app
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
+from adlm.data import datasets
+from adlm.model.fit import fit
+from adlm.model.model import AVERAGES, TOGETHER_STATISTICS, Model
+from adlm.model.training import Examples, TrainingConfig, accuracy, default_plan, predict, train
 from adlm.paper import Budgets, PrivateRecords, RecordOptions, make_release
-from adlm.paper.layers import TOGETHER, MinMax, Standardise, by_batch, even_parts
-from adlm.paper.networks import build
+from adlm.paper.networks import TOGETHER, MinMax, Standardise, build, by_batch, even_parts
 from adlm.paper.relevance import PrivateRelevance, RelevanceSource, private_relevance
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-from adlm.public import datasets
 
 DIGITS, TEST = datasets.load("digits", "train"), datasets.load("digits", "test")
 RECORDS, ANSWERS = torch.from_numpy(TEST.domain.scale(TEST.x)), torch.from_numpy(TEST.y)

@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from adlm.curator.allocation import ALLOCATIONS, noise_scales
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
+from adlm.domain import Domain
 from adlm.errors import UserError
 from adlm.paper.lrp import relevance as propagate
 from adlm.paper.relevance import (
@@ -26,9 +24,10 @@ from adlm.paper.relevance import (
     relevance_sum,
     scaled,
 )
-from adlm.privacy.accounting import compose
-from adlm.privacy.budget import Budget
-from adlm.public.domain import Domain
+from adlm.privacy.accounting import Budget, compose
+from adlm.privacy.clipping import ALLOCATIONS, noise_scales
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 
 D = 6
 DOMAIN = Domain(shape=(2, 3), lower=0.0, upper=10.0, classes=("a", "b"))
@@ -55,7 +54,7 @@ def test_the_sum_is_that_of_min_max_scaled_relevances_one_record_at_a_time() -> 
     for record in x:
         found = propagate(network(), torch.tensor(record / 10, dtype=torch.float32)[None]).features.flatten()
         expected += ((found - found.min()) / (found.max() - found.min())).numpy()
-    assert relevance_sum(network(), x, DOMAIN, batch_size=3) / STEPS == pytest.approx(expected, abs=1e-4)
+    assert relevance_sum(network(), x, DOMAIN) / STEPS == pytest.approx(expected, abs=1e-4)
 
 
 def test_scaled_relevances_span_zero_to_one_and_strange_values_do_no_harm() -> None:
@@ -98,13 +97,17 @@ def test_noise_has_the_scale_of_lemma_2() -> None:
     assert abs(noise.mean() - expected) < 6 * expected / math.sqrt(noise.size)
 
 
-def test_a_subset_has_its_own_size_in_the_sensitivity_and_nothing_of_the_other_records() -> None:
-    x, other = records(9), np.concatenate([records(9)[:4], records(5, seed=3)])
-    assert released(x, rows=4).values.tolist() == released(other, rows=4).values.tolist()
-    assert released(x, rows=4).settings["relevance_records"] == 4
-    noise = released(x, rows=4).values - relevance_sum(network(), x[:4], DOMAIN) / STEPS / 4
-    whole = released(x).values - relevance_sum(network(), x, DOMAIN) / STEPS / 9
-    assert noise * 4 == pytest.approx(whole * 9)
+def test_a_subset_is_drawn_at_random_and_has_its_own_size_in_the_sensitivity() -> None:
+    x = records(9)
+    part = released(x, rows=4)
+    assert part.settings["relevance_records"] == 4
+    assert part.charges[0].what.endswith("over 4 records")
+    source = Source.seeded_with(1)
+    chosen = source.permutation(9)[:4]
+    assert chosen.tolist() != [0, 1, 2, 3]
+    noise = source.laplace(D, part.charges[0].scale)
+    total = relevance_sum(network(), x[chosen], DOMAIN)
+    assert part.values == pytest.approx((total + noise) / (4 * STEPS))
 
 
 def test_a_private_network_makes_the_proved_epsilon_infinite_and_says_why() -> None:
@@ -165,6 +168,22 @@ def test_a_network_that_couples_records_is_refused_before_anything_is_charged() 
             source=Source.system(),
         )
     assert ledger.charges == ()
+
+
+class Capacity(nn.Module):
+    """Takes eight records of a batch, as experts with a capacity do; the probe has no more."""
+
+    lrp_pass_through = True
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return h * (torch.arange(len(h)) < 8)[:, None]
+
+
+def test_a_network_explains_each_record_alone_also_where_its_batches_would_couple_them() -> None:
+    crowded, x = nn.Sequential(nn.Flatten(), Capacity(), nn.Linear(D, 2)), records(12)
+    alone = sum(relevance_sum(crowded, x[i : i + 1], DOMAIN) for i in range(12))
+    assert relevance_sum(crowded, x, DOMAIN).tolist() == np.asarray(alone).tolist()
+    assert relevance_sum(crowded, x[8:], DOMAIN).any()
 
 
 @given(st.lists(st.floats(-1, 1), min_size=1, max_size=20), st.sampled_from(ALLOCATIONS))

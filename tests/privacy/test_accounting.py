@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adlm.curator.ledger import Ledger
 from adlm.errors import UserError
 from adlm.privacy.accounting import (
+    Budget,
     Charge,
     compose,
     gaussian_delta,
@@ -24,7 +24,7 @@ from adlm.privacy.accounting import (
     round_up,
     show,
 )
-from adlm.privacy.budget import Budget
+from adlm.privacy.ledger import Ledger
 
 DELTA = Fraction(1, 100_000)
 

@@ -10,17 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn import config_context
 from tests.report.artefacts import model, moments, noisy_records
 
 from adlm import AdLMClassifier, Domain
-from adlm.curator.ledger import Ledger
-from adlm.privacy.accounting import show
-from adlm.privacy.budget import Budget
-from adlm.privacy.certificate import SEEDED
-from adlm.privacy.notebook import Part, box
-from adlm.public.features.identity import Identity
-from adlm.public.planning.moments import plan_moments
+from adlm.features.identity import Identity
+from adlm.mechanism.planning import plan_moments
+from adlm.privacy.accounting import Budget, show
+from adlm.privacy.certificate import SEEDED, Part, box
+from adlm.privacy.ledger import Ledger
+from sklearn import config_context
 
 
 class _Balance(HTMLParser):

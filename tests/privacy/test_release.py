@@ -12,15 +12,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig, Second
-from adlm.curator.mechanisms.moments import release as release_moments
-from adlm.curator.noise import Source
+from adlm.domain import Domain
 from adlm.errors import UserError
+from adlm.features.identity import Identity
+from adlm.mechanism.calibration import MomentConfig
+from adlm.mechanism.class_sums import release as release_moments
+from adlm.mechanism.second_moments import Second
 from adlm.privacy.certificate import SEEDED
-from adlm.privacy.release import CERTIFICATE, TENSORS, Release
-from adlm.public.domain import Domain
-from adlm.public.features.identity import Identity
+from adlm.privacy.folders import CERTIFICATE, TENSORS
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
+from adlm.privacy.release import Release
 
 DOMAIN = Domain(shape=(6,), lower=0, upper=1, classes=("no", "yes"))
 
@@ -124,7 +126,7 @@ import os, random, signal, sys, time
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_release import make
-from adlm.curator.ledger import Ledger
+from adlm.privacy.ledger import Ledger
 from adlm.privacy.release import Release
 from adlm.errors import UserError
 

@@ -15,9 +15,12 @@ from safetensors.torch import save as save_tensors
 from torch import nn
 
 from adlm import Model, Release, TrainingConfig, UserError, fit, privatise
-from adlm.paper.relevance_network import RelevanceNetwork, make_public
+from adlm.data import datasets
+from adlm.export.onnx import export_onnx
+from adlm.export.verification import verify
+from adlm.paper.relevance import RelevanceNetwork, make_public
 from adlm.privacy.certificate import SEEDED
-from adlm.privacy.release import CERTIFICATE, TENSORS
+from adlm.privacy.folders import CERTIFICATE, TENSORS
 from adlm.privacy.signature import (
     FILE,
     OF_RELEASE,
@@ -29,10 +32,7 @@ from adlm.privacy.signature import (
     new_key,
     sign,
 )
-from adlm.public import datasets
 from adlm.runtime.artefact import canonical, sha256
-from adlm.serving.onnx import export_onnx
-from adlm.serving.verification import verify
 
 TRAIN = datasets.load("digits", "train")
 

@@ -21,21 +21,21 @@ from torch import Tensor, nn
 
 from adlm import AdLMClassifier, Budget, Certificate, Domain, Ledger, UserError, privatise
 from adlm.audit.artefacts import audit_release
-from adlm.curator.mechanisms.calibration import Upstream
-from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.mechanisms.moments import release as release_moments
-from adlm.curator.noise import Source
+from adlm.data import datasets
+from adlm.domain.columns import Column
+from adlm.domain.table import TableDomain
+from adlm.export.verification import verify
+from adlm.features import Backbone, Features, unit_norm
+from adlm.features.identity import Identity
+from adlm.mechanism.calibration import MomentConfig, Upstream
+from adlm.mechanism.class_sums import release as release_moments
 from adlm.paper import Budgets, PrivateRecords, RelevanceSource, make_release
 from adlm.privacy.certificate import NOT_PUBLIC, PEEKED, SEEDED, WEAK_DELTA, WEAK_EPSILON, weaknesses
-from adlm.privacy.release import CERTIFICATE, Release
-from adlm.public import datasets
-from adlm.public.domain.column import Column
-from adlm.public.domain.table import TableDomain
-from adlm.public.features import Backbone, Features, unit_norm
-from adlm.public.features.identity import Identity
+from adlm.privacy.folders import CERTIFICATE
+from adlm.privacy.noise import Source
+from adlm.privacy.release import Release
 from adlm.runtime.artefact import canonical, sha256
-from adlm.serving.verification import verify
-from adlm.workflows.sklearn.inputs import PrivacyWarning
+from adlm.sklearn.inputs import PrivacyWarning
 
 DOMAIN = Domain((6,), 0, 1, ("no", "yes"))
 RNG = np.random.default_rng(1)

@@ -11,18 +11,18 @@ import numpy as np
 import torch
 from torch import nn
 
-from adlm.analyst.model import Model
-from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.calibration import Upstream
-from adlm.curator.mechanisms.moments import MomentConfig, Second
-from adlm.curator.mechanisms.moments import release as release_moments
-from adlm.curator.noise import Source
+from adlm.domain import Domain
+from adlm.features.identity import Identity
+from adlm.mechanism.calibration import MomentConfig, Upstream
+from adlm.mechanism.class_sums import release as release_moments
+from adlm.mechanism.second_moments import Second
+from adlm.model.model import Model
 from adlm.paper.release import PrivateRecords, Settings
 from adlm.paper.release import release as release_records
 from adlm.paper.relevance import RelevanceSource, private_relevance
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-from adlm.public.domain import Domain
-from adlm.public.features.identity import Identity
 from adlm.runtime.artefact import canonical
 
 SHAPE = (6, 6)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from adlm.analyst.evidence import DROWNED
-from adlm.report.accuracy import accuracy
+from adlm.model.closed_form import NOISE_EXCEEDS_SIGNAL as DROWNED
+from adlm.report.results import accuracy
 from adlm.report.subject import Trained
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from adlm.privacy.accounting import Charge, Totals, TradeOff, compose, gaussian_delta, gaussian_mu
-from adlm.report import attacker
+from adlm.report import guarantee as attacker
 
 epsilons = st.floats(1e-3, 8)
 rates = st.floats(0, 1)

@@ -22,19 +22,17 @@ from typer.testing import CliRunner
 
 from adlm import Ledger, Model, Release, UserError, fit
 from adlm.cli.app import app
-from adlm.privacy.certificate import SEEDED
-from adlm.privacy.header import privacy_header, unit_of
-from adlm.public.domain.column import Column
-from adlm.public.domain.inputs import InputDomain, VectorInput
-from adlm.public.domain.table import TableDomain
+from adlm.domain.columns import Column
+from adlm.domain.table import InputDomain, TableDomain, VectorInput
+from adlm.export.onnx import export_onnx
+from adlm.export.verification import verify
+from adlm.mechanism.privatise import privatise
+from adlm.privacy.certificate import SEEDED, privacy_header, unit_of
 from adlm.report import write_report
 from adlm.report.card import model_card
 from adlm.report.subject import find
 from adlm.runtime import progress
 from adlm.runtime.artefact import canonical
-from adlm.serving.onnx import export_onnx
-from adlm.serving.verification import verify
-from adlm.workflows.privatise import privatise
 
 TOML = """
 [columns.age]

@@ -11,8 +11,8 @@ from tests.declared import AGE_COLUMN, ILL, TOWN
 from torch import nn
 
 from adlm import TrainingConfig, UserError, fit, privatise
+from adlm.data import datasets
 from adlm.privacy.signature import OF_RELEASE, fingerprint
-from adlm.public import datasets
 from adlm.report import write_report
 
 TRAIN = datasets.load("digits", "train")

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from adlm.errors import UserError
-from adlm.report.drawing import logarithmic
-from adlm.report.plots import accuracy_over_epsilon
+from adlm.report.html import accuracy_over_epsilon, logarithmic
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from adlm.errors import UserError
-from adlm.report.relevance import as_picture, heat_map, record_heat_maps
+from adlm.report.results import as_picture, heat_map, record_heat_maps
 
 
 def test_a_heat_map_shows_each_feature_where_it_belongs() -> None:

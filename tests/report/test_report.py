@@ -18,9 +18,8 @@ from adlm.cli.report import report
 from adlm.errors import UserError
 from adlm.privacy.certificate import PEEKED, SEEDED
 from adlm.report import write_report
-from adlm.report.audit import audit as audit_section
-from adlm.report.drawing import MOST_CELLS, bars, heatmap, nice, thinned
-from adlm.report.html import Markup, tag, text
+from adlm.report.html import MOST_CELLS, Markup, bars, heatmap, nice, tag, text, thinned
+from adlm.report.results import audit as audit_section
 from adlm.runtime.artefact import canonical
 
 
@@ -94,7 +93,7 @@ def test_names_in_an_artefact_cannot_add_markup(demo: Reader) -> None:
 
 def test_the_figures_are_those_of_the_artefacts(demo: Reader) -> None:
     words = said(demo)
-    assert "epsilon claimed 2, proved 2, neighbours replace-one" in words
+    assert "epsilon 2, neighbours replace-one" in words
     assert "7.39-fold" in words
     assert "87.5%" in words
     assert "held-out records, test (31 records)" in words

@@ -8,8 +8,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from adlm.runtime.compiled import Compiled
-from adlm.runtime.lanes import LANES, Floats, every, fused, larger, load, numbers, root, smaller, store
+from adlm.runtime.compiled import (
+    LANES,
+    Compiled,
+    Floats,
+    every,
+    fused,
+    larger,
+    load,
+    numbers,
+    root,
+    smaller,
+    store,
+)
 
 KINDS = 8
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-40, 3.4e38, np.inf, -np.inf, np.nan, 1 + 2.0**-23, 2.0**-126]

@@ -11,7 +11,7 @@ import pytest
 LOOP = """
 import resource
 import numpy as np
-from adlm.runtime.memory import keep_freed
+from adlm.runtime.machine import keep_freed
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

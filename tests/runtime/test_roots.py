@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adlm.runtime.roots import root_down, root_up
+from adlm.runtime.arithmetic import root_down, root_up
 
 STEP = Fraction(1, 10**12)
 

@@ -8,9 +8,8 @@ from pathlib import Path
 from tests.declared import AGE_COLUMN, column
 from tests.report import artefacts
 
-from adlm.curator.ledger import Ledger
-from adlm.privacy.accounting import Charge
-from adlm.privacy.budget import Budget
+from adlm.privacy.accounting import Budget, Charge
+from adlm.privacy.ledger import Ledger
 from adlm.runtime.artefact import canonical
 
 KEPT = ("digits", "mnist", "fashion-mnist")  # whose simulations must come with the package

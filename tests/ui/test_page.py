@@ -18,12 +18,13 @@ from tests.ui import made
 from typer.testing import CliRunner
 
 from adlm.cli.app import app
-from adlm.curator.ledger import Ledger, LedgerView
 from adlm.errors import UserError
+from adlm.privacy.ledger import Ledger, LedgerView
 from adlm.runtime import progress
-from adlm.ui import artefacts, data, published
-from adlm.ui.choices import declared, named
-from adlm.ui.forecasts import Budget, point
+from adlm.ui import artefacts
+from adlm.ui import figures as data
+from adlm.ui import figures as published
+from adlm.ui.choices import Budget, declared, named, point
 from adlm.ui.page import figures, gather, render
 
 ROOT = Path(__file__).parent.parent.parent
@@ -36,7 +37,7 @@ def quiet() -> None:
 
 
 def test_measured_curves_are_those_of_the_results() -> None:
-    """After new results: python -m adlm.ui.data results."""
+    """After new results: python -m adlm.ui.figures results."""
     assert data.measured() == data.from_results(ROOT / "results")
 
 
@@ -81,7 +82,7 @@ def test_a_folder_of_different_releases_is_taken_apart(tmp_path: Path) -> None:
 def test_two_releases_of_the_same_records_are_composed(tmp_path: Path) -> None:
     folders, _ = made.everything(tmp_path)
     assert artefacts.pairs(artefacts.subjects(folders))["0 1"].startswith(
-        "Of the same records, both together cost epsilon claimed"
+        "Of the same records, both together cost epsilon"
     )
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from tests.ui import made
 
+from adlm.domain import NEIGHBOURS
 from adlm.errors import UserError
-from adlm.public.domain import NEIGHBOURS
-from adlm.ui import forecasts
+from adlm.ui import choices as forecasts
 from adlm.ui.choices import named
 from adlm.ui.page import gather
 from adlm.ui.server import MOST_BODY, MOST_DOMAINS, Server
@@ -119,9 +119,9 @@ def test_there_is_no_other_way_to_ask(server: Server, method: str) -> None:
 
 
 def test_a_point_is_the_forecast_and_the_plan_of_the_command_line(server: Server) -> None:
-    from adlm.public import datasets
-    from adlm.public.features import for_domain
-    from adlm.workflows.forecast import forecast
+    from adlm.data import datasets
+    from adlm.features import for_domain
+    from adlm.mechanism.forecast import forecast
 
     status, found = api(server, "point", **DIGITS, epsilon="1.25")
     assert status == 200
@@ -132,9 +132,9 @@ def test_a_point_is_the_forecast_and_the_plan_of_the_command_line(server: Server
 
 
 def test_the_plan_of_a_pure_budget_is_the_one_that_the_release_follows(server: Server) -> None:
+    from adlm.data import datasets
+    from adlm.features import for_domain
     from adlm.mechanism.planner import plan_features
-    from adlm.public import datasets
-    from adlm.public.features import for_domain
 
     status, found = api(server, "point", **DIGITS | {"n": "20000"}, epsilon="2")
     assert status == 200
@@ -145,7 +145,7 @@ def test_the_plan_of_a_pure_budget_is_the_one_that_the_release_follows(server: S
 
 
 def test_kept_simulations_are_those_of_today(server: Server) -> None:
-    """After a change of features or of the rule: python -m adlm.ui.data results --forecasts."""
+    """After a change of features or of the rule: python -m adlm.ui.figures results --forecasts."""
     for choice in (c for c in named() if c.key in made.KEPT):
         for relation in NEIGHBOURS:
             told = DIGITS | {

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from adlm.cli.app import app
 from adlm.privacy.accounting import TradeOff, gaussian_mu
-from adlm.report import attacker
+from adlm.report import guarantee as attacker
 from adlm.runtime import progress
 from adlm.ui.page import gather, write_static
 from adlm.ui.server import Server

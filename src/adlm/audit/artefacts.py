@@ -19,24 +19,22 @@ import torch
 
 from adlm.audit.attacks import Law, judge, scores
 from adlm.audit.statistics import Finding
-from adlm.curator.mechanisms.moments import Indicators, MomentConfig, Second, calibrate
-from adlm.curator.mechanisms.regression_calibration import RegressionConfig
-from adlm.curator.mechanisms.regression_calibration import calibrate as calibrate_regression
-from adlm.curator.noise import Source
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import GradientRounds
+from adlm.features.tables import GRID, TableIndicators, decorrelation, frequencies
+from adlm.mechanism.calibration import Indicators, MomentConfig, calibrate
 from adlm.mechanism.planner import PurePlan
+from adlm.mechanism.planning import RegressionPlan
 from adlm.mechanism.pure import calibrate as calibrate_pure
-from adlm.paper.objective import by_name
-from adlm.privacy.accounting import Charge
-from adlm.privacy.budget import Budget
+from adlm.mechanism.regression import RegressionConfig
+from adlm.mechanism.regression import calibrate as calibrate_regression
+from adlm.mechanism.second_moments import Second
+from adlm.model.head import GradientRounds
+from adlm.paper.loss import by_name
+from adlm.privacy.accounting import Budget, Charge
 from adlm.privacy.certificate import SEEDED
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-from adlm.public.domain.table import TableDomain
-from adlm.public.features.decorrelation import GRID, decorrelation
-from adlm.public.features.frequencies import frequencies
-from adlm.public.features.table_indicators import TableIndicators
-from adlm.public.planning.regression import RegressionPlan
 
 FINE = 1 << 20  # small sensitivities that are not integers are audited on a finer grid
 

@@ -29,14 +29,14 @@ from adlm.audit.statistics import (
     threshold_bound,
 )
 from adlm.audit.subjects import Records, Subject, release_vectors
-from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.noise import Source
+from adlm.domain import NEIGHBOURS, Domain
+from adlm.mechanism.calibration import MomentConfig
 from adlm.mechanism.objective import FINE_UNIT, NOISE_STEPS, Objective, ObjectiveNoise, residuals
 from adlm.mechanism.objective import calibrate as calibrate_objective
 from adlm.privacy.accounting import Charge, Mechanism, compose, gaussian_epsilon
-from adlm.public.domain import NEIGHBOURS, Domain
-from adlm.runtime.roots import root_up
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
+from adlm.runtime.arithmetic import root_up
 
 BLOCK = 1 << 20  # numbers drawn at a time
 REFERENCE = 200_000  # simulated runs of the stated noise

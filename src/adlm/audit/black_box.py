@@ -30,9 +30,9 @@ import numpy as np
 
 from adlm.audit.attacks import curve, low_byte
 from adlm.audit.statistics import ALPHA, Finding, Reals, threshold_bound
+from adlm.domain import NEIGHBOURS
 from adlm.errors import UserError
 from adlm.privacy.accounting import parse_delta, parse_epsilon
-from adlm.public.domain import NEIGHBOURS
 
 
 @dataclass(frozen=True)

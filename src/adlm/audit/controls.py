@@ -26,12 +26,12 @@ from adlm.audit.subjects import (
     release_vectors,
     subjects,
 )
-from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.noise import Source
+from adlm.domain import Domain
+from adlm.features.identity import Identity
+from adlm.mechanism.calibration import MomentConfig
 from adlm.privacy.accounting import Charge, Epsilon
-from adlm.public.domain import Domain
-from adlm.public.features.identity import Identity
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 
 Control = Callable[[int, Source], Finding]
 STEPS = 1 << 20  # grid steps in one unit

@@ -24,17 +24,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from adlm.analyst.examples import Examples
-from adlm.analyst.training import TrainingConfig, train
 from adlm.audit.statistics import ALPHA, Finding, Reals, one_run_bound
 from adlm.audit.subjects import Records, release_vectors
-from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.noise import Source
-from adlm.estimation.class_model import fit_class_model
+from adlm.domain import Domain
+from adlm.features.identity import Identity
+from adlm.mechanism.calibration import MomentConfig
+from adlm.model.estimates import fit_class_model
+from adlm.model.training import Examples, TrainingConfig, train
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-from adlm.public.domain import Domain
-from adlm.public.features.identity import Identity
 from adlm.runtime import progress
 
 EPOCHS = (1, 100)

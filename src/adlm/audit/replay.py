@@ -24,10 +24,10 @@ import numpy.typing as npt
 
 from adlm.audit.statistics import Finding
 from adlm.audit.subjects import Reals, Records, Subject
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Scale, Source
 from adlm.privacy.accounting import Charge, Epsilon, Mechanism, compose, gaussian_epsilon
-from adlm.runtime.roots import root_up
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Scale, Source
+from adlm.runtime.arithmetic import root_up
 
 Integers = npt.NDArray[np.int64]
 Shape = int | tuple[int, ...]
@@ -80,6 +80,10 @@ class Tap(Source):
     def octets(self, count: int) -> npt.NDArray[np.uint8]:
         """Refuse."""
         raise AssertionError("noise was drawn past a source's methods, where the audit cannot see its input")
+
+    def permutation(self, count: int) -> npt.NDArray[np.intp]:
+        """Return one order for both runs: it does not depend on the records."""
+        return np.arange(count)
 
     def laplace(self, shape: Shape, scale: Scale) -> Any:
         """Stand in for Laplace noise."""

@@ -26,24 +26,16 @@ from adlm.audit.attacks import (
 )
 from adlm.audit.black_box import audit_mechanism, find_mechanism
 from adlm.audit.controls import CONTROLS, half_the_loss_noise, half_the_noise, halved
-from adlm.audit.membership import (
-    EPOCHS,
-    canary_design,
-    model_scores,
-    one_run,
-    plant,
-    release_scores,
-    summary,
-)
+from adlm.audit.membership import EPOCHS, canary_design, model_scores, one_run, plant, release_scores, summary
 from adlm.audit.replay import report, worst_neighbours
 from adlm.audit.separability import product_separability
 from adlm.audit.statistics import COMMAND_ALPHA, MOST_TESTS, Finding
 from adlm.audit.subjects import DELTA, Subject, subjects
 from adlm.audit.written_files import product_files
-from adlm.curator.noise import Source
+from adlm.domain import NEIGHBOURS
 from adlm.errors import UserError
 from adlm.privacy.accounting import gaussian_mu
-from adlm.public.domain import NEIGHBOURS
+from adlm.privacy.noise import Source
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
 

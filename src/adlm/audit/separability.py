@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from adlm.audit.statistics import Finding
-from adlm.curator.clipping import Clip
-from adlm.curator.featurise import featurise
-from adlm.public.domain import NEIGHBOURS, Domain
-from adlm.public.features import Backbone, Features, Narrowed, RandomDirections, Tapered, for_domain
-from adlm.public.features.identity import Identity
-from adlm.public.features.multiscale import MultiscaleImages
-from adlm.public.features.natural import NaturalImages
-from adlm.public.features.pair_products import PairProducts
-from adlm.public.features.prior import PriorProjection
+from adlm.domain import NEIGHBOURS, Domain
+from adlm.engine.records import featurise
+from adlm.features import Backbone, Features, Narrowed, RandomDirections, Tapered, for_domain
+from adlm.features.identity import Identity
+from adlm.features.multiscale import MultiscaleImages
+from adlm.features.natural import NaturalImages
+from adlm.features.pair_products import PairProducts
+from adlm.features.prior import PriorProjection
+from adlm.privacy.clipping import Clip
 
 SIZES = (7, 33)  # of batches; neither divides a block
 THREADS = (1, 3)
@@ -164,10 +164,9 @@ IMAGE_MAPS: dict[str, tuple[Callable[[], Features], tuple[int, ...], int]] = {
 
 def table_separability(neighbours: str) -> Finding:
     """Map a table's records alone, in batches of several sizes and in another order: every bit must agree."""
-    from adlm.public.domain.column import Column
-    from adlm.public.domain.table import TableDomain
-    from adlm.public.features.scaled_table import ScaledTable
-    from adlm.public.features.table_indicators import TableIndicators
+    from adlm.domain.columns import Column
+    from adlm.domain.table import TableDomain
+    from adlm.features.tables import ScaledTable, TableIndicators
 
     table = TableDomain(
         (

@@ -17,27 +17,26 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from adlm.curator.ledger import Ledger
-from adlm.curator.mechanisms.moments import MomentConfig
-from adlm.curator.mechanisms.moments import release as release_moments
-from adlm.curator.mechanisms.regression import release as release_regression
-from adlm.curator.mechanisms.table_rounds import TableRoundsPlan
-from adlm.curator.mechanisms.table_rounds import release as release_table
-from adlm.curator.noise import Source
-from adlm.estimation.gradient_head import GradientRounds
+from adlm.domain import NEIGHBOURS, Domain
+from adlm.domain.columns import Column
+from adlm.domain.encoding import TARGET_UNIT
+from adlm.domain.table import TableDomain
+from adlm.features.identity import Identity
+from adlm.mechanism.calibration import MomentConfig
+from adlm.mechanism.class_sums import release as release_moments
+from adlm.mechanism.planning import RegressionPlan
+from adlm.mechanism.privatise import privatise
+from adlm.mechanism.regression import release as release_regression
+from adlm.mechanism.table_rounds import TableRoundsPlan
+from adlm.mechanism.table_rounds import release as release_table
+from adlm.model.head import GradientRounds
 from adlm.paper.release import PrivateRecords, Settings
 from adlm.paper.release import release as release_records
 from adlm.paper.relevance import PrivateRelevance, RelevanceSource, private_relevance
-from adlm.privacy.accounting import Charge
-from adlm.privacy.budget import Budget
+from adlm.privacy.accounting import Budget, Charge
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-from adlm.public.domain import NEIGHBOURS, Domain
-from adlm.public.domain.column import Column
-from adlm.public.domain.encoding import TARGET_UNIT
-from adlm.public.domain.table import TableDomain
-from adlm.public.features.identity import Identity
-from adlm.public.planning.regression import RegressionPlan
-from adlm.workflows.privatise import privatise
 
 Reals = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.int64]

@@ -22,23 +22,21 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from adlm.analyst.model import Model
 from adlm.audit.replay import DivergedError, Tap
 from adlm.audit.statistics import Finding
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
+from adlm.domain import Domain
+from adlm.domain.columns import Column
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.public.domain import Domain
-from adlm.public.domain.column import Column
-from adlm.public.domain.table import TableDomain
+from adlm.export.onnx import export_onnx
+from adlm.model.model import Model
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.report import write_report
 from adlm.report.card import model_card
 from adlm.report.subject import find
-from adlm.serving.onnx import export_onnx
+from adlm.sklearn.estimators import AdLMClassifier, AdLMRegressor, PrivateEstimator
 from adlm.ui.page import gather, write_static
-from adlm.workflows.sklearn.estimator import AdLMClassifier
-from adlm.workflows.sklearn.private import PrivateEstimator
-from adlm.workflows.sklearn.regressor import AdLMRegressor
 
 CASES = 5  # neighbours of each form
 LABEL_CASES = 4  # times as many of labels, where only some types and places are dangerous

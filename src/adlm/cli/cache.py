@@ -17,8 +17,8 @@ def clear(as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Remove all cached features, and the files of killed runs of --engine ray. With --json: {"removed",
     "clusters"}.
     """
-    from adlm.curator.featurise import clear_cache
-    from adlm.engines.ray_cluster import remove_left_behind
+    from adlm.engine.ray import remove_left_behind
+    from adlm.engine.records import clear_cache
 
     removed, clusters = clear_cache(), remove_left_behind()
     words = f"{removed} files of features removed"
@@ -29,7 +29,7 @@ def clear(as_json: AsJson = False, quiet: Quiet = False) -> None:
 @app.command("where", epilog="Example: adlm cache where")
 def where(as_json: AsJson = False, quiet: Quiet = False) -> None:
     """Print the folder of cached features of private records. With --json: {"folder", "files", "bytes"}."""
-    from adlm.curator.featurise import cache_folder
+    from adlm.engine.records import cache_folder
 
     files = list(cache_folder().glob("*.npy"))
     size = sum(f.stat().st_size for f in files)

@@ -19,9 +19,9 @@ from adlm.runtime import progress
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from adlm.analyst.model import Model
+    from adlm.features import Features
+    from adlm.model.model import Model
     from adlm.privacy.certificate import Certificate
-    from adlm.public.features import Features
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
@@ -91,7 +91,7 @@ def _plain(value: Any) -> Any:
 
 def pick_device(device: str) -> str:
     """Resolve `auto` to the best device with double precision."""
-    from adlm.runtime.device import choose_device
+    from adlm.runtime.machine import choose_device
 
     return str(choose_device(device, ("cuda",)))
 
@@ -102,7 +102,7 @@ def encoder_of_release(
     """Load the encoder that a release was made with, as its certificate declares it."""
     if backbone is None:
         return None
-    from adlm.public.features import load_backbone
+    from adlm.features import load_backbone
 
     entry = certificate.features
     return load_backbone(
@@ -116,11 +116,14 @@ def encoder_of_release(
 
 def load_model(folder: Path, backbone: str | None, device: str = "cpu") -> Model:
     """Read a model, with the encoder that its release was made with if one is given."""
-    from adlm.analyst.model import Model, read_folder
+    from adlm.privacy.folders import read_model, require_model
+
+    require_model(folder)
+    from adlm.model.model import Model
 
     if backbone is None:
         return Model.load(folder)
-    return Model.load(folder, features=encoder_of_release(backbone, read_folder(folder).certificate, device))
+    return Model.load(folder, features=encoder_of_release(backbone, read_model(folder).certificate, device))
 
 
 def stamped(stamps: Sequence[str]) -> str:

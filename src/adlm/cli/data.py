@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from adlm.cli.console import AsJson, Output, Quiet
-from adlm.public import datasets
+from adlm.data import datasets
 
 app = typer.Typer(help="List and fetch public data sets. Example: adlm data get mnist", no_args_is_help=True)
 
@@ -55,4 +55,4 @@ def get(
     """
     output = Output(as_json, quiet)
     place = datasets.get(name)
-    output.result({"name": name, "place": place}, f"{name} is whole: {place}")
+    output.result({"name": name, "place": place}, f"{name} is intact: {place}")

@@ -14,7 +14,7 @@ from adlm.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from adlm.analyst.model import Model
+    from adlm.model.model import Model
     from adlm.privacy.release import Release
 
 
@@ -29,13 +29,14 @@ def demo(
     With --json: {"accuracy", "accuracy_1_epoch", "accuracy_100_epochs", "certificate_unchanged",
     "audit_violations", "report", "seconds"} and the certificate's totals.
     """
-    from adlm.analyst.metrics import measure
     from adlm.audit.runner import Depth, run
-    from adlm.privacy.release import CERTIFICATE, Release
-    from adlm.public import datasets
+    from adlm.data import datasets
+    from adlm.mechanism.privatise import privatise
+    from adlm.model.metrics import measure
+    from adlm.privacy.folders import CERTIFICATE
+    from adlm.privacy.release import Release
     from adlm.report import write_report
     from adlm.runtime.artefact import canonical, write_file
-    from adlm.workflows.privatise import privatise
 
     output = Output(as_json, quiet)
     if out.exists():
@@ -87,8 +88,8 @@ def demo(
 
 def _models(release: Release) -> Iterator[tuple[str, Model]]:
     """Yield a linear classifier, and a network after few and after many epochs, all from one release."""
-    from adlm.analyst.fit import fit
-    from adlm.analyst.training import TrainingConfig
+    from adlm.model.fit import fit
+    from adlm.model.training import TrainingConfig
 
     yield "closed-form", fit(release)
     for epochs, name in ((1, "network-1-epoch"), (100, "network-100-epochs")):

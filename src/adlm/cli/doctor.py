@@ -145,9 +145,10 @@ def devices() -> list[str]:
 
 def folders() -> list[dict[str, Any]]:
     """Return the folders that adlm writes to, and whether they are writable; none is created."""
-    from adlm.curator.featurise import cache_folder
-    from adlm.curator.ledger import default_path
-    from adlm.public.datasets import catalogue, places
+    from adlm.data import datasets as catalogue
+    from adlm.data import datasets as places
+    from adlm.engine.records import cache_folder
+    from adlm.privacy.ledger import default_path
 
     any_set = next(iter(catalogue.CATALOGUE.values()))
     known = {

@@ -51,9 +51,8 @@ def init(
     "bounds_learnt_from_data", "ignored"}; `ignored` names the columns that were left out,
     such as texts of very many values.
     """
-    from adlm.readers.input_draft import Choices, draft_inputs
-    from adlm.readers.table_draft import draft, header_of
-    from adlm.readers.table_draft import peek as peek_at
+    from adlm.data.drafts import Choices, draft, draft_inputs, header_of
+    from adlm.data.drafts import peek as peek_at
     from adlm.runtime.artefact import write_file
 
     place = out or Path(file.name.split(".")[0] + ".toml")
@@ -92,8 +91,8 @@ def init(
 
 def _write_inputs(place: Path, text: str, output: Output) -> None:
     """Write the draft of a domain of images or vectors, and print what is left to fill in."""
-    from adlm.public.domain.declaration import toml
-    from adlm.public.domain.inputs import InputDomain
+    from adlm.domain.domain import toml
+    from adlm.domain.table import InputDomain
     from adlm.runtime.artefact import write_file
 
     columns = list(toml(text)["columns"])
@@ -127,9 +126,8 @@ def check(
     "dropped", "unnamed", "fits"}. `refused` counts texts that the domain does not allow, `unnamed` records
     that name no person.
     """
-    from adlm.public.domain.inputs import is_input_domain
-    from adlm.public.domain.table import TableDomain
-    from adlm.readers.table_draft import check as survey
+    from adlm.data.drafts import check as survey
+    from adlm.domain.table import TableDomain, is_input_domain
 
     output = Output(as_json, quiet)
     if is_input_domain(domain):
@@ -174,8 +172,8 @@ def check(
 
 def _check_inputs(domain: Path, path: Path, output: Output) -> None:
     """Check images or vectors against their domain."""
-    from adlm.public.domain.inputs import InputDomain
-    from adlm.readers.input_draft import check_inputs
+    from adlm.data.drafts import check_inputs
+    from adlm.domain.table import InputDomain
 
     result = check_inputs(path, InputDomain.load(domain))
     for sentence in result.refused:

@@ -11,7 +11,7 @@ from adlm.cli.console import AsJson, Device, Output, Quiet, ReleasedBackbone, lo
 from adlm.errors import UserError
 
 if TYPE_CHECKING:
-    from adlm.analyst.model import Model
+    from adlm.model.model import Model
 
 WARNING = "figures measured on private records are not private; no epsilon covers them"
 SHOWN_CLASSES = 12  # a larger confusion table does not fit a terminal; --json has it
@@ -38,10 +38,10 @@ def evaluate(
     accuracies and recalls are fractions, recalls are by class; `model_warning` if it is mostly noise. A
     model of a numeric target has {"rmse", "mae", "r2", "bias", "n", "target"} instead of the first line's.
     """
-    from adlm.analyst.class_sizes import SmallClass, sentences
-    from adlm.analyst.metrics import measure
+    from adlm.export.predict import measure_file, measure_values_file
+    from adlm.model.fit import SmallClass, sentences
+    from adlm.model.metrics import measure
     from adlm.runtime.artefact import canonical, write_file
-    from adlm.serving.predict import measure_file, measure_values_file
 
     output = Output(as_json, quiet)
     if (file is None) == (data is None):
@@ -57,7 +57,7 @@ def evaluate(
     if data is not None:
         import numpy as np
 
-        from adlm.public import datasets
+        from adlm.data import datasets
 
         records = datasets.load(data, split)
         codes = domain.encode_labels(np.asarray(records.domain.classes)[records.y])

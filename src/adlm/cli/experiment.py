@@ -12,7 +12,7 @@ import typer
 from adlm.cli.checkout import find_benchmarks
 from adlm.cli.console import AsJson, Output, Quiet
 from adlm.errors import UserError
-from adlm.ui.experiments import TITLES
+from adlm.ui.figures import TITLES
 
 app = typer.Typer(
     help="Run an experiment by name, side by side with DP-SGD. Example: adlm experiment frontier-mnist",

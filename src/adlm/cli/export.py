@@ -26,7 +26,7 @@ def export(
     A table's file has an input for each column: doubles for numbers (NaN where missing) and dates (days from
     1970-01-01), strings for the rest. With --json: {"out", "bytes", "stamps"} and the totals.
     """
-    from adlm.serving.onnx import export_onnx
+    from adlm.export.onnx import export_onnx
 
     key, loaded = key_of(sign), load_model(model, backbone)
     export_onnx(loaded, out, encoded=encoded, key=key)

@@ -33,9 +33,9 @@ def show_ledger(
     "mechanism", "neighbours", "unit", "epsilon_claimed", "epsilon_proved", "delta"}], "left", "asked":
     {"delta", "neighbours"}} and the totals, null where charges of different relations do not add up.
     """
-    from adlm.curator.ledger import Ledger
+    from adlm.domain import NEIGHBOURS
     from adlm.privacy.accounting import compose, number, parse_delta, show, unit_words
-    from adlm.public.domain import NEIGHBOURS
+    from adlm.privacy.ledger import Ledger
 
     output, requested = Output(as_json, quiet), parse_delta(delta)
     if neighbours is not None and neighbours not in NEIGHBOURS:

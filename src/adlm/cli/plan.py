@@ -12,10 +12,9 @@ from adlm.cli.console import AsJson, Output, Quiet
 from adlm.errors import UserError
 
 if TYPE_CHECKING:
+    from adlm.mechanism.forecast import Forecast, TableForecast
     from adlm.mechanism.planner import PurePlan
-    from adlm.public.planning.moments import MomentPlan
-    from adlm.workflows.forecast import Forecast
-    from adlm.workflows.forecast_tables import TableForecast
+    from adlm.mechanism.planning import MomentPlan
 
 Simulated = TypeVar("Simulated", "Forecast", "TableForecast")
 
@@ -46,11 +45,10 @@ def plan(
     With --json: {"n", "classes", "features", "neighbours", "plans": [{"epsilon", "delta", "accuracy",
     "spread", "signal_to_noise", "signal_to_noise_second", "k", "reasons", ...}]}, with all settings.
     """
-    from adlm.public import datasets
-    from adlm.public.domain.inputs import array_domain
-    from adlm.public.domain.table import is_table_domain
-    from adlm.public.features import for_domain
-    from adlm.workflows.forecast import forecast
+    from adlm.data import datasets
+    from adlm.domain.table import array_domain, is_table_domain
+    from adlm.features import for_domain
+    from adlm.mechanism.forecast import forecast
 
     output = Output(as_json, quiet)
     if (data is None) == (domain is None):
@@ -125,8 +123,8 @@ def _plan_table(
     from dataclasses import replace
 
     from adlm.cli.release import random_fourier_features
-    from adlm.public.domain.table import TableDomain
-    from adlm.workflows.forecast_tables import forecast_table
+    from adlm.domain.table import TableDomain
+    from adlm.mechanism.forecast import forecast_table
 
     table = TableDomain.load(domain)
     table = table if neighbours is None else replace(table, neighbours=neighbours)
@@ -176,7 +174,7 @@ def _finish(
     picture: Path | None,
 ) -> None:
     """Print reasons and remarks, draw the picture, and print the figures."""
-    from adlm.report.plots import accuracy_over_epsilon
+    from adlm.report.html import accuracy_over_epsilon
 
     for p in plans:
         for reason in p.plan.reasons:

@@ -29,7 +29,7 @@ def predict(
 
     With --json: {"out", "records", "stamps"} and the certificate's totals.
     """
-    from adlm.serving.predict import predict_file
+    from adlm.export.predict import predict_file
 
     if out.exists():
         raise UserError(f"{out} exists already; choose another --out or remove it first")

@@ -27,8 +27,8 @@ def pretrain(
     It learns to classify synthetic classes and reads no record; `adlm release-records` takes it by
     --relevance-network. With --json: {"out", "network", "epochs", "provenance"}.
     """
-    from adlm.paper.relevance_network import make_public
-    from adlm.public import datasets
+    from adlm.data import datasets
+    from adlm.paper.relevance import make_public
 
     output, key = Output(as_json, quiet), key_of(sign)
     trained = make_public(datasets.domain(data).shape, name=network, epochs=epochs, seed=seed)

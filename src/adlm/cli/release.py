@@ -14,8 +14,8 @@ from adlm.cli.release_job import Request
 from adlm.errors import UserError
 
 if TYPE_CHECKING:
+    from adlm.features import Features
     from adlm.privacy.release import Release
-    from adlm.public.features import Features
 
 
 def release(
@@ -86,8 +86,8 @@ def release(
     "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "ledger", "charges",
     "signed_by"}, and "engine" where the release says it.
     """
-    from adlm.public.domain.inputs import InputDomain
-    from adlm.workflows.privatise import privatise
+    from adlm.domain.table import InputDomain
+    from adlm.mechanism.privatise import privatise
 
     output = Output(as_json, quiet)
     if kind != "moments":
@@ -167,7 +167,7 @@ class Encoder:
 
     def load(self, shape: tuple[int, ...], device: str) -> Features:
         """Load the encoder, before a record is read."""
-        from adlm.public.features import load_backbone
+        from adlm.features import load_backbone
 
         return load_backbone(
             self.name, shape, provenance=self.provenance, trained_on=self.trained_on, device=device

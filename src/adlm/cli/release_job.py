@@ -16,9 +16,9 @@ from adlm.errors import UserError
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-    from adlm.curator.ledger import Ledger
-    from adlm.curator.noise import Source
     from adlm.paper.release import PrivateRecords
+    from adlm.privacy.ledger import Ledger
+    from adlm.privacy.noise import Source
     from adlm.privacy.release import Release
 
 METHODS = ("adlm", "ilm")
@@ -71,9 +71,9 @@ class Request:
 
     def open(self, public_size: int | None = None) -> Job:
         """Warn of a weak budget, and prepare the key, disk space, noise source and ledger."""
-        from adlm.curator.ledger import Ledger, default_path
-        from adlm.curator.noise import Source
-        from adlm.privacy.budget import Budget
+        from adlm.privacy.accounting import Budget
+        from adlm.privacy.ledger import Ledger, default_path
+        from adlm.privacy.noise import Source
         from adlm.runtime.artefact import require_space
 
         require_space(self.out, what="release")
@@ -86,9 +86,9 @@ class Request:
 
     def records(self) -> PrivateRecords:
         """Read a data set by its name, or about `limit` records of it."""
-        from adlm.curator.window import window
+        from adlm.data import datasets
+        from adlm.engine.records import window
         from adlm.paper.release import PrivateRecords
-        from adlm.public import datasets
 
         assert self.data is not None
         records = datasets.load(self.data, "train")
@@ -104,7 +104,7 @@ class Request:
     @property
     def of_inputs(self) -> bool:
         """Whether the file or folder holds images or vectors, by its domain."""
-        from adlm.public.domain.inputs import is_input_domain
+        from adlm.domain.table import is_input_domain
 
         return self.domain is not None and is_input_domain(self.domain)
 
@@ -134,8 +134,8 @@ class Job:
         kind : `moments` or `records`.
         output : of the command.
         """
-        from adlm.analyst.class_sizes import sentences, small_classes
         from adlm.errors import StoppedError, UserError
+        from adlm.model.fit import sentences, small_classes
 
         try:
             release = self._written(make(), kind)
@@ -208,7 +208,7 @@ def caution(words: str) -> None:
 
 def _warn(epsilon: str, delta: str, size: int | None) -> None:
     """Warn of a budget that gives hardly any protection, before anything is read."""
-    from adlm.privacy.budget import Budget
+    from adlm.privacy.accounting import Budget
     from adlm.privacy.certificate import MOST_DELTA, MOST_EPSILON
 
     budget = Budget.of(epsilon, delta)

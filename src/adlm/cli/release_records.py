@@ -16,11 +16,10 @@ from adlm.cli.release_job import Request, caution
 from adlm.errors import UserError, WeakReleaseWarning
 
 if TYPE_CHECKING:
+    from adlm.domain.table import InputDomain, TableDomain
     from adlm.paper.release import PrivateRecords
-    from adlm.paper.relevance_network import RelevanceNetwork
+    from adlm.paper.relevance import RelevanceNetwork
     from adlm.privacy.release import Release
-    from adlm.public.domain.inputs import InputDomain
-    from adlm.public.domain.table import TableDomain
 
 D = TypeVar("D", "TableDomain", "InputDomain")
 
@@ -131,7 +130,7 @@ def _relevance_network(
     folder: Path | None, provenance: str | None, trusted: list[Path], shape: tuple[int, ...]
 ) -> RelevanceNetwork:
     """Read the relevance network, or make a public one."""
-    from adlm.paper.relevance_network import RelevanceNetwork, make_public
+    from adlm.paper.relevance import RelevanceNetwork, make_public
     from adlm.privacy.signature import load_public
 
     keys = [load_public(path) for path in trusted]
@@ -165,9 +164,9 @@ def _from_table(file: str, request: Request) -> PrivateRecords:
     """Read a whole table."""
     import numpy as np
 
+    from adlm.data.tables import read_batches
+    from adlm.domain.table import TableDomain
     from adlm.paper.release import PrivateRecords
-    from adlm.public.domain.table import TableDomain
-    from adlm.readers.tables import read_batches
 
     table = _declared(TableDomain, request)
     batches = list(read_batches(file, table))
@@ -183,9 +182,9 @@ def _from_table(file: str, request: Request) -> PrivateRecords:
 
 def _from_inputs(path: str, request: Request) -> PrivateRecords:
     """Read all images or vectors of a file or a folder."""
+    from adlm.data.images import read_inputs
+    from adlm.domain.table import InputDomain
     from adlm.paper.release import PrivateRecords
-    from adlm.public.domain.inputs import InputDomain
-    from adlm.readers.inputs import read_inputs
 
     declared = _declared(InputDomain, request)
     x, codes = read_inputs(path, declared)

@@ -89,12 +89,16 @@ def train(
     Under torchrun (torchrun --nproc-per-node 2 -m adlm train R --network mlp) several processes train
     together, with the same checkpoints; the first one writes.
     """
-    from adlm.analyst import distributed
-    from adlm.analyst.checkpoint import Checkpoint
-    from adlm.analyst.class_sizes import sentences, small_classes
-    from adlm.analyst.class_weights import class_weights, parse_class_weight, with_class_weights
-    from adlm.analyst.fit import fit
-    from adlm.analyst.training import ENOUGH_STEPS, default_plan
+    from adlm.model import distributed
+    from adlm.model.fit import (
+        class_weights,
+        fit,
+        parse_class_weight,
+        sentences,
+        small_classes,
+        with_class_weights,
+    )
+    from adlm.model.training import ENOUGH_STEPS, Checkpoint, default_plan
     from adlm.paper.training import network_of
     from adlm.privacy.release import Release
 
@@ -166,8 +170,11 @@ def _trouble(training: Mapping[str, Any]) -> str:
         return f"; WARNING: {training['warning']}"
     if training.get("estimated_r2") is not None:
         estimate, sd = training["estimated_r2"], training["estimated_r2_sd"]
-        return f"; R2 about {estimate:.3f} ± {2 * sd:.3f} on the private records (charged)"
+        return f"; estimated training R2 {estimate:.3f} ± {2 * sd:.3f} (its privacy cost is included)"
     if training.get("estimated_accuracy") is not None:
         estimate, sd = training["estimated_accuracy"], training["estimated_accuracy_sd"]
-        return f"; right for about {estimate:.3f} ± {2 * sd:.3f} of the private records (charged)"
+        return (
+            f"; estimated training accuracy {100 * estimate:.1f} % ± {200 * sd:.1f} "
+            "(its privacy cost is included)"
+        )
     return ""

@@ -25,9 +25,9 @@ def verify(
     "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "charges", "artefact", "digest",
     "signed_by", "release_signed_by", "trusted", "says", "mu", "unit"}.
     """
+    from adlm.export.verification import verify as check
     from adlm.privacy.accounting import number, show
     from adlm.privacy.signature import load_public
-    from adlm.serving.verification import verify as check
 
     output = Output(as_json, quiet)
     verified = check(artefact, [load_public(path) for path in trust or ()])
@@ -49,7 +49,7 @@ def verify(
         verified.signature and verified.signature.signer,
         verified.release_signature and verified.release_signature.signer,
     )
-    origin = "signed by a trusted key" if verified.trusted else "origin not proved"
+    origin = "signed by a trusted key" if verified.trusted else "origin unverified"
     output.result(
         {
             "whole": True,
@@ -66,5 +66,5 @@ def verify(
             "unit": totals.unit,
         }
         | totals.to_dict(),
-        f"{artefact} is whole, {origin}: {totals.sentence()}{stamped(verified.stamps)}",
+        f"{artefact} is intact (all digests match), {origin}: {totals.sentence()}{stamped(verified.stamps)}",
     )

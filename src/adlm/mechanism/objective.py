@@ -31,14 +31,13 @@ import numpy as np
 import numpy.typing as npt
 import scipy.linalg
 
-from adlm.curator.noise import Source
-from adlm.curator.passes import Records
+from adlm.engine.passes import Part, Records
 from adlm.errors import UserError
-from adlm.estimation.gradient_head import FEATURE_UNIT, LARGEST_WEIGHT, WEIGHT_UNIT
-from adlm.privacy.accounting import Charge, Mechanism
+from adlm.model.head import FEATURE_UNIT, LARGEST_WEIGHT, WEIGHT_UNIT
+from adlm.privacy.accounting import GAUSSIAN, Charge, Mechanism
+from adlm.privacy.noise import Source
 from adlm.runtime import progress
 from adlm.runtime.compiled import Compiled
-from adlm.runtime.part_store import Part
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -181,24 +180,36 @@ class ObjectiveNoise:
 
 
 def calibrate(
-    objective: Objective, epsilon: Fraction, neighbours: str, contributions: int = 1
+    objective: Objective,
+    epsilon: Fraction,
+    neighbours: str,
+    contributions: int = 1,
+    *,
+    mu: Fraction | None = None,
+    delta: Fraction = Fraction(0),
 ) -> ObjectiveNoise:
-    """Return the smallest noise for which the objective costs at most epsilon under pure noise.
+    """Return the smallest noise for which the objective costs at most epsilon, or mu if it is Gaussian.
 
     Parameters
     ----------
     objective : the public settings.
-    epsilon : of the stage, for a person's records.
+    epsilon : of the stage, for a person's records. Gaussian noise: of all stages together; the ridge and the
+        error of the minimum cost a part of it.
     neighbours : the relation.
     contributions : records that one person may have.
+    mu : what the longest move of the linear term may cost, if its noise is Gaussian.
+    delta : at which the charge of Gaussian noise is read off.
 
     Formal guarantees
     -----------------
     Relation: the given one. The linear term costs r a norm / scale, where a is `gradient_bound` and r is 1
     under add-remove and 2 under replace-one; the ridge costs `curvature` length^2 / ridge; the error of the
     solver costs 2 tolerance / (ridge rounding). A person with m records multiplies the first two by m.
-    Proved in docs/proof-objective.md (Theorems 1 and 2).
+    Proved in docs/proof-objective.md (Theorems 1 and 2). Gaussian noise has one row: r a norm / scale is the
+    mu of its longest move (Theorem 4).
     """
+    if (objective.noise == "gaussian") != (mu is not None) or (mu is not None and objective.rows > 1):
+        raise UserError("Gaussian noise in a loss needs delta, and two classes or a numeric target")
     times = contributions * (1 if neighbours == "add-remove" else 2)
     length = Fraction(objective.length_bound, FEATURE_UNIT)
     curvature = objective.curvature * length**2 * contributions
@@ -211,16 +222,29 @@ def calibrate(
             "the objective; give a larger ridge"
         )
     moved = times * objective.gradient_bound * Fraction(objective.norm_bound, FEATURE_UNIT)
-    scale = _up(moved / left)
+    scale = _up(moved / (left if mu is None else mu))
     rounding = math.ceil(error * FINE_UNIT / rounding_epsilon)
+    mechanism: Mechanism = objective.noise
+    if mu is not None:
+        mechanism = "gaussian-target" if objective.loss == "target" else "gaussian-label"
+    where = "Theorem 1" if mu is None else "Theorem 4"
     stages: tuple[tuple[str, Mechanism, Fraction, Fraction, str], ...] = (
-        ("noise in the loss", objective.noise, moved, Fraction(scale), "Theorem 1"),
-        ("ridge of the loss", "curvature", curvature, Fraction(objective.ridge), "Theorem 1"),
+        ("noise in the loss", mechanism, moved, Fraction(scale), where),
+        ("ridge of the loss", "curvature", curvature, Fraction(objective.ridge), where),
         ("error of the minimum", "radial", error, Fraction(rounding, FINE_UNIT), "Theorem 2"),
     )
     charges = tuple(
-        Charge(what, kind, neighbours, most, size, f"{PROOF} {where}", contributions=contributions)
-        for what, kind, most, size, where in stages
+        Charge(
+            what,
+            kind,
+            neighbours,
+            most,
+            size,
+            f"{PROOF} {proof}",
+            delta if kind in GAUSSIAN else Fraction(0),
+            contributions=contributions,
+        )
+        for what, kind, most, size, proof in stages
     )
     return ObjectiveNoise(scale, rounding, charges)
 

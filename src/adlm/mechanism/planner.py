@@ -14,14 +14,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from adlm.curator.allocation import check_allocation, noise_scales
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
+from adlm.features import Features, PriorStatistics
+from adlm.features.narrowed import narrow
+from adlm.features.tables import TableIndicators, is_ordered
 from adlm.mechanism.objective import MOST_PRECISION, PRECISION_UNIT, Objective
 from adlm.privacy.accounting import Mechanism
-from adlm.public.domain.table import TableDomain
-from adlm.public.features import Features, PriorStatistics
-from adlm.public.features.narrowed import narrow
-from adlm.public.features.table_indicators import TableIndicators, is_ordered
+from adlm.privacy.clipping import check_allocation, noise_scales
 
 TableForm = Literal["centred", "indicators"]
 
@@ -183,7 +183,7 @@ def precisions(features: Features, k: int, allocation: str) -> tuple[int, ...]:
     ----------
     features : the public map, with a prior.
     k : number of features.
-    allocation : `linear` or `optimal`, see `adlm.curator.allocation`.
+    allocation : `linear` or `optimal`, see `adlm.privacy.clipping`.
     """
     if features.prior is None:
         raise UserError(f"allocation {allocation!r} needs features with a public prior; leave it out")
@@ -197,7 +197,7 @@ def prior_scales(allocation: str, prior: PriorStatistics) -> tuple[float, ...]:
 
     Parameters
     ----------
-    allocation : `linear` or `optimal`, see `adlm.curator.allocation`.
+    allocation : `linear` or `optimal`, see `adlm.privacy.clipping`.
     prior : of the features.
     """
     typical, weight = prior.typical.double().numpy(), prior.weight.double().numpy()

@@ -1,4 +1,4 @@
-"""A release under pure epsilon, as a list of stages: centre, class sums, perturbed loss, check.
+"""A release as a list of stages: centre, class sums, perturbed loss, check.
 
 Every stage is calibrated and charged before the first noise is drawn; each reads the records and what earlier
 stages released.
@@ -16,30 +16,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.curator.clipping import Clip
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
-from adlm.curator.passes import Records
-from adlm.curator.sums import add_class_sums
-from adlm.curator.table_records import TableFeatures
-from adlm.curator.totals import Totals, clamped
+from adlm.domain import Domain
+from adlm.domain.encoding import TARGET_UNIT
+from adlm.domain.table import TableDomain
+from adlm.engine.passes import Part, Records, Totals, clamped
+from adlm.engine.records import TableFeatures
 from adlm.errors import UserError
-from adlm.estimation.class_counts import class_offsets
-from adlm.estimation.gradient_head import FEATURE_UNIT, WEIGHT_UNIT, objective_head
-from adlm.estimation.regression import BINS, ERROR_BOUND, TargetScale
+from adlm.features import Features, described
+from adlm.features.tables import CentredTable, IndicatorTable
 from adlm.mechanism import objective as perturbed
+from adlm.mechanism.class_sums import add_class_sums
 from adlm.mechanism.planner import SETTLED, PurePlan
-from adlm.privacy.accounting import Charge, Mechanism
-from adlm.privacy.budget import Budget
+from adlm.model.estimates import class_offsets
+from adlm.model.head import BINS, ERROR_BOUND, FEATURE_UNIT, WEIGHT_UNIT, TargetScale, objective_head
+from adlm.privacy.accounting import GAUSSIAN, Budget, Charge, Gaussians, Mechanism, gaussian_mu, show
 from adlm.privacy.certificate import LEARNT_BOUNDS, SEEDED
+from adlm.privacy.clipping import Clip
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-from adlm.public.domain import Domain
-from adlm.public.domain.encoding import TARGET_UNIT
-from adlm.public.domain.table import TableDomain
-from adlm.public.features import Features, described
-from adlm.public.features.tables import CentredTable, IndicatorTable
 from adlm.runtime import progress
-from adlm.runtime.part_store import Part
+from adlm.runtime.arithmetic import root_down, root_up
 
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
@@ -49,6 +46,7 @@ ERROR_UNIT = 1 << 16  # grid steps in one squared standard deviation of a target
 COUNT_SHARE = 0.5  # of a record's norm in class sums that counts it
 GRID_POINTS = 129  # values of a mean that its prior may put weight on
 PRIOR_STEPS = 200
+MU_STEPS = 1 << 16  # of the search for the largest mu within a budget
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,21 @@ class Calibrated:
     charges: tuple[Charge, ...]
 
 
+def scalar_noise(plan: PurePlan) -> Mechanism:
+    """The noise of stages that release one number, or numbers in the L1 norm."""
+    return "gaussian" if plan.objective.noise == "gaussian" else "laplace"
+
+
+def row_noise(plan: PurePlan) -> Mechanism:
+    """The noise of stages that release rows of numbers in the L2 norm."""
+    return "gaussian" if plan.objective.noise == "gaussian" else "radial"
+
+
+def spread(noise: Mechanism, width: int) -> float:
+    """Return the standard deviation of noise on each of `width` numbers, in units of its scale."""
+    return {"laplace": math.sqrt(2.0), "radial": math.sqrt(1.0 + width), "gaussian": 1.0}[noise]
+
+
 def class_sums_clip(plan: PurePlan) -> Clip:
     """The clip of a record's features in class sums, with the share of it that counts the record."""
     objective = plan.objective
@@ -71,9 +84,14 @@ def class_sums_clip(plan: PurePlan) -> Clip:
     return Clip("l1" if laplace else "l2", (1.0,) * plan.k, norm, COUNT_SHARE)
 
 
-def target_clip() -> Clip:
+def sums_noise(plan: PurePlan) -> Mechanism:
+    """The noise of class sums."""
+    return scalar_noise(plan) if class_sums_clip(plan).norm == "l1" else row_noise(plan)
+
+
+def target_clip(noise: Mechanism = "laplace") -> Clip:
     """The clip of the piecewise-linear bins of a target: not negative, summing to one."""
-    return Clip("l1", (1.0,) * (BINS + 1), 1.0)
+    return Clip("l2" if noise == "gaussian" else "l1", (1.0,) * (BINS + 1), 1.0)
 
 
 def centre_clip(width: int) -> Clip:
@@ -82,69 +100,104 @@ def centre_clip(width: int) -> Clip:
 
 
 def calibrate(plan: PurePlan, budget: Budget, neighbours: str, contributions: int, inputs: int) -> Calibrated:
-    """Divide epsilon between the stages.
+    """Divide the budget between the stages: epsilon, or mu^2 of Gaussian noise.
 
     Parameters
     ----------
     plan : the public settings.
-    budget : epsilon; delta must be 0.
+    budget : epsilon and delta; delta goes with Gaussian noise.
     neighbours, contributions : the relation, and records that one person may have.
     inputs : numbers of an encoded record of a table, of which the centre is released.
 
     Formal guarantees
     -----------------
-    Relation: the given one. Sensitivity: asked of the clips of the stages. Guarantee: the charges add up to
-    at most epsilon. Proved in docs/proof-objective.md (Theorem 3).
+    Relation: the given one. Sensitivity: asked of the clips of the stages. Guarantee: the charges compose to
+    at most the budget. Proved in docs/proof-objective.md (Theorems 3 and 4).
     """
+    if (plan.objective.noise == "gaussian") != bool(budget.delta):
+        raise UserError("a plan with Gaussian noise needs delta, and no other plan can use it")
+
+    def calibrated(loss: Fraction) -> Calibrated:
+        return _calibrated(plan, budget, neighbours, contributions, inputs, loss)
+
+    if not budget.delta:
+        return calibrated(budget.epsilon)
+
+    def holds(loss: Fraction) -> bool:
+        charges = calibrated(loss).charges
+        rest = budget.epsilon - sum((c.loss for c in charges if c.mechanism not in GAUSSIAN), Fraction(0))
+        return Gaussians.of(charges).delta(Fraction(math.floor(rest * 10**6), 10**6)) <= budget.delta
+
+    most = gaussian_mu(budget.epsilon, budget.delta)
+    low, high = 0, MU_STEPS
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(most * Fraction(middle, MU_STEPS)) else (low, middle)
+    if not low:
+        raise UserError(f"epsilon {show(budget.epsilon)} is too small for these settings; raise it")
+    return calibrated(most * Fraction(low, MU_STEPS))
+
+
+def _calibrated(
+    plan: PurePlan, budget: Budget, neighbours: str, contributions: int, inputs: int, loss: Fraction
+) -> Calibrated:
+    """Calibrate the stages to a pure epsilon, or to the mu of all Gaussian noise together."""
     charges: list[Charge] = []
 
+    def part(share: Fraction) -> Fraction:
+        return loss * (root_down(share) if budget.delta else share)
+
     def scale(what: str, noise: Mechanism, moved: Fraction, share: Fraction, proof: str) -> int:
-        steps = math.ceil(moved * contributions / (budget.epsilon * share))
+        moved = moved * contributions
+        steps = math.ceil(moved / part(share))
         charges.append(
             Charge(
                 what,
                 noise,
                 neighbours,
-                moved * contributions,
+                moved,
                 Fraction(steps),
                 proof,
+                budget.delta,
                 contributions=contributions,
             )
         )
         return steps
 
     centre = length = 0
+    numbers, rows, lemma = scalar_noise(plan), row_noise(plan), f"{perturbed.PROOF} Lemma"
     if plan.form == "centred":
         moved = centre_clip(inputs).rows_sensitivity(neighbours)
-        centre = scale(
-            "mean of the records", "radial", moved, plan.centre_share, f"{perturbed.PROOF} Lemma 2"
-        )
-        length = scale(
-            "mean distance to it",
-            "laplace",
-            Fraction(LENGTH_STEPS),
-            plan.length_share,
-            f"{perturbed.PROOF} Lemma 2",
-        )
+        centre = scale("mean of the records", rows, moved, plan.centre_share, f"{lemma} 2")
+        moved = Fraction(LENGTH_STEPS)
+        length = scale("mean distance to it", numbers, moved, plan.length_share, f"{lemma} 2")
     if plan.objective.loss == "target":
-        moved = target_clip().sums_sensitivity(neighbours)
-        sums = scale("counts of the target's bins", "laplace", moved, plan.sums_share, _MOMENTS)
+        bins = target_clip(numbers)
+        moved = (bins.counts_sensitivity if bins.norm == "l2" else bins.sums_sensitivity)(neighbours)
+        sums = scale("counts of the target's bins", numbers, moved, plan.sums_share, _MOMENTS)
     else:
-        clip = class_sums_clip(plan)
-        laplace = clip.norm == "l1"
-        moved = clip.sums_sensitivity(neighbours) if laplace else clip.rows_sensitivity(neighbours)
-        noise: Mechanism = "laplace" if laplace else "radial"
+        clip, noise = class_sums_clip(plan), sums_noise(plan)
+        moved = (clip.rows_sensitivity if noise == "radial" else clip.sums_sensitivity)(neighbours)
         sums = scale("class sums and counts", noise, moved, plan.sums_share, _MOMENTS)
-    found = perturbed.calibrate(
-        plan.objective, budget.epsilon * plan.objective_share, neighbours, contributions
-    )
+    if budget.delta:
+        found = perturbed.calibrate(
+            plan.objective,
+            budget.epsilon,
+            neighbours,
+            contributions,
+            mu=part(plan.objective_share),
+            delta=budget.delta,
+        )
+    else:
+        found = perturbed.calibrate(plan.objective, part(plan.objective_share), neighbours, contributions)
     charges.extend(found.charges)
     if plan.objective.loss == "target":
-        moved = Fraction(2 * math.floor(ERROR_BOUND * ERROR_UNIT))
+        bound = Fraction(math.floor(ERROR_BOUND * ERROR_UNIT))
+        moved = root_up(2 * bound**2) if budget.delta else 2 * bound
         what = "squared errors of the model and of the mean"
     else:
         moved, what = Fraction(1), "correct predictions"
-    check = scale(what, "laplace", moved, plan.check_share, f"{perturbed.PROOF} Lemma 3")
+    check = scale(what, numbers, moved, plan.check_share, f"{lemma} 3")
     return Calibrated(centre, length, sums, check, found, tuple(charges))
 
 
@@ -206,7 +259,7 @@ class TargetCountsKept:
 
     def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
         """Return bounded records, (BINS + 1,) counts, and their number."""
-        counts = self.clip.integers(bins_of(part[1])).sum(0).astype(np.int64)
+        counts = self.clip.counts(bins_of(part[1])).sum(0).astype(np.int64)
         return self.bounded(part)[0], (counts, np.array([len(part[1])], dtype=np.int64))
 
 
@@ -302,7 +355,7 @@ def release(
     stamps: tuple[str, ...] = (),
     unproved: str = "",
 ) -> Release:
-    """Make a release under pure epsilon.
+    """Make a release by a perturbed loss.
 
     Parameters
     ----------
@@ -310,7 +363,7 @@ def release(
         and vectors with class codes.
     subject : their declared domain.
     plan : the public settings.
-    budget : epsilon.
+    budget : epsilon and delta.
     ledger : the charges are written there before noise is drawn.
     source : of the noise.
     features : the public map that made the features; None for a table.
@@ -350,7 +403,7 @@ def release(
     bounded = perturbed.Bounded(objective, plan.k)
     keep: Callable[[Part], tuple[Part, tuple[Integers, ...]]]
     if objective.loss == "target":
-        keep = TargetCountsKept(target_clip(), bounded)
+        keep = TargetCountsKept(target_clip(scalar_noise(plan)), bounded)
     else:
         keep = ClassSumsKept(objective.classes, class_sums_clip(plan), bounded)
     what = "counts of the target" if objective.loss == "target" else "class sums"
@@ -399,15 +452,16 @@ def _centred(
     public: bool,
 ) -> tuple[CentredTable, dict[str, npt.NDArray[Any]]]:
     """Release centre and length of a table's records, and return its features."""
-    sums = clamped(source.add(total[0].integers(), "radial", calibrated.centre))
+    noise = row_noise(plan)
+    sums = clamped(source.add(total[0].integers(), noise, calibrated.centre))
     step = float(centre_clip(len(sums) - 1).steps[0])
     size = float(plan.objective.size) if public else max(2 * step * float(sums[-1]), 1.0)
-    spread = calibrated.centre * math.sqrt(len(sums) + 1.0) * step / size
-    centre = likely_means(np.asarray(0.5 + sums[:-1] * (step / size), dtype=np.float64), spread)
+    sd = calibrated.centre * spread(noise, len(sums)) * step / size
+    centre = likely_means(np.asarray(0.5 + sums[:-1] * (step / size), dtype=np.float64), sd)
     with progress.bar(records.rows, "distance to the mean", "records") as advance:
         distances = records.total(DistanceSum(centre), advance)
     assert distances is not None
-    noisy = clamped(source.add(distances[0].integers(), "laplace", calibrated.length))
+    noisy = clamped(source.add(distances[0].integers(), scalar_noise(plan), calibrated.length))
     mean = float(noisy[0]) / (LENGTH_STEPS * size) * longest(centre)
     length = max(SETTLED.length * mean, 0.01 * longest(centre))
     features = CentredTable(table, centre, round(length, 6), plan.fourier)
@@ -418,9 +472,9 @@ def _learnt(
     kept: Records, sums: npt.NDArray[Any], plan: PurePlan, calibrated: Calibrated, source: Source
 ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
     """Release the sums, the minimum of the perturbed loss, and its check; also the noise, for a reader."""
-    objective = plan.objective
+    objective, numbers = plan.objective, scalar_noise(plan)
     if objective.loss == "target":
-        counts = clamped(source.add(sums, "laplace", calibrated.sums))
+        counts = clamped(source.add(sums, numbers, calibrated.sums))
         scale = TargetScale.of(counts)
         weights = perturbed.perturbed_minimum(
             kept, objective, calibrated.objective, np.zeros(1), source, plan.k, Standardised(scale)
@@ -429,19 +483,18 @@ def _learnt(
         real = head.integers / WEIGHT_UNIT
         errors = kept.total(SquaredErrors(real, scale))
         assert errors is not None
-        noisy = clamped(source.add(errors[0].integers(), "laplace", calibrated.check))
+        noisy = clamped(source.add(errors[0].integers(), numbers, calibrated.check))
         tensors = {"target": counts, "weights": weights, "errors": noisy}
         return tensors, {
-            "sd_target": calibrated.sums * math.sqrt(2.0),
-            "sd_errors": calibrated.check * math.sqrt(2.0),
+            "sd_target": calibrated.sums * spread(numbers, 1),
+            "sd_errors": calibrated.check * spread(numbers, 1),
             "error_unit": ERROR_UNIT,
             "target_unit": target_clip().record_norm_bound,
             "method": "objective",
         }
-    clip = class_sums_clip(plan)
-    noise: Mechanism = "laplace" if clip.norm == "l1" else "radial"
+    clip, noise = class_sums_clip(plan), sums_noise(plan)
     table = clamped(sums + source.draw(noise, sums.shape, calibrated.sums))
-    sd = calibrated.sums * (math.sqrt(2.0) if noise == "laplace" else math.sqrt(2.0 + plan.k))
+    sd = calibrated.sums * spread(noise, 1 + plan.k)
     offsets = class_offsets(table[:, 0], sd)
     weights = perturbed.perturbed_minimum(kept, objective, calibrated.objective, offsets, source, plan.k)
     head = objective_head(weights, offsets, objective.constant)
@@ -451,6 +504,6 @@ def _learnt(
         "class_sums": table,
         "step": np.concatenate([[1 / clip.count], clip.steps]),
         "weights": weights,
-        "correct": clamped(source.add(correct[0].integers(), "laplace", calibrated.check)),
+        "correct": clamped(source.add(correct[0].integers(), numbers, calibrated.check)),
     }
-    return tensors, {"sd_sums": sd, "sd_correct": calibrated.check * math.sqrt(2.0)}
+    return tensors, {"sd_sums": sd, "sd_correct": calibrated.check * spread(numbers, 1)}

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from adlm.paper.algorithm1 import adaptive_laplace_mechanism, make_release, train
     from adlm.paper.networks import NETWORKS, build
     from adlm.paper.release import Budgets, PrivateRecords, RecordOptions
-    from adlm.paper.relevance import RelevanceSource, private_relevance
-    from adlm.paper.relevance_network import RelevanceNetwork, make_public
+    from adlm.paper.relevance import RelevanceNetwork, RelevanceSource, make_public, private_relevance
     from adlm.paper.training import learn_records, train_on_records
 
 _PLACES = {

@@ -12,22 +12,21 @@ import numpy as np
 import numpy.typing as npt
 from torch import nn
 
-from adlm.analyst.fit import declared_origin, fit
-from adlm.analyst.model import Model
-from adlm.analyst.training import TrainingConfig
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
+from adlm.domain import Domain
 from adlm.errors import UserError
+from adlm.model.fit import declared_origin, fit
+from adlm.model.model import Model
+from adlm.model.training import TrainingConfig
 from adlm.paper import networks
 from adlm.paper.release import SPLIT, Budgets, PrivateRecords, RecordOptions, check_first, settings_for
 from adlm.paper.release import release as release_records
 from adlm.paper.release import write as write_records
-from adlm.paper.relevance import RelevanceSource, private_relevance
-from adlm.paper.relevance_network import make_public
+from adlm.paper.relevance import RelevanceSource, make_public, private_relevance
 from adlm.paper.training import check_plan, train_on_records
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-from adlm.public.domain import Domain
-from adlm.runtime.device import choose_device
+from adlm.runtime.machine import choose_device
 
 _USUAL = RecordOptions()
 

@@ -2,8 +2,9 @@
 
 Each feature has its own grid, fine enough for its noise to have the same integer scale as all others:
 the unit is b_j / SCALE. Records are truncated to the grid, so a release is integer arithmetic and exact
-noise; the product with the unit comes afterwards. Records pass in chunks, in memory or to a folder. All
-settings are checked before the first record is read, and every charge is written before its noise is drawn.
+noise; the product with the unit comes afterwards. Records pass in chunks, in memory or to a folder, in random
+order. All settings are checked before the first record is read, and every charge is written before its noise
+is drawn.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from adlm.curator.allocation import ALLOCATIONS
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
+from adlm.domain import Domain
 from adlm.errors import UserError, WeakReleaseWarning
-from adlm.paper.layers import layer_sizes
-from adlm.paper.networks import name_of
-from adlm.paper.objective import CROSS_ENTROPY, Polynomial, by_name
+from adlm.paper.loss import CROSS_ENTROPY, Polynomial, by_name
+from adlm.paper.networks import layer_sizes, name_of
 from adlm.paper.relevance import PRIVATE, PrivateRelevance, RelevanceSource, budget_ratios, relevance_charge
 from adlm.privacy.accounting import Charge, Totals, compose, parse_epsilon, show
 from adlm.privacy.certificate import LEARNT_BOUNDS, SEEDED
-from adlm.privacy.release import CERTIFICATE, TENSORS, Release
-from adlm.public.domain import Domain
+from adlm.privacy.clipping import ALLOCATIONS
+from adlm.privacy.folders import CERTIFICATE, TENSORS
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
+from adlm.privacy.release import Release
 from adlm.runtime import progress
 from adlm.runtime.artefact import canonical, new_folder
 
@@ -161,7 +162,9 @@ class RecordMechanism:
         value of the one record that differs. In grid steps feature j moves by at most ``steps[j]`` under
         discrete Laplace noise of scale SCALE, so the log ratio is at most sum_j steps[j] / SCALE = |L| d
         eps2 / Delta_h0, up to truncation. A label moves two coefficients of each released order by its
-        slope. The bias and the orders without slope do not depend on records.
+        slope. The bias and the orders without slope do not depend on records. Records are released in a
+        random order (`chunks`), so the bound holds wherever in the file the one record lies: where a person
+        is replaced whose record is read at another place, no other record is seen to move.
         """
         s, moved = self.settings, sum(map(int, self.steps))
         label = s.loss.label_sensitivity(s.orders) * self.label_steps
@@ -198,17 +201,19 @@ class RecordMechanism:
     ) -> Iterator[tuple[npt.NDArray[np.float32], ...]]:
         """Perturbed records (m, *shape) and coefficients (m, M) or (m, 3, M), in chunks (lines 12-19).
 
-        Records alone where labels are not released.
+        The order is uniformly random, the same for both. Records alone where labels are not released.
         """
         records, codes = np.asarray(x), None if labels is None else np.asarray(labels)
         rows = max(1, CHUNK // self.domain.size)
+        order = source.permutation(len(records))
         with progress.bar(len(records), "noise", "records") as advance:
             for start in range(0, len(records), rows):
-                part = self.domain.scale(records[start : start + rows])
+                chosen = order[start : start + rows]
+                part = self.domain.scale(records[chosen])
                 if codes is None:
                     yield (self._records(part, source),)
                 else:
-                    y = self.domain.encode_labels(codes[start : start + rows])
+                    y = self.domain.encode_labels(codes[chosen])
                     yield self._records(part, source), self._coefficients(y, source)
                 advance(len(part))
 
@@ -315,7 +320,7 @@ class RecordOptions:
     loss : `cross-entropy` or `square`.
     mode : `literal` puts noise on all three orders of the loss, as in lines 18-19; `economical` on the one
         that depends on the label.
-    rows : records to average relevances over; None for all.
+    rows : records to average relevances over, drawn at random; None for all.
     folder : where the release is written, chunk by chunk; None keeps it in memory.
     """
 

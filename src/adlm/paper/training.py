@@ -7,15 +7,12 @@ from fractions import Fraction
 
 from torch import nn
 
-from adlm.analyst.checkpoint import Checkpoint
-from adlm.analyst.examples import Examples
-from adlm.analyst.model import AVERAGES, TOGETHER_STATISTICS, Model
-from adlm.analyst.training import History, TrainingConfig, default_plan, train
 from adlm.errors import UserError
+from adlm.model.model import AVERAGES, TOGETHER_STATISTICS, Model
+from adlm.model.training import Checkpoint, Examples, History, TrainingConfig, default_plan, train
 from adlm.paper import networks
-from adlm.paper.layers import perturb_bias
-from adlm.paper.networks import EPOCHS, Unsupervised
-from adlm.paper.objective import by_name, released
+from adlm.paper.loss import by_name, released
+from adlm.paper.networks import EPOCHS, Unsupervised, perturb_bias
 from adlm.privacy.release import Release
 
 LITTLE_NOISE = 0.05  # in ranges of a feature

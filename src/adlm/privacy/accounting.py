@@ -9,17 +9,26 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Literal
+from itertools import product
+from typing import Any, Literal, get_args
 
 from adlm.errors import UserError
-from adlm.runtime.roots import MP, MPMATH_LOCK, root_up
+from adlm.runtime.arithmetic import MP, MPMATH_LOCK, root_up
 
-Mechanism = Literal["laplace", "radial", "gaussian", "curvature"]
-MECHANISMS = ("laplace", "radial", "gaussian", "curvature")
+# ---- What was released, and what that costs: charges, their composition, the certificate.
+#
+# A `Charge` is a frozen value; its meaning never changes once it is in a certificate. The epsilon of a
+# charge is not stated but computed from its sensitivity and scale, here and nowhere else, so that `adlm
+# verify` repeats the proof from the certificate alone.
+
+Mechanism = Literal["laplace", "radial", "gaussian", "curvature", "gaussian-label", "gaussian-target"]
+MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
+IN_LOSS = ("gaussian-label", "gaussian-target")  # Gaussian noise in a loss, of two classes or of a target
+GAUSSIAN = ("gaussian", *IN_LOSS)
 NONE_PROVED = "none proved"
 SMALLEST_DELTA = Fraction(1, 10**50)  # a delta is computed to 60 digits
 _DIGITS = 6  # epsilons for delta > 0 and printed ones are rounded up to 10^-6
@@ -27,6 +36,9 @@ LONGEST_NUMBER, LONGEST_OPTION = 1000, 400  # characters of a number in a file, 
 LARGEST_LOSS, LARGEST_MU = 10**200, 10**6  # of a charge: far more than protects anybody
 SMALLEST_LOSS = Fraction(1, 10**100)
 LARGEST_CONTRIBUTIONS = 10**9
+MOST_TERMS = 64  # records of a person, twice where they are replaced, that noise in a loss can protect
+CURVE_STEPS = 60  # points of the curve of delta over epsilon in a trade-off
+MOST_CORNERS = 256  # of a composition; more are rounded up to fewer
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:/[0-9]+)?|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)")
 
 Epsilon = Fraction | float  # a Fraction, or math.inf
@@ -86,9 +98,7 @@ def parse_epsilon(value: object, name: str = "epsilon") -> Fraction:
     except (ValueError, ZeroDivisionError, OverflowError):
         raise UserError(f"{name} must be a positive number such as 0.5, got {_brief(value)}") from None
     if exact <= 0 or near == 0:
-        raise UserError(
-            f"{name} must be greater than 0, got {_brief(value)}; a smaller budget means more privacy"
-        )
+        raise UserError(f"{name} must be positive (got {_brief(value)})")
     return exact
 
 
@@ -117,8 +127,14 @@ def gaussian_epsilon(mu: Fraction, delta: Fraction) -> Fraction:
     allows. Delta falls as epsilon grows, so bisection finds it.
     """
 
+    return _smallest_epsilon(lambda epsilon: gaussian_delta(mu, epsilon), delta)
+
+
+def _smallest_epsilon(curve: Callable[[Fraction], Fraction], delta: Fraction) -> Fraction:
+    """Return the smallest multiple of 10^-6 at which a falling curve is at most delta."""
+
     def holds(steps: int) -> bool:
-        return gaussian_delta(mu, Fraction(steps, 10**_DIGITS)) <= delta
+        return curve(Fraction(steps, 10**_DIGITS)) <= delta
 
     fails, high = -1, 1
     while not holds(high):
@@ -131,6 +147,8 @@ def gaussian_epsilon(mu: Fraction, delta: Fraction) -> Fraction:
 
 def gaussian_delta(mu: Fraction, epsilon: Fraction) -> Fraction:
     """Return delta(epsilon) = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu), rounded up."""
+    if not mu and epsilon >= 0:
+        return Fraction(0)
     # 80 digits after the point; those before it cancel in the difference of the two terms
     bits = 266 + int(mu).bit_length() + int(epsilon).bit_length()
     with MPMATH_LOCK, MP.workprec(bits):
@@ -160,6 +178,84 @@ def gaussian_mu(epsilon: Fraction, delta: Fraction) -> Fraction:
 
 
 @dataclass(frozen=True)
+class Gaussians:
+    """Gaussian noise of several charges together.
+
+    Attributes
+    ----------
+    square : sum of mu^2 of noise on sums.
+    losses : one entry for each perturbed loss: its mechanism, the number s of gradients that may change, and
+        mu^2 of the longest way they can move the loss's linear term.
+
+    Formal guarantees
+    -----------------
+    delta(epsilon) is at most the sum, over the corners of the set of moves of the linear terms, of the delta
+    of Gaussian noise whose mu^2 is `square` and those of the corners. Each of s gradients lies on a segment:
+    from 0 to some u for a label, from -u to u for a target, |u| at most a share 1/s of the longest move. Any
+    j of s labels together are a corner. A target has 2^s corners, whose mean squared length is a share 1/s of
+    the longest; where delta is convex in mu^2, that is as if a share 1/s of them were longest and the others
+    0. The composition may be adaptive. Proved in docs/proof-objective.md (Theorem 4).
+    """
+
+    square: Fraction = Fraction(0)
+    losses: tuple[tuple[Mechanism, int, Fraction], ...] = ()
+
+    @classmethod
+    def of(cls, charges: Iterable[Charge]) -> Gaussians:
+        """Collect the Gaussian noise of charges."""
+        noisy = [c for c in charges if c.mechanism in GAUSSIAN]
+        square = sum((c.loss**2 for c in noisy if c.mechanism == "gaussian"), Fraction(0))
+        losses = tuple((c.mechanism, c.terms, c.loss**2) for c in noisy if c.mechanism in IN_LOSS)
+        return cls(square, losses)
+
+    def corners(self, epsilon: Fraction) -> dict[Fraction, Fraction]:
+        """Return how many corners there are of each mu^2, at most MOST_CORNERS of these."""
+        far = self.square + sum((square for _, _, square in self.losses), Fraction(0))
+        convex = epsilon >= 0 and 4 * epsilon**2 >= far * (far + 4)  # of delta in mu^2, up to `far`
+        found = {self.square: Fraction(1)}
+        for mechanism, terms, square in self.losses:
+            if mechanism == "gaussian-label":
+                more = {
+                    square * Fraction(j, terms) ** 2: Fraction(math.comb(terms, j)) for j in range(terms + 1)
+                }
+            elif convex and terms > 1:
+                share = Fraction(2**terms, terms)
+                more = {square: share, Fraction(0): 2**terms - share}
+            else:
+                more = {square: Fraction(2**terms)}
+            sums: dict[Fraction, Fraction] = {}
+            for (one, many), (other, times) in product(found.items(), more.items()):
+                sums[one + other] = sums.get(one + other, Fraction(0)) + many * times
+            found = _fewer(sums)
+        return found
+
+    def delta(self, epsilon: Fraction) -> Fraction:
+        """Return a delta for which an epsilon holds, rounded up; more than 1 says nothing."""
+        parts = (many * gaussian_delta(root_up(s), epsilon) for s, many in self.corners(epsilon).items())
+        return sum(parts, Fraction(0))
+
+    def epsilon(self, delta: Fraction) -> Fraction:
+        """Return the smallest epsilon, in multiples of 10^-6, that holds at a delta."""
+        return _gaussians_epsilon(self, delta)
+
+
+@lru_cache(maxsize=256)
+def _gaussians_epsilon(noise: Gaussians, delta: Fraction) -> Fraction:
+    if not noise.losses:
+        return gaussian_epsilon(root_up(noise.square), delta) if noise.square else Fraction(0)
+    return _smallest_epsilon(noise.delta, delta)
+
+
+def _fewer(corners: dict[Fraction, Fraction]) -> dict[Fraction, Fraction]:
+    """Merge neighbouring corners into the longer ones until there are few enough."""
+    while len(corners) > MOST_CORNERS:
+        falling = sorted(corners.items(), reverse=True)
+        pairs = zip(falling[::2], [*falling[1::2], (Fraction(0), Fraction(0))], strict=False)
+        corners = {longer: many + more for (longer, many), (_, more) in pairs}
+    return corners
+
+
+@dataclass(frozen=True)
 class Charge:
     """One read of private records: what was released and at what cost.
 
@@ -167,10 +263,12 @@ class Charge:
     ----------
     what : what was released, in words.
     mechanism : `laplace` (sensitivity in L1), `radial` (in the sum of the rows' L2 norms), `gaussian` (in
-        L2), or `curvature` of a perturbed loss: the trace of a record's Hessian over the ridge.
+        L2), `gaussian-label` and `gaussian-target` (in L2, of the gradient of a loss of two classes or of a
+        numeric target), or `curvature` of a perturbed loss: the trace of a record's Hessian over the ridge.
     neighbours : the neighbouring relation that `sensitivity` is for.
     sensitivity, scale : in the same units, normally steps of the noise grid. The proved epsilon is their
-        ratio for all but Gaussian noise, and the analytic Gaussian one of their ratio for Gaussian noise.
+        ratio for all but Gaussian noise, and the analytic Gaussian one of their ratio for Gaussian noise
+        (of `Gaussians` for Gaussian noise in a loss).
     delta : 0 except for Gaussian noise.
     epsilon_claimed : the epsilon that the method's authors claim for this step; None if it is the proved one.
     proof : where the bound is proved. A charge without a proof cannot be made.
@@ -190,7 +288,7 @@ class Charge:
     contributions: int = 1
 
     def __post_init__(self) -> None:
-        from adlm.public.domain import NEIGHBOURS
+        from adlm.domain import NEIGHBOURS
 
         if self.mechanism not in MECHANISMS:
             raise UserError(
@@ -206,11 +304,11 @@ class Charge:
             raise UserError(
                 f"a charge needs a positive sensitivity and scale, got {self.sensitivity} and {self.scale}"
             )
-        if (self.mechanism == "gaussian") != (self.delta > 0) or not 0 <= self.delta < 1:
+        if (self.mechanism in GAUSSIAN) != (self.delta > 0) or not 0 <= self.delta < 1:
             raise UserError(f"delta is in (0, 1) for Gaussian noise and 0 for any other, got {self.delta}")
         if 0 < self.delta < SMALLEST_DELTA:
             raise UserError(f"delta of a charge must be at least {float(SMALLEST_DELTA):g}, got {self.delta}")
-        most = LARGEST_MU if self.mechanism == "gaussian" else LARGEST_LOSS
+        most = LARGEST_MU if self.mechanism in GAUSSIAN else LARGEST_LOSS
         if not SMALLEST_LOSS <= self.loss <= most or abs(self.epsilon_claimed or Fraction(0)) > LARGEST_LOSS:
             raise UserError(
                 f"sensitivity over scale of charge {_brief(self.what)} must lie between "
@@ -219,6 +317,16 @@ class Charge:
         people = self.contributions
         if not (type(people) is int and 1 <= people <= LARGEST_CONTRIBUTIONS):
             raise UserError(f"contributions of a charge must be a number of records, got {_brief(people)}")
+        if self.mechanism in IN_LOSS and self.terms > MOST_TERMS:
+            raise UserError(
+                f"Gaussian noise in a loss protects at most {MOST_TERMS * people // self.terms} records of a "
+                f"person, got {people}; bound them, or give delta 0"
+            )
+
+    @property
+    def terms(self) -> int:
+        """Records whose gradient may change: those of a person, twice where they are replaced."""
+        return self.contributions * (1 if self.neighbours == "add-remove" else 2)
 
     @property
     def loss(self) -> Fraction:
@@ -230,6 +338,8 @@ class Charge:
         """Return the epsilon that the proof gives, infinite when there is none."""
         if self.unproved:
             return math.inf
+        if self.mechanism in IN_LOSS:
+            return Gaussians.of([self]).epsilon(self.delta)
         return gaussian_epsilon(self.loss, self.delta) if self.mechanism == "gaussian" else self.loss
 
     @property
@@ -248,7 +358,8 @@ class Charge:
         Formal guarantees
         -----------------
         Group privacy: changing m records is ceil(m / contributions) changes of what the charge protects. A
-        pure epsilon and the mu of Gaussian noise both grow by that factor (Dong, Roth, Su 2022).
+        pure epsilon and the mu of Gaussian noise both grow by that factor (Dong, Roth, Su 2022). A perturbed
+        loss has as many more corners (`Gaussians`).
         """
         times = -(-contributions // self.contributions)
         claimed = None if self.epsilon_claimed is None else self.epsilon_claimed * times
@@ -305,19 +416,22 @@ class TradeOff:
     """How well any test can tell a release from its neighbour's: a bound, tight for Gaussian noise.
 
     The bound is that of a mu-GDP mechanism together with an (epsilon, delta)-DP one, each of which may be
-    absent. For pure charges it is the bound of their epsilon, for Gaussian ones the exact curve of mu.
+    absent. For pure charges it is the bound of their epsilon, for Gaussian ones the exact curve of mu. With
+    Gaussian noise in a loss it is that of the composed curve of delta over epsilon, which is not tight.
 
     Attributes
     ----------
     mu : of all Gaussian noise together; 0 if there is none.
     epsilon, delta : of everything else together.
+    noise : all Gaussian noise, where some of it is in a loss; `mu` is then 0.
 
     Formal guarantees
     -----------------
     A mu-GDP mechanism is no easier to test than N(0, 1) against N(mu, 1) (Dong, Roth, Su 2022), an
     (epsilon, delta)-DP one no easier than randomised response that gives itself away with probability delta
     (Kairouz, Oh, Viswanath 2015). The composition, also an adaptive one, is no easier to test than both
-    together, whose likelihood ratio the methods below evaluate.
+    together, whose likelihood ratio the methods below evaluate. For every epsilon, true alarms are at most
+    e^epsilon times false ones plus delta(epsilon), and the same holds for what is missed.
 
     Examples
     --------
@@ -329,6 +443,7 @@ class TradeOff:
     mu: float = 0.0
     epsilon: float = 0.0
     delta: float = 0.0
+    noise: Gaussians | None = None
 
     @classmethod
     def of(cls, charges: Iterable[Charge]) -> TradeOff | None:
@@ -336,24 +451,45 @@ class TradeOff:
 
         A charge that is neither pure nor Gaussian counts by its proved epsilon at its own delta.
         """
-        squares, pure, missed = Fraction(0), Fraction(0), 1.0
+        charges, pure, missed = list(charges), Fraction(0), 1.0
         for charge in charges:
             if charge.unproved:
                 return None
-            if charge.mechanism == "gaussian":
-                squares += charge.loss**2
-            else:
+            if charge.mechanism not in GAUSSIAN:
                 pure += Fraction(charge.epsilon_proved)
                 missed *= 1 - float(charge.delta)
-        mu = float(root_up(squares)) if squares else 0.0
+        noise = Gaussians.of(charges)
+        if noise.losses:
+            return cls(0.0, float(pure), 1 - missed, noise)
+        mu = float(root_up(noise.square)) if noise.square else 0.0
         return cls(mu, float(pure), 1 - missed)
+
+    @property
+    def is_pure(self) -> bool:
+        """Whether the epsilon holds for every output."""
+        return not (self.mu or self.delta or self.noise)
 
     def best_guess(self) -> float:
         """Return the largest share of right guesses between two neighbours of equal prior probability."""
-        return self._alarms(0.0)[1]
+        if self.noise is None:
+            return self._alarms(0.0)[1]
+        return min((math.exp(e) + d) / (math.exp(e) + 1) for e, d in self._curve())
+
+    def _curve(self) -> tuple[tuple[float, float], ...]:
+        """Return some epsilons with their deltas, capped at 1."""
+        assert self.noise is not None
+        points = _points(self.noise)
+        return tuple((self.epsilon + e, min(self.delta + d, 1.0)) for e, d in points)
 
     def detection(self, false_alarms: float) -> float:
         """Return the largest rate of true alarms of a test with this rate of false ones, in [0, 1]."""
+        if self.noise is not None:
+            bounds = (
+                bound
+                for e, d in self._curve()
+                for bound in (math.exp(e) * false_alarms + d, 1 - (1 - false_alarms - d) / math.exp(e))
+            )
+            return max(0.0, min(1.0, *bounds))
         if not self.mu:
             grown = math.exp(min(self.epsilon, 700.0))
             up, down = grown * false_alarms + self.delta, 1 - (1 - false_alarms - self.delta) / grown
@@ -373,7 +509,7 @@ class TradeOff:
         Pure epsilon: e^epsilon, for every output. Otherwise a rare output can say more than that, and the
         factor is true over false alarms of the best test with this rate of false ones.
         """
-        if not self.mu and not self.delta:
+        if self.is_pure:
             return math.exp(min(self.epsilon, 700.0))
         return self.detection(false_alarms) / false_alarms
 
@@ -390,6 +526,14 @@ class TradeOff:
         false = (1 - up) * above(self.epsilon, -half) + up * above(-self.epsilon, -half)
         true = up * above(self.epsilon, half) + (1 - up) * above(-self.epsilon, half)
         return kept * false, self.delta + kept * true
+
+
+@lru_cache(maxsize=16)
+def _points(noise: Gaussians) -> tuple[tuple[float, float], ...]:
+    """Return epsilons from 0 to that at a delta of 10^-12, with their deltas rounded up."""
+    most = min(noise.epsilon(Fraction(1, 10**12)), Fraction(600))
+    steps = (most * Fraction(i, CURVE_STEPS) ** 2 for i in range(CURVE_STEPS + 1))
+    return tuple((float(e), float(noise.delta(e)) * (1 + 1e-12)) for e in steps)
 
 
 @dataclass(frozen=True)
@@ -466,14 +610,13 @@ class Totals:
         )
 
     def sentence(self) -> str:
-        """Say claimed and proved together."""
+        """State the guarantee: one epsilon, or claimed and proved where they differ."""
         delta = f", delta {float(self.delta):g}" if self.delta else ""
         mu = f" (mu {self.mu})" if self.mu else ""
         why = f" ({'; '.join(self.unproved)})" if self.unproved else ""
-        return (
-            f"epsilon claimed {show(self.epsilon_claimed)}, proved {show(self.epsilon_proved)}"
-            f"{delta}{mu}, neighbours {self.neighbours}, per {self.unit}{self.multiplied()}{why}"
-        )
+        claimed, proved = show(self.epsilon_claimed), show(self.epsilon_proved)
+        epsilon = proved if claimed == proved else f"claimed {claimed}, proved {proved}"
+        return f"epsilon {epsilon}{delta}{mu}, neighbours {self.neighbours}, per {self.unit}{self.multiplied()}{why}"
 
     def multiplied(self) -> str:
         """Say how charges for fewer records were counted."""
@@ -493,11 +636,12 @@ def compose(charges: Iterable[Charge], delta: Fraction | None = None) -> Totals:
     Formal guarantees
     -----------------
     Pure charges add exactly (basic composition). Gaussian charges compose to one Gaussian mechanism,
-    mu^2 = sum mu_i^2 (Dong, Roth, Su 2022), which has an analytic epsilon at every delta. The delta of a
-    charge says where its epsilon was read off, not what the mechanism is, so charges of different deltas
-    compose. The two groups add by basic composition. All hold for adaptively chosen mechanisms. Charges for
-    different neighbouring relations do not compose here and are refused. The total is for the largest number
-    of records that a charge allows one person; charges for fewer are multiplied (`Charge.for_person`).
+    mu^2 = sum mu_i^2 (Dong, Roth, Su 2022), which has an analytic epsilon at every delta; with those in a
+    loss they compose by `Gaussians`. The delta of a charge says where its epsilon was read off, not what the
+    mechanism is, so charges of different deltas compose. The two groups add by basic composition. All hold
+    for adaptively chosen mechanisms. Charges for different neighbouring relations do not compose here and are
+    refused. The total is for the largest number of records that a charge allows one person; charges for fewer
+    are multiplied (`Charge.for_person`).
     """
     charges = list(charges)
     relations = {c.neighbours for c in charges}
@@ -510,7 +654,7 @@ def compose(charges: Iterable[Charge], delta: Fraction | None = None) -> Totals:
     units = {c.contributions for c in charges}
     most = max(units)
     charges = [c.for_person(most) for c in charges]
-    gaussian = [c for c in charges if c.mechanism == "gaussian"]
+    gaussian = [c for c in charges if c.mechanism in GAUSSIAN]
     if delta is None:
         delta = max((c.delta for c in gaussian), default=Fraction(0))
     elif gaussian and delta < SMALLEST_DELTA:
@@ -519,9 +663,9 @@ def compose(charges: Iterable[Charge], delta: Fraction | None = None) -> Totals:
     delta = delta if gaussian else Fraction(0)
     proved: Epsilon = math.inf
     if not unproved:
-        proved = sum((c.loss for c in charges if c.mechanism != "gaussian"), Fraction(0))
+        proved = sum((c.loss for c in charges if c.mechanism not in GAUSSIAN), Fraction(0))
         if gaussian:
-            proved += gaussian_epsilon(root_up(sum((c.loss**2 for c in gaussian), Fraction(0))), delta)
+            proved += Gaussians.of(gaussian).epsilon(delta)
     if all(c.epsilon_claimed is None for c in charges):
         claimed = proved
     else:
@@ -560,27 +704,88 @@ def left_over(
 
     Formal guarantees
     -----------------
-    The charges of a release of that epsilon (pure ones for delta 0, Gaussian ones otherwise) compose with
-    the given ones to something within the budget: what is left of Gaussian noise is what is left of mu^2.
+    The charges of a release of that epsilon (pure ones for delta 0, Gaussian noise on sums otherwise) compose
+    with the given ones to something within the budget. A perturbed loss with delta, whose curve of delta is
+    another one, may be refused a little earlier: `Ledger.check` decides.
     """
     charges, step = list(charges), 10**_DIGITS
     most = max([contributions, *(c.contributions for c in charges)])
     charges, times = [c.for_person(most) for c in charges], -(-most // contributions)
     if delta > budget_delta or any(c.unproved or c.delta > budget_delta for c in charges):
         return Fraction(0)
-    noisy = sum((c.loss**2 for c in charges if c.mechanism == "gaussian"), Fraction(0))
-    rest = budget - sum((c.loss for c in charges if c.mechanism != "gaussian"), Fraction(0))
+    noisy = Gaussians.of(charges)
+    rest = budget - sum((c.loss for c in charges if c.mechanism not in GAUSSIAN), Fraction(0))
     if not delta:
-        rest -= gaussian_epsilon(root_up(noisy), budget_delta) if noisy else 0
+        rest -= noisy.epsilon(budget_delta)
         return max(Fraction(math.floor(rest / times * step), step), Fraction(0))
     if rest <= 0:
         return Fraction(0)
-    try:
-        unspent = gaussian_mu(rest, budget_delta) ** 2 - noisy
-    except UserError:  # too little is left for any Gaussian noise
-        return Fraction(0)
+    if noisy.losses:
+        unspent = _unspent(noisy, Fraction(math.floor(rest * step), step), budget_delta)
+    else:
+        try:
+            unspent = gaussian_mu(rest, budget_delta) ** 2 - noisy.square
+        except UserError:  # too little is left for any Gaussian noise
+            return Fraction(0)
     if unspent <= 0:
         return Fraction(0)
     mu = Fraction(math.isqrt(math.floor(unspent * 10**24)), 10**12) / times
     # slightly below the epsilon of that mu, so that noise calibrated to it has a smaller mu
     return max(gaussian_epsilon(mu, delta) - Fraction(1, step), Fraction(0)) if mu else Fraction(0)
+
+
+def _unspent(noise: Gaussians, epsilon: Fraction, delta: Fraction) -> Fraction:
+    """Return the mu^2, in steps of 10^-12, that can be added to some noise within a budget."""
+    low, high = 0, 64 * 10**12
+    while high - low > 1:
+        middle = (low + high) // 2
+        more = replace(noise, square=noise.square + Fraction(middle, 10**12))
+        low, high = (middle, high) if more.delta(epsilon) <= delta else (low, middle)
+    return Fraction(low, 10**12)
+
+
+# ---- A privacy budget: epsilon and delta, exact.
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The privacy budget of a data set or of one release: proved epsilon, and delta.
+
+    Parameters
+    ----------
+    epsilon : positive.
+    delta : at least 0 and below 1; 0 for pure epsilon.
+
+    Examples
+    --------
+    >>> from adlm import Budget
+    >>> Budget.of("1/3", 1e-5) == Budget.parse("1/3,1e-5")
+    True
+    """
+
+    epsilon: Fraction
+    delta: Fraction = Fraction(0)
+
+    @classmethod
+    def of(cls, epsilon: object, delta: object = 0) -> Budget:
+        """Make a budget from numbers, or exact ones such as "1/3".
+
+        Parameters
+        ----------
+        epsilon, delta : numbers, or texts such as "0.5", "1/3" and "1e-5".
+
+        Raises
+        ------
+        UserError : epsilon is not a positive number, or delta does not lie in [0, 1).
+        """
+        return cls(parse_epsilon(epsilon), parse_delta(delta))
+
+    @classmethod
+    def parse(cls, text: str) -> Budget:
+        """Parse a budget, "EPSILON" or "EPSILON,DELTA", as on the command line."""
+        epsilon, _, delta = text.partition(",")
+        return cls(parse_epsilon(epsilon, "budget"), parse_delta(delta or "0"))
+
+    def to_dict(self) -> dict[str, str]:
+        """Return epsilon and delta as strings, as on the command line."""
+        return {"epsilon": show(self.epsilon), "delta": f"{float(self.delta):g}"}

@@ -1,20 +1,207 @@
-"""The certificate of a release: its content, its cost and how to check both, with stamps that warn."""
+"""The certificate of a release: its content and cost, its header in files of tensors, its notebook view."""
 
 from __future__ import annotations
 
+import html
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any, Literal
 
+from adlm.domain import Domain
 from adlm.errors import UserError
-from adlm.privacy.accounting import Charge, Totals, compose
-from adlm.privacy.header import unit_of
-from adlm.privacy.notebook import Part, box, charges_part, guarantee
-from adlm.privacy.signature import Statement
-from adlm.public.domain import Domain
+from adlm.privacy.accounting import Charge, Totals, compose, show
+from adlm.privacy.signature import Signature, Statement
 from adlm.runtime.artefact import canonical, sha256
+
+# ---- HTML display of values in a notebook: one line of facts, and details that unfold. No outside assets.
+#
+# `box` escapes all of its inputs, so nothing in an artefact can add markup to a page.
+
+MOST_ROWS = 50  # of a table
+STYLE = (
+    "<style>.adlm-box{font:13px/1.5 system-ui,sans-serif;border:1px solid #8888;border-radius:4px;"
+    "padding:.4em .7em;display:inline-block;max-width:100%;color:inherit}.adlm-box b.adlm-warn{color:#c33}"
+    ".adlm-box table{border-collapse:collapse;margin:.3em 0}.adlm-box td,.adlm-box th{text-align:left;"
+    "padding:.1em .7em .1em 0;border:0;background:none}.adlm-box summary{cursor:pointer}</style>"
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part that unfolds: its summary, headings and rows."""
+
+    summary: str
+    headings: Sequence[str]
+    rows: Iterable[Sequence[object]]
+
+
+def box(
+    title: str, facts: Sequence[tuple[str, object]], parts: Sequence[Part] = (), warnings: Sequence[str] = ()
+) -> str:
+    """Return the HTML of a value.
+
+    Parameters
+    ----------
+    facts : the main facts, name and value; always shown.
+    parts : tables that unfold on a click; empty ones are left out.
+    warnings : always shown, first.
+    """
+    line = " &middot; ".join(f"{_text(name)} <strong>{_text(value)}</strong>" for name, value in facts)
+    warned = "".join(f'<br><b class="adlm-warn">{_text(words)}</b>' for words in warnings)
+    folded = "".join(_folded(part) for part in parts)
+    return f'{STYLE}<div class="adlm-box"><strong>{_text(title)}</strong>{warned}<br>{line}{folded}</div>'
+
+
+def guarantee(totals: Totals) -> list[tuple[str, object]]:
+    """Return the facts that every box begins with."""
+    return [
+        ("epsilon proved", show(totals.epsilon_proved)),
+        ("claimed", show(totals.epsilon_claimed)),
+        ("delta", f"{float(totals.delta):g}"),
+        *([("mu", totals.mu)] if totals.mu else []),
+        ("neighbours", totals.neighbours),
+        ("per", f"{totals.unit}{totals.multiplied()}"),
+    ]
+
+
+def charge_rows(charges: Iterable[Charge]) -> list[tuple[str, ...]]:
+    """Return a row for each charge: content, noise, epsilon claimed and proved, delta, and the proof."""
+    return [
+        (
+            c.what,
+            c.mechanism,
+            show(c.claimed),
+            show(c.epsilon_proved),
+            f"{float(c.delta):g}",
+            f"not proved: {c.unproved}" if c.unproved else c.proof,
+        )
+        for c in charges
+    ]
+
+
+def charges_part(charges: Sequence[Charge], *, units: bool = False) -> Part:
+    """List the charges, and where each bound is proved.
+
+    Parameters
+    ----------
+    charges : of one release, or of a ledger.
+    units : whether each row ends with the unit of its charge, which may differ in a ledger.
+    """
+    rows = charge_rows(charges)
+    if units:
+        rows = [(*row, charge.unit) for row, charge in zip(rows, charges, strict=True)]
+    return Part(
+        f"{len(rows)} charge{'s' * (len(rows) != 1)}",
+        ("released", "noise", "claimed", "proved", "delta", "proof", *(("per",) if units else ())),
+        rows,
+    )
+
+
+def _folded(part: Part) -> str:
+    rows = list(part.rows)
+    if not rows:
+        return ""
+    head = "".join(f"<th>{_text(name)}</th>" for name in part.headings)
+    body = "".join(f"<tr>{''.join(f'<td>{_text(c)}</td>' for c in row)}</tr>" for row in rows[:MOST_ROWS])
+    rest = f"and {len(rows) - MOST_ROWS} more" if len(rows) > MOST_ROWS else ""
+    table = f"<table><tr>{head}</tr>{body}</table>"
+    return f"<details><summary>{_text(part.summary)}</summary>{table}{rest}</details>"
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value), quote=True)
+
+
+# ---- Privacy metadata in a file of tensors: epsilon, delta, relation, unit, digest, signatures.
+#
+# The header of `release.safetensors` and `model.safetensors` has one entry, `adlm`: a JSON object that any
+# tool which reads such headers can show. An ONNX file has the same values as entries of its metadata. They
+# repeat the certificate for readers of the file alone; loading and `adlm verify` compare them with it.
+
+ENTRY = "adlm"
+SIGNATURES = ("release_signature", "signature")
+
+
+def unit_of(certificate: Certificate) -> str:
+    """The unit of privacy: one record, or one person with at most so many records."""
+    most = certificate.settings.get("contributions", 1)
+    if isinstance(most, int) and most > 1:
+        return f"person, of at most {most} records"
+    spec = certificate.features.get("spec")
+    table = spec.get("table") if isinstance(spec, Mapping) else None
+    kinds = []
+    for declared in (table, certificate.settings.get("input")):  # of a table; of images or vectors
+        columns = declared.get("columns") if isinstance(declared, Mapping) else None
+        kinds += [column.get("kind") for column in columns] if isinstance(columns, list) else []
+    return "person, of at most 1 record" if "person" in kinds else "record"
+
+
+def privacy_header(
+    certificate: Certificate,
+    stamps: Sequence[str] = (),
+    *,
+    release_signature: Signature | None = None,
+    signature: Signature | None = None,
+) -> dict[str, Any]:
+    """Return the privacy metadata of a release's file, or of a file made from it, in JSON values.
+
+    Parameters
+    ----------
+    stamps : of the artefact: those of the release and its own.
+    release_signature, signature : of the release, and of the model that the file belongs to.
+    """
+    totals = certificate.totals.to_dict()
+    header: dict[str, Any] = {
+        "epsilon": totals["epsilon_proved"],
+        "epsilon_claimed": totals["epsilon_claimed"],
+        "delta": totals["delta"],
+        "relation": totals["neighbours"],
+        "unit": unit_of(certificate),
+        "stamps": list(stamps),
+        "release_digest": certificate.digest,
+    }
+    if release_signature is not None:
+        header["release_signature"] = release_signature.to_dict()
+    if signature is not None:
+        header["signature"] = signature.to_dict()
+    return header
+
+
+def header_entries(
+    certificate: Certificate, stamps: Sequence[str], **signatures: Signature | None
+) -> dict[str, str]:
+    """Return `privacy_header` as a single entry, because safetensors writes several in any order."""
+    header = privacy_header(certificate, stamps, **signatures)
+    return {ENTRY: json.dumps(header, sort_keys=True, allow_nan=False)}
+
+
+def entries_of(raw: bytes) -> dict[str, str] | None:
+    """Return the entries in the header of a safetensors file, None where it has none."""
+    size = int.from_bytes(raw[:8], "little")
+    metadata = json.loads(raw[8 : 8 + size]).get("__metadata__")
+    return dict(metadata) if isinstance(metadata, dict) else None
+
+
+def check_entries(found: Mapping[str, str], expected: Mapping[str, Any] | None, what: str) -> None:
+    """Refuse a header that differs from the certificate; signatures may be missing."""
+    try:
+        header = json.loads(found[ENTRY]) if set(found) == {ENTRY} else None
+    except ValueError:
+        header = None
+    if not isinstance(header, dict) or expected is None:
+        raise UserError(f"the header of {what} was altered: it is not one that adlm wrote")
+    kept = {key: value for key, value in expected.items() if key not in SIGNATURES or key in header}
+    if header != kept:
+        wrong = sorted(key for key in {*header, *kept} if header.get(key) != kept.get(key))
+        raise UserError(
+            f"the header of {what} was altered: {', '.join(wrong)} is not what the certificate says"
+        )
+
+
+# ---- The certificate of a release: its content, its cost and how to check both, with stamps that warn.
 
 Content = Literal["moments", "rounds", "records", "regression"]
 SCHEMA = 1

@@ -15,26 +15,31 @@ from typing import Any
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from adlm.domain import Domain
 from adlm.errors import UserError
-from adlm.estimation.moments import Moments
+from adlm.features import Features, checked
+from adlm.model.estimates import Moments
 from adlm.privacy import signature
 from adlm.privacy.accounting import Charge, compose
-from adlm.privacy.certificate import ENGINE, Certificate, Content, implied_stamps
-from adlm.privacy.certificate import SEEDED as SEEDED
-from adlm.privacy.header import check_entries, entries_of, header_entries, privacy_header
-from adlm.privacy.notebook import Part, box, charges_part, guarantee
+from adlm.privacy.certificate import (
+    ENGINE,
+    Certificate,
+    Content,
+    Part,
+    box,
+    charges_part,
+    guarantee,
+    header_entries,
+    implied_stamps,
+)
+from adlm.privacy.folders import CERTIFICATE, TENSORS, read_release
 from adlm.privacy.signature import Signature, sign
-from adlm.public.domain import Domain
-from adlm.public.features import Features, checked
-from adlm.runtime.artefact import canonical, new_folder, read_json, sha256
+from adlm.runtime.artefact import canonical, new_folder, sha256
 from adlm.version import __version__
-
-TENSORS, CERTIFICATE = "release.safetensors", "certificate.json"
 
 
 @dataclass(frozen=True)
@@ -150,10 +155,10 @@ class Release:
         ------
         UserError : the release holds no class moments.
         """
-        from adlm.estimation.class_model import fit_class_model
+        from adlm.model.estimates import fit_class_model
 
         if self.certificate.kind == "regression":
-            raise UserError("draws with a numeric target come from adlm.analyst.regression.draw(release, n)")
+            raise UserError("draws with a numeric target come from adlm.model.closed_form.draw(release, n)")
         taken = self.features(features)
         class_model = fit_class_model(self.moments(), taken.prior)
         z, codes = class_model.sample(n, torch.Generator().manual_seed(seed))
@@ -203,50 +208,8 @@ class Release:
         ------
         UserError : the folder is no release, or something in it was altered; the sentence names it.
         """
-        folder = Path(folder)
-        if not folder.is_dir():
-            raise UserError(
-                f"{folder} is not a release: it must be a folder with {TENSORS} and {CERTIFICATE}"
-            )
-        if not (folder / TENSORS).exists() and (folder / "model.json").exists():
-            raise UserError(f"{folder} is a model, not a release; give the release that it was trained on")
-        raw = read_json(folder / CERTIFICATE, what="certificate")
-        certificate, engine = Certificate.from_dict(raw), raw.get(ENGINE)
-        signed = Signature.read(folder / signature.FILE, certificate.statement(), f"the release {folder}")
-        header = privacy_header(certificate, certificate.stamps, release_signature=signed)
-        tensors = read_tensors(folder / TENSORS, certificate.tensors, header)
-        return cls(tensors, certificate, signed, engine if isinstance(engine, Mapping) else None)
-
-
-def read_tensors(
-    path: Path, described: Mapping[str, Mapping[str, Any]], header: Mapping[str, Any] | None = None
-) -> dict[str, Tensor]:
-    """Read a safetensors file and check every tensor against its description.
-
-    Parameters
-    ----------
-    header : the privacy metadata that its header must have, if it has any.
-    """
-    try:
-        raw = path.read_bytes()
-        tensors = load_tensors(raw)
-    except OSError as error:
-        raise UserError(f"the tensors {path} cannot be read: {error.strerror or error}") from None
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise UserError(f"the tensors {path} are truncated or altered: {error}") from None
-    if set(tensors) != set(described):
-        raise UserError(
-            f"{path} holds the tensors {sorted(tensors)}, its certificate names {sorted(described)}"
-        )
-    for name, entry in describe(tensors).items():
-        if entry != dict(described[name]):
-            raise UserError(f"tensor {name!r} in {path} was altered: it does not match its certificate")
-    entries = entries_of(raw)
-    if entries is not None:
-        check_entries(entries, header, str(path))
-    if save_tensors({name: tensors[name] for name in sorted(tensors)}, entries) != raw:
-        raise UserError(f"the tensors {path} were altered outside their values")
-    return tensors
+        read = read_release(Path(folder))
+        return cls(load_tensors(read.tensors), read.certificate, read.signature, read.engine)
 
 
 def describe(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Any]]:

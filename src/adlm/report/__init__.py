@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adlm.report import provenance, sections
-from adlm.report.accuracy import accuracy
-from adlm.report.allocation import allocation, relevance_maps
-from adlm.report.audit import audit as audit_section
-from adlm.report.html import join
-from adlm.report.page import page
+from adlm.report import guarantee as sections
+from adlm.report import subject as provenance
+from adlm.report.html import join, page
+from adlm.report.results import accuracy, allocation, relevance_maps
+from adlm.report.results import audit as audit_section
 from adlm.report.subject import Subject, find
 from adlm.runtime.artefact import write_file
 

@@ -14,12 +14,9 @@ from typing import Any
 
 from adlm.errors import UserError
 from adlm.privacy.accounting import show
-from adlm.privacy.certificate import Certificate
-from adlm.privacy.header import unit_of
-from adlm.privacy.notebook import charge_rows
+from adlm.privacy.certificate import Certificate, charge_rows, unit_of
 from adlm.privacy.signature import Signature
-from adlm.report.attacker import meaning
-from adlm.report.sections import MEANINGS, relation_words
+from adlm.report.guarantee import MEANINGS, meaning, relation_words
 from adlm.report.subject import Subject, Trained
 
 HEAD = "---\nlibrary_name: adlm\n"

@@ -1,9 +1,20 @@
-"""HTML and SVG as values: other text is escaped, so nothing in an artefact can add markup."""
+"""HTML and SVG as values, plots, and the page around them: inline style, no script, nothing external."""
 
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from adlm.errors import UserError
+from adlm.runtime.artefact import write_file
+
+# ---- HTML and SVG as values: other text is escaped, so nothing in an artefact can add markup.
 
 VOID = frozenset({"meta", "br", "hr", "line", "rect", "circle", "path", "polyline", "polygon"})
 
@@ -55,3 +66,409 @@ def figure(picture: Markup, caption: object) -> Markup:
 
 def _attribute(value: object) -> str:
     return html.escape(f"{value:.6g}" if isinstance(value, float) else str(value), quote=True)
+
+
+# ---- Plots as SVG: lines, bars and heat maps, in colours that follow the page's light or dark theme.
+
+WIDTH, HEIGHT = 560, 300
+LEFT, RIGHT, TOP, BOTTOM = 64, 14, 14, 46
+MOST_POINTS = 400  # longer curves are thinned to this many points
+MOST_CELLS = 4096
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range of values over a range of pixels, with its name and ticks."""
+
+    low: float
+    high: float
+    start: float
+    stop: float
+    name: str = ""
+    ticks: tuple[float, ...] = field(default=())
+    log: bool = False
+
+    def at(self, value: float) -> float:
+        """Return the pixel of a value; values outside the range are drawn at its end."""
+        low, high, value = (
+            (math.log(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
+        )
+        share = (value - low) / (high - low) if high > low else 0.5
+        return round(self.start + min(1.0, max(0.0, share)) * (self.stop - self.start), 2)
+
+
+def horizontal(low: float, high: float, name: str) -> Axis:
+    """Make the x axis of a plot, with round numbers marked."""
+    return Axis(low, high, LEFT, WIDTH - RIGHT, name, nice(low, high))
+
+
+def logarithmic(low: float, high: float, name: str, ticks: Sequence[float]) -> Axis:
+    """Make a logarithmic x axis.
+
+    Parameters
+    ----------
+    low, high : ends of the axis.
+    name : its label.
+    ticks : values to mark.
+    """
+    return Axis(low, high, LEFT, WIDTH - RIGHT, name, tuple(ticks), log=True)
+
+
+def vertical(low: float, high: float, name: str) -> Axis:
+    """Make the y axis of a plot, with round numbers marked."""
+    return Axis(low, high, HEIGHT - BOTTOM, TOP, name, nice(low, high))
+
+
+def nice(low: float, high: float) -> tuple[float, ...]:
+    """Return round numbers in a range, about five."""
+    if not high > low:
+        return (low,)
+    raw = (high - low) / 5
+    unit = 10.0 ** math.floor(math.log10(raw))
+    step = unit * next(m for m in (1, 2, 5, 10) if m * unit >= raw)
+    first = math.ceil(low / step - 1e-9)
+    return tuple(i * step for i in range(first, math.floor(high / step + 1e-9) + 1))
+
+
+def number(value: float) -> str:
+    """Format a tick without rounding errors."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def plot(x: Axis, y: Axis, *marks: Markup, label: str) -> Markup:
+    """Put marks on axes; `label` describes the plot for screen readers."""
+    grid = [tag("line", class_="grid", x1=x.start, x2=x.stop, y1=y.at(t), y2=y.at(t)) for t in y.ticks]
+    numbers = [_text(number(t), x.start - 8, y.at(t) + 4, "end", class_="tick") for t in y.ticks]
+    numbers += [_text(number(t), x.at(t), y.start + 18, class_="tick") for t in x.ticks]
+    middle = (y.start + y.stop) / 2
+    names = [
+        _text(x.name, (x.start + x.stop) / 2, HEIGHT - 8),
+        _text(y.name, 14, middle, transform=f"rotate(-90 14 {middle:g})"),
+    ]
+    base = tag("line", class_="axis", x1=x.start, x2=x.stop, y1=y.start, y2=y.start)
+    return canvas(WIDTH, HEIGHT, label, *grid, *marks, base, *numbers, *names)
+
+
+def _text(words: str, x: float, y: float, anchor: str = "middle", **more: str) -> Markup:
+    return tag("text", words, x=x, y=y, text_anchor=anchor, **more)
+
+
+def canvas(width: float, height: float, label: str, *children: Markup) -> Markup:
+    """Make a drawing that shrinks with the page."""
+    return tag(
+        "svg",
+        tag("title", label),
+        *children,
+        viewBox=f"0 0 {width:g} {height:g}",
+        width=float(width),
+        height=float(height),
+        role="img",
+        aria_label=label,
+    )
+
+
+def curve(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float], style: str) -> Markup:
+    """Draw a line through points.
+
+    Parameters
+    ----------
+    x, y : the axes.
+    xs, ys : the points.
+    style : CSS class.
+    """
+    step = max(1, math.ceil(len(xs) / MOST_POINTS))
+    points = " ".join(f"{x.at(a):g},{y.at(b):g}" for a, b in list(zip(xs, ys, strict=True))[::step])
+    return tag("polyline", points=points, class_=f"line {style}")
+
+
+def area(
+    x: Axis, y: Axis, xs: Sequence[float], low: Sequence[float], high: Sequence[float], style: str
+) -> Markup:
+    """Fill what lies between two curves.
+
+    Parameters
+    ----------
+    x, y : the axes.
+    xs, low, high : places, and the curves' values there.
+    style : CSS class.
+    """
+    there = [f"{x.at(a):g},{y.at(b):g}" for a, b in zip(xs, high, strict=True)]
+    back = [f"{x.at(a):g},{y.at(b):g}" for a, b in zip(xs, low, strict=True)]
+    return tag("polygon", points=" ".join(there + back[::-1]), class_=f"area {style}")
+
+
+def dot(x: Axis, y: Axis, a: float, b: float, style: str) -> Markup:
+    """Draw a point.
+
+    Parameters
+    ----------
+    x, y : the axes.
+    a, b : the point.
+    style : CSS class.
+    """
+    return tag("circle", cx=x.at(a), cy=y.at(b), r=3.5, class_=f"dot {style}")
+
+
+def legend(*entries: tuple[str, str]) -> Markup:
+    """Make the legend of a plot."""
+    return tag(
+        "p", *(tag("span", tag("i", "", class_=style), name) for style, name in entries), class_="legend"
+    )
+
+
+def whisker(x: Axis, y: Axis, a: float, low: float, high: float) -> Markup:
+    """Draw a vertical line from one value to another.
+
+    Parameters
+    ----------
+    x, y : the axes.
+    a, low, high : place, and the values it joins.
+    """
+    return tag("line", x1=x.at(a), x2=x.at(a), y1=y.at(low), y2=y.at(high), class_="whisker")
+
+
+def bars(
+    names: Sequence[str],
+    values: Sequence[float],
+    *,
+    label: str,
+    spread: Sequence[float] | None = None,
+    unit: str = "",
+    styles: Sequence[str] | None = None,
+    shown: Sequence[str] | None = None,
+) -> Markup:
+    """Draw bars from the left, one a row, with whiskers of length `spread` either way.
+
+    Parameters
+    ----------
+    names, values : of the rows.
+    label : what a screen reader says.
+    spread : length of the whiskers.
+    unit : behind each value.
+    styles : CSS class of each bar.
+    shown : text of each value, instead of the number.
+    """
+    row, left, span = 26, 230, 215
+    reach = [abs(v) + (spread[i] if spread else 0.0) for i, v in enumerate(values)]
+    top = max([*reach, 1e-12])
+    drawn: list[Markup] = []
+    for i, (name, value) in enumerate(zip(names, values, strict=True)):
+        middle, width = i * row + row / 2, max(0.0, value) / top * span
+        drawn.append(_text(_short(name, 25), left - 8, middle + 4, "end"))
+        style = styles[i] if styles else "a"
+        drawn.append(
+            tag("rect", x=left, y=middle - 8, width=round(width, 2), height=16, class_=f"bar {style}")
+        )
+        end = width
+        if spread:
+            low, high = max(0.0, value - spread[i]) / top * span, max(0.0, value + spread[i]) / top * span
+            drawn.append(tag("line", x1=left + low, x2=left + high, y1=middle, y2=middle, class_="whisker"))
+            end = max(width, high)
+        text = shown[i] if shown else f"{number(value)}{unit}"
+        drawn.append(tag("text", text, x=left + end + 6, y=middle + 4, class_="tick"))
+    return canvas(WIDTH, row * len(names), label, *drawn)
+
+
+def heatmap(
+    values: npt.NDArray[np.float64],
+    *,
+    label: str,
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    counts: bool = False,
+) -> Markup:
+    """Draw a matrix as squares, in fuller colour where a value is larger; `counts` writes the numbers too.
+
+    Parameters
+    ----------
+    values : (rows, columns).
+    label : what a screen reader says.
+    rows, columns : their names.
+    counts : whether to write the numbers.
+    """
+    values = thinned(values)
+    high, low = float(values.max()), float(min(values.min(), 0.0))
+    left, top = (110.0 if rows else 2.0), (26.0 if columns else 2.0)
+    size = min(34.0 if counts else 18.0, (WIDTH - left - 4) / values.shape[1])
+    marks: list[Markup] = []
+    for i, j in np.ndindex(*values.shape):
+        share = (float(values[i, j]) - low) / (high - low) if high > low else 0.0
+        x, y = left + j * size, top + i * size
+        marks.append(
+            tag("rect", x=x, y=y, width=size, height=size, class_="cell", fill_opacity=round(share, 3))
+        )
+        if counts and size >= 20:
+            style = "cell-text strong" if share > 0.5 else "cell-text"
+            marks.append(_text(number(float(values[i, j])), x + size / 2, y + size / 2 + 4, class_=style))
+    edge = tag(
+        "rect", x=left, y=top, width=size * values.shape[1], height=size * values.shape[0], class_="edge"
+    )
+    for i, name in enumerate(rows or ()):
+        marks.append(_text(_short(name, 15), left - 6, top + (i + 0.5) * size + 4, "end"))
+    for j, name in enumerate(columns or ()):
+        short = _short(name, max(2, int(size / 7)))
+        marks.append(_text(short, left + (j + 0.5) * size, top - 8, class_="tick"))
+    width = left + size * values.shape[1] + 4
+    return canvas(max(width, 120.0), top + size * values.shape[0] + 4, label, join(marks), edge)
+
+
+def thinned(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Average blocks of a large matrix, so that a page stays small."""
+    while values.size > MOST_CELLS:
+        axis = int(values.shape[1] >= values.shape[0])
+        even = np.take(values, range(values.shape[axis] // 2 * 2), axis=axis)
+        halves = np.split(even, even.shape[axis] // 2, axis=axis)
+        values = np.concatenate([half.mean(axis, keepdims=True) for half in halves], axis)
+    return values
+
+
+def _short(name: str, most: int) -> str:
+    return name if len(name) <= most else name[: most - 1] + "…"
+
+
+# ---- One HTML file: inline style, no script, no external resources.
+
+STYLE = """
+:root{color-scheme:light dark;--bg:#fff;--fg:#1b2430;--soft:#5a6675;--line:#d8dee6;--card:#f5f7fa;
+--a:#1f6feb;--b:#c2571a;--bad:#b42318;--bad-bg:#fdecea;--good:#1a7f4b}
+@media(prefers-color-scheme:dark){:root{--bg:#12161c;--fg:#e6eaf0;--soft:#9aa7b6;--line:#2c3542;
+--card:#1a2029;
+--a:#6ea8fe;--b:#f0a060;--bad:#ff8a80;--bad-bg:#3a1a18;--good:#62d096}}
+*{box-sizing:border-box}
+html{scroll-behavior:smooth}
+body{margin:0 auto;max-width:60rem;padding:1.2rem 1rem 4rem;background:var(--bg);color:var(--fg);
+font:16px/1.55 system-ui,-apple-system,"Segoe UI",sans-serif;overflow-wrap:anywhere}
+h1{font-size:1.7rem;line-height:1.2;margin:.2rem 0 .4rem}
+h2{font-size:1.25rem;margin:2.4rem 0 .6rem;padding-top:.6rem;border-top:1px solid var(--line)}
+h3{font-size:1.02rem;margin:1.4rem 0 .3rem}
+a{color:var(--a)}
+.lead{color:var(--soft);margin-top:0}
+nav{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:.7rem 1rem;
+margin:1.2rem 0}
+nav ol{margin:.2rem 0;padding-left:1.3rem;columns:2;column-gap:2rem}
+.stamp{border:3px solid var(--bad);background:var(--bad-bg);color:var(--bad);border-radius:.6rem;
+padding:.8rem 1rem;margin:1rem 0;font-weight:700;font-size:1.15rem}
+.stamp small{display:block;font-weight:400;font-size:.92rem}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(9.5rem,1fr));gap:.7rem;margin:1rem 0}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:.6rem .8rem}
+.tile b{display:block;font-size:1.35rem}
+.tile span{color:var(--soft);font-size:.86rem}
+figure{margin:1.1rem 0;background:var(--card);border:1px solid var(--line);border-radius:.6rem;padding:.8rem}
+figcaption{color:var(--soft);font-size:.9rem;margin-top:.4rem}
+.scroll{overflow-x:auto}
+svg{display:block;max-width:100%;height:auto;margin:0 auto;font:12px system-ui,sans-serif}
+svg text{fill:var(--fg)}svg .tick{fill:var(--soft)}
+.grid{stroke:var(--line)}.axis,.edge{stroke:var(--soft);fill:none}
+.line{fill:none;stroke-width:2.2}.line.a{stroke:var(--a)}.line.b{stroke:var(--b)}
+.line.quiet{stroke:var(--soft);stroke-dasharray:5 5;stroke-width:1.4}
+.area.a{fill:var(--a);fill-opacity:.24}
+.bar.a,.dot.a,.cell{fill:var(--a)}.bar.b,.dot.b{fill:var(--b)}.bar.bad{fill:var(--bad)}
+.whisker{stroke:var(--fg);stroke-width:1.6}
+svg .cell-text.strong{fill:var(--bg)}
+.legend{margin:.3rem 0;font-size:.88rem;color:var(--soft)}
+.legend span{margin-right:1.2rem;white-space:nowrap}
+.legend i{display:inline-block;width:1.5rem;height:.28rem;margin-right:.4rem;vertical-align:middle}
+.legend i.a{background:var(--a)}.legend i.b{background:var(--b)}.legend i.quiet{background:var(--soft)}
+table{border-collapse:collapse;font-size:.92rem;min-width:50%}
+th,td{border-bottom:1px solid var(--line);padding:.35rem .7rem .35rem 0;text-align:left;vertical-align:top;
+overflow-wrap:normal;min-width:4.5rem}
+td:last-child{min-width:7rem}
+th{color:var(--soft);font-weight:600}
+pre{background:var(--card);border:1px solid var(--line);border-radius:.5rem;padding:.7rem;overflow-x:auto;
+font:13px/1.45 ui-monospace,monospace}
+code{font-family:ui-monospace,monospace;font-size:.9em}
+.bad{color:var(--bad);font-weight:600}.good{color:var(--good);font-weight:600}
+.warn{color:var(--b);font-weight:600}summary{cursor:pointer;color:var(--a)}
+@media(max-width:34rem){svg{font-size:16px}nav ol{columns:1}h1{font-size:1.4rem}
+body{padding:.8rem .7rem 3rem}}
+@media print{body{max-width:none;font-size:11pt;color:#000;background:#fff}figure,table,.stamp,.tile
+{break-inside:avoid}h2{break-after:avoid}nav{display:none}pre{white-space:pre-wrap}}
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the report: its anchor, heading and content."""
+
+    anchor: str
+    heading: str
+    body: Markup
+
+
+def page(title: str, lead: object, top: Markup, sections: Sequence[Section]) -> str:
+    """Assemble a page with a table of contents.
+
+    Parameters
+    ----------
+    title : of the page.
+    lead : the first paragraph.
+    top : content above the sections.
+    sections : in order.
+    """
+    entries = [tag("li", tag("a", s.heading, href=f"#{s.anchor}")) for s in sections]
+    contents = tag("nav", tag("strong", "Contents"), tag("ol", *entries), aria_label="Contents")
+    parts = [tag("section", tag("h2", s.heading, id=s.anchor), s.body) for s in sections]
+    head = join(
+        [
+            tag("meta", charset="utf-8"),
+            tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+            tag(
+                "meta",
+                http_equiv="Content-Security-Policy",
+                content="default-src 'none'; style-src 'unsafe-inline'; img-src data:",
+            ),
+            tag("meta", name="color-scheme", content="light dark"),
+            tag("title", title),
+            Markup('<link rel="icon" href="data:,">'),
+            Markup(f"<style>{STYLE}</style>"),
+        ]
+    )
+    header = tag("header", tag("h1", title), tag("p", lead, class_="lead"))
+    body = tag("body", header, top, contents, tag("main", *parts))
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>{body}</html>\n'
+
+
+def tile(value: object, name: object) -> Markup:
+    """Show one figure in large type."""
+    return tag("div", tag("b", value), tag("span", name), class_="tile")
+
+
+def stamp(words: str, meaning: str) -> Markup:
+    """Show a stamp of a release prominently."""
+    return tag("div", words, tag("small", meaning), class_="stamp", role="alert")
+
+
+# ---- Plots as stand-alone SVG files, with their style inside.
+
+GROUND = "svg{background:var(--bg)}"
+
+
+def write_svg(path: Path, drawn: Markup) -> None:
+    """Write a drawing as a file, with the style of the report inside."""
+    if path.suffix != ".svg":
+        raise UserError(f"a picture is an .svg file, got {path.name!r}")
+    inside = drawn.replace(">", f">{tag('style', Markup(STYLE + GROUND))}", 1)
+    named = inside.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    write_file(path, f"{named}\n".encode(), what="picture")
+
+
+def accuracy_over_epsilon(path: Path, points: Sequence[tuple[float, float, float]], what: str) -> None:
+    """Draw accuracy (fractions) over epsilon, with whiskers of one spread.
+
+    Parameters
+    ----------
+    points : (epsilon, accuracy, spread) in any order.
+    what : which accuracy it is, such as `forecast`.
+    """
+    if not points:
+        raise UserError("there is nothing to draw: give at least one epsilon")
+    ordered = sorted(points)
+    budgets = [p[0] for p in ordered]
+    low, high = (budgets[0], budgets[-1]) if budgets[-1] > budgets[0] else (budgets[0] / 2, budgets[0] * 2)
+    bottom = max(0.0, min(100 * (a - s) for _, a, s in ordered) - 5)
+    x = logarithmic(low, high, "epsilon", budgets)
+    y = vertical(bottom, 100, f"accuracy, % ({what})")
+    marks = [whisker(x, y, e, 100 * (a - s), 100 * (a + s)) for e, a, s in ordered]
+    marks.append(curve(x, y, budgets, [100 * a for _, a, _ in ordered], "a"))
+    marks += [dot(x, y, e, 100 * a, "a") for e, a, _ in ordered]
+    write_svg(path, plot(x, y, *marks, label=f"Accuracy over epsilon ({what})"))

@@ -14,16 +14,14 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from adlm.curator.ledger import LedgerView
+from adlm.domain import NEIGHBOURS, Domain
 from adlm.errors import UserError
 from adlm.privacy.accounting import Charge, compose, number, show
-from adlm.privacy.release import CERTIFICATE
-from adlm.public.domain import NEIGHBOURS, Domain
-from adlm.report.attacker import ALARM
-from adlm.report.provenance import rerun_command
-from adlm.report.sections import MEANINGS
-from adlm.report.subject import Subject, find
-from adlm.ui.forecasts import DELTAS
+from adlm.privacy.folders import CERTIFICATE
+from adlm.privacy.ledger import LedgerView
+from adlm.report.guarantee import ALARM, MEANINGS
+from adlm.report.subject import Subject, find, rerun_command
+from adlm.ui.choices import DELTAS
 
 OTHER_STAMP = "This warning was put on the release, or on a model of it, when it was made."
 

@@ -1,20 +1,29 @@
-"""What a budget can be chosen for: a public data set by name, or a user's declared domain."""
+"""What a budget can be chosen for, and simulated releases for the page, which spend nothing."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from adlm.data import datasets
+from adlm.domain import NEIGHBOURS, Domain
+from adlm.domain.domain import toml
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.privacy.accounting import unit_words
-from adlm.public import datasets
-from adlm.public.domain import NEIGHBOURS, Domain
-from adlm.public.domain.declaration import toml
-from adlm.public.domain.table import TableDomain
-from adlm.public.features import Features, for_domain
+from adlm.features import Features, for_domain
+from adlm.mechanism.forecast import forecast, forecast_table, plan_arrays
+from adlm.mechanism.options import TableReleasePlan
+from adlm.mechanism.planner import PurePlan
+from adlm.mechanism.planning import MomentPlan
+from adlm.privacy.accounting import parse_delta, parse_epsilon, unit_words
+
+# ---- What a budget can be chosen for: a public data set by name, or a user's declared domain.
 
 MOST_RECORDS = 10**9
 
@@ -151,3 +160,188 @@ def check_relation(neighbours: str) -> None:
     """Refuse an unknown relation."""
     if neighbours not in NEIGHBOURS:
         raise UserError(f"the relation must be one of {', '.join(NEIGHBOURS)}, got {neighbours!r}")
+
+
+# ---- Forecasts for the page: the release is simulated on synthetic classes, so nothing is spent or read.
+#
+# Forecasts of the public data sets come with the package (`forecasts.json`, made by `python -m
+# adlm.ui.figures`): the synthetic classes of photographs take a minute to draw. A stored simulation is used
+# only while features and plan are unchanged; any other budget is simulated on request.
+
+_STEPS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 10)
+EPSILONS = tuple(f"{step:g}" for step in _STEPS)
+COARSE = ("0.1", "0.5", "1", "3", "8")  # of tables, whose simulations take seconds each
+DELTAS = ("0", "1e-7", "1e-6", "1e-5", "1e-4")
+PRECOMPUTED = "forecasts.json"
+MOST_EPSILON = 100.0
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Budget and relation of a release, as on the command line."""
+
+    epsilon: str
+    delta: str
+    neighbours: str
+
+    def __post_init__(self) -> None:
+        check_relation(self.neighbours)
+        parse_delta(self.delta)
+        if float(parse_epsilon(self.epsilon)) > MOST_EPSILON:
+            raise UserError(f"epsilon must be at most {MOST_EPSILON:g}, got {self.epsilon}")
+
+    @property
+    def curve(self) -> str:
+        """The curve that this budget lies on."""
+        return f"{self.delta} {self.neighbours}"
+
+
+def point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
+    """Simulate a release and describe it; from the stored simulations where they are current."""
+    check_size(n)
+    shown = _precomputed_point(choice, n, budget)
+    if shown is None:
+        shown = _table_point(choice, n, budget) if choice.table is not None else _point(choice, n, budget)
+    return shown
+
+
+def curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
+    """Return the known points of a curve, without simulating anything.
+
+    Parameters
+    ----------
+    choice : data set or table.
+    n : number of records.
+    delta : of every budget of the curve.
+    neighbours : the relation.
+    """
+    check_size(n)
+    points = (_precomputed_point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in EPSILONS)
+    return [p for p in points if p is not None]
+
+
+def full_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
+    """Return all points of a curve, simulating those that are not known.
+
+    Parameters
+    ----------
+    choice, n, delta, neighbours : as for `curve`.
+    """
+    epsilons = COARSE if choice.table is not None else EPSILONS
+    return [point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in epsilons]
+
+
+def plan_of(choice: Choice, n: int, budget: Budget, *, rounds: bool = True) -> MomentPlan | PurePlan:
+    """Return the planner's settings; without rounds they are those that are simulated.
+
+    Parameters
+    ----------
+    choice : data set or table.
+    n : number of records.
+    budget : epsilon, delta and the relation.
+    rounds : whether the planner may choose gradient rounds.
+    """
+    return plan_arrays(
+        choice.features,
+        n,
+        len(choice.classes),
+        float(parse_epsilon(budget.epsilon)),
+        float(parse_delta(budget.delta)),
+        budget.neighbours,
+        rounds=rounds,
+    )
+
+
+def _precomputed_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any] | None:
+    stored = _precomputed().get(choice.key)
+    if stored is None or choice.domain is None or n != stored["n"]:
+        return None
+    figures = stored["curves"].get(budget.curve, {}).get(budget.epsilon)
+    if figures is None or stored["features"] != _fingerprint(choice):
+        return None
+    accuracy, spread, *settings = figures
+    if settings != settings_of(plan_of(choice, n, budget, rounds=False)):
+        return None
+    return _shown(budget, accuracy, spread, plan_of(choice, n, budget))
+
+
+@lru_cache(maxsize=8)
+def _fingerprint(choice: Choice) -> str:
+    return choice.features.fingerprint()
+
+
+@lru_cache(maxsize=1)
+def _precomputed() -> Mapping[str, Any]:
+    text = (resources.files("adlm.ui") / PRECOMPUTED).read_text(encoding="utf-8")
+    stored: dict[str, Any] = json.loads(text)
+    return stored
+
+
+def settings_of(plan: MomentPlan | PurePlan) -> list[Any]:
+    """Return the settings of a plan that a simulation depends on."""
+    if isinstance(plan, PurePlan):
+        return [plan.k, "perturbed loss", plan.objective.ridge, float(plan.objective_share)]
+    return [plan.k, plan.q, float(f"{float(plan.share_sums):.6g}"), float(f"{plan.second_clip_norm:.6g}")]
+
+
+@lru_cache(maxsize=4096)
+def _point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
+    epsilon, delta, relation = budget.epsilon, budget.delta, budget.neighbours
+    result = forecast(choice.features, n, len(choice.classes), epsilon, delta, relation)
+    return _shown(budget, result.accuracy, result.spread, result.plan)
+
+
+@lru_cache(maxsize=512)
+def _table_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
+    table = choice.related(budget.neighbours)
+    result = forecast_table(table, n, budget.epsilon, budget.delta)
+    return {
+        "epsilon": float(parse_epsilon(budget.epsilon)),
+        "accuracy": round(result.accuracy, 5),
+        "low": None,
+        "high": None,
+        "ceiling": round(result.ceiling, 5),
+        "words": [_sentence(result.plan.summary), *map(_sentence, result.plan.reasons)],
+        "remark": "These records are synthetic: how well columns predict a label is not known beforehand. "
+        "Compare budgets by these figures; do not expect them.",
+    }
+
+
+def _shown(budget: Budget, accuracy: float, spread: float, plan: MomentPlan | PurePlan) -> dict[str, Any]:
+    """Put a simulation into JSON values; the interval is one standard deviation over synthetic tasks."""
+    return {
+        "epsilon": float(parse_epsilon(budget.epsilon)),
+        "accuracy": round(accuracy, 5),
+        "low": round(max(0.0, accuracy - spread), 5),
+        "high": round(min(1.0, accuracy + spread), 5),
+        "ceiling": None,
+        "words": [plan_sentence(plan), *map(_sentence, plan.reasons)],
+        "remark": ROUNDS_REMARK if isinstance(plan, MomentPlan) and plan.rounds is not None else "",
+    }
+
+
+ROUNDS_REMARK = (
+    "Moments under the same budget were simulated here. Gradient rounds are taken where they do better, so "
+    "expect rather more than this."
+)
+
+
+def plan_sentence(plan: MomentPlan | TableReleasePlan) -> str:
+    """Describe in a sentence what would be released."""
+    if not isinstance(plan, MomentPlan):
+        return _sentence(plan.summary)
+    noise = {"gaussian": "Gaussian", "radial": "radial (pure epsilon)", "laplace": "Laplace"}[plan.noise]
+    parts = [f"Noisy sums of {plan.k} public coordinates for each class, with {noise} noise"]
+    if plan.rounds is not None:
+        parts.append(f"then {plan.rounds.rounds} rounds of noisy gradients of a linear head")
+    elif plan.q:
+        parts.append(f"and second moments of {plan.q} directions")
+    both = plan.q or plan.rounds is not None
+    share = f"{100 * float(plan.share_sums):.0f} %" if both else "all"
+    return f"{', '.join(parts)}; {share} of the budget goes to the sums."
+
+
+def _sentence(text: str) -> str:
+    """Write words as a sentence; a setting that begins it keeps its name."""
+    first = text if text[1:3] == " =" else text[:1].upper() + text[1:]
+    return first.rstrip(".") + "."

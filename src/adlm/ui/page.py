@@ -10,16 +10,15 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from adlm.domain import NEIGHBOURS
 from adlm.errors import UserError
-from adlm.public.domain import NEIGHBOURS
-from adlm.report.attacker import ALARM
+from adlm.report.guarantee import ALARM
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
 from adlm.ui import artefacts
-from adlm.ui.choices import Choice, from_file, named
-from adlm.ui.data import reference_curves
-from adlm.ui.forecasts import COARSE, DELTAS, EPSILONS, Budget, full_curve
-from adlm.ui.forecasts import curve as precomputed_curve
+from adlm.ui.choices import COARSE, DELTAS, EPSILONS, Budget, Choice, from_file, full_curve, named
+from adlm.ui.choices import curve as precomputed_curve
+from adlm.ui.figures import reference_curves
 from adlm.version import __version__
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from adlm.errors import UserError
-from adlm.ui import forecasts
+from adlm.ui import choices as forecasts
 from adlm.ui.choices import Choice, declared
-from adlm.ui.data import reference_curves
+from adlm.ui.figures import reference_curves
 from adlm.ui.page import Shown, policy, render
 
 HOST = "127.0.0.1"

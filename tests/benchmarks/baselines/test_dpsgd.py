@@ -14,8 +14,8 @@ import torch
 from benchmarks.baselines.accounting import epsilon_spent, noise_multiplier, quick_epsilon
 from torch import nn
 
+from adlm.data import datasets
 from adlm.errors import UserError
-from adlm.public import datasets
 from benchmarks.baselines import dpsgd, networks
 
 pytest.importorskip("opacus", reason="the baseline needs Opacus")
@@ -55,7 +55,7 @@ def test_more_epochs_cost_more_at_the_same_noise_and_need_more_noise_at_the_same
 
 def test_the_certificate_speaks_like_that_of_a_release() -> None:
     certificate = dpsgd.certify(QUICK, 1437, "2")
-    assert certificate.sentence().startswith("epsilon claimed 1.9")
+    assert certificate.sentence().startswith("epsilon 1.9")
     assert "delta 1e-05, neighbours add-remove" in certificate.sentence()
     assert "Poisson sampling" in certificate.sentence()
     raw = certificate.to_dict()

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from adlm.cli.experiment import app
 from adlm.errors import UserError
-from adlm.ui.experiments import TITLES
+from adlm.ui.figures import TITLES
 from benchmarks.experiments import benchmark_data
 
 SMALL = {"n": 300, "epochs": 2, "shown": [1], "network": "mlp", "sized": "mlp", "batch": 100}
@@ -34,7 +34,7 @@ def test_every_experiment_has_a_command_methods_and_labels() -> None:
 
 
 def test_a_release_from_kept_features_is_the_one_that_privatise_makes() -> None:
-    from adlm.workflows.privatise import privatise
+    from adlm.mechanism.privatise import privatise
 
     part = benchmark_data.split("digits", "train")
     own = benchmark_data.moment_release("digits", epsilon="1", seed=5)

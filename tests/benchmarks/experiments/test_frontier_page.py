@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from adlm.ui import published
+from adlm.ui import figures as published
 from benchmarks.experiments import frontier_page
 
 ROOT = Path(__file__).parents[3]

@@ -18,16 +18,15 @@ from benchmarks.experiments.summary import summarise
 from benchmarks.experiments.trials import Done, Trial
 from torch import Tensor, nn
 
-from adlm.analyst.checkpoint import Checkpoint
-from adlm.analyst.training import TrainingConfig, train
-from adlm.curator.noise import Source
+from adlm.domain import Domain
 from adlm.errors import UserError
+from adlm.model.training import Checkpoint, TrainingConfig, train
+from adlm.paper.loss import CROSS_ENTROPY, Coefficients, coefficients, loss
 from adlm.paper.networks import build
-from adlm.paper.objective import CROSS_ENTROPY, Coefficients, coefficients, loss
 from adlm.paper.release import RecordMechanism, Settings, mechanism_for
 from adlm.paper.relevance import PRIVATE, budget_ratios
 from adlm.privacy.accounting import Charge
-from adlm.public.domain import Domain
+from adlm.privacy.noise import Source
 from benchmarks.experiments import (
     ablation,
     authors_code,

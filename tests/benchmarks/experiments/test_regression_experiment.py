@@ -9,9 +9,9 @@ import pytest
 from benchmarks.experiments.regression_split import load, with_target
 from benchmarks.experiments.table_split import domain_file
 
+from adlm.domain.encoding import TARGET_UNIT
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.public.domain.encoding import TARGET_UNIT
-from adlm.public.domain.table import TableDomain
 from benchmarks.experiments import regression
 
 

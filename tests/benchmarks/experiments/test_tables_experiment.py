@@ -20,9 +20,9 @@ from benchmarks.experiments.table_methods import (
     dp_ebm,
 )
 
+from adlm.domain.columns import Column
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.public.domain.column import Column
-from adlm.public.domain.table import TableDomain
 from benchmarks.experiments import table_split, tables
 
 DATA = Path(os.environ.get("ADLM_DATA", "data"))

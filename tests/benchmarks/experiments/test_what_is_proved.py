@@ -11,13 +11,13 @@ import pytest
 import torch
 from benchmarks.experiments.what_is_proved import L, linear, proved_table, settings, table
 
-from adlm.analyst.examples import batch_loss
-from adlm.curator.ledger import Ledger
-from adlm.curator.noise import Source
+from adlm.domain import Domain
+from adlm.model.training import batch_loss
 from adlm.paper.release import PrivateRecords, Settings
 from adlm.paper.release import release as release_records
 from adlm.paper.training import from_records
-from adlm.public.domain import Domain
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 
 ROOT = Path(__file__).parents[3]
 

@@ -1,1 +1,0 @@
-"""Models from releases: objectives, networks and training. It never reads a record."""

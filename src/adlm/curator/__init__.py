@@ -1,1 +1,0 @@
-"""Reads the private records: clips, charges, adds noise, releases."""

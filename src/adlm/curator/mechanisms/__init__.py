@@ -1,1 +1,0 @@
-"""The mechanisms: each reads records, is charged, and releases noisy numbers."""

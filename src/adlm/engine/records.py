@@ -1,0 +1,207 @@
+"""Transforms of private records in passes: public features, encoded columns, a subset of records."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from adlm.domain import Domain
+from adlm.domain.encoding import expanded
+from adlm.domain.table import TableDomain
+from adlm.engine.passes import Integers, Part, Records, as_records, private_folder
+from adlm.features import Features, Narrowed, brought_along
+from adlm.features.tables import TableIndicators
+from adlm.privacy.clipping import Clip
+from adlm.runtime import progress
+from adlm.runtime.artefact import write_file
+from adlm.runtime.machine import blocks_in_cache, keep_freed
+
+# ---- Compute public features of private records: in batches, with progress, cached on disk on request.
+#
+# A file of features of private records is private data: it is readable by its owner alone, never goes into
+# a release, and `adlm cache clear` removes it.
+
+
+def cache_folder() -> Path:
+    """Return the folder of cached features of private records; ADLM_CACHE sets it."""
+    return private_folder()
+
+
+def clear_cache() -> int:
+    """Remove every cached file of features; return their number."""
+    folder = cache_folder()
+    count = len(list(folder.glob("*.npy")))
+    shutil.rmtree(folder, ignore_errors=True)
+    return count
+
+
+def featurise(
+    x: npt.ArrayLike, domain: Domain, features: Features, *, device: str = "cpu", cache: bool = False
+) -> npt.NDArray[np.float32]:
+    """Scale records by their domain and map them to (n, width) features.
+
+    Parameters
+    ----------
+    x : (n, *shape) private records in the units of the domain.
+    domain : of the records.
+    features : the frozen public map.
+    device : where features are computed.
+    cache : keep the features on disk, readable by their owner alone.
+
+    Formal guarantees
+    -----------------
+    A record's features are a function of that record alone, to the last bit. On a processor adlm's own maps
+    work on one image at a time and on exact grids, so that neither the size of a batch, nor a place in it,
+    nor threads show (by the audit, as separability). A user-supplied map promises no such thing: in a
+    batch it could let one record change the features of others (experts with a capacity, statistics of the
+    batch), and round a record by its place, which other records change under add-remove and wherever a
+    person may have several. So it maps each record in a call of its own, under both relations. It must not
+    keep state between calls. Narrow features can depend on `cache`: they are then cut from wide ones.
+    """
+    if cache and isinstance(features, Narrowed):  # the wide features serve every width
+        wide = featurise(x, domain, features.inner, device=device, cache=cache)
+        step = 1 if brought_along(features) else 4096
+        parts = [features.of(torch.from_numpy(wide[i : i + step].copy())) for i in range(0, len(wide), step)]
+        return torch.cat(parts).numpy()
+    records = np.asarray(x)
+    cached = cache_folder() / f"{_key(records, domain, features)}.npy" if cache else None
+    if cached is not None and cached.exists():
+        return np.asarray(np.load(cached, mmap_mode="r", allow_pickle=False))
+    keep_freed()
+    mapped = np.empty((len(records), features.width), dtype=np.float32)
+    features = features.to(device).eval()
+    with torch.inference_mode(), progress.bar(len(records), "features", "records") as advance:
+        for start in range(0, len(records), features.batch):
+            scaled = torch.from_numpy(domain.scale(records[start : start + features.batch])).to(device)
+            together = 1 if brought_along(features) else len(scaled)
+            for at, part in enumerate(torch.split(scaled, together), start):
+                mapped[at : at + len(part)] = features(part).cpu().numpy()
+            advance(len(scaled))
+    if cached is not None:
+        cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_file(cached, _npy(mapped), what="features cache", private=True)
+    return mapped
+
+
+def _npy(array: npt.NDArray[np.float32]) -> bytes:
+    import io
+
+    buffer = io.BytesIO()
+    np.save(buffer, array, allow_pickle=False)
+    return buffer.getvalue()
+
+
+def _key(records: npt.NDArray[np.generic], domain: Domain, features: Features) -> str:
+    alone = " one at a time" if brought_along(features) else ""
+    digest = hashlib.sha256(
+        f"{features.fingerprint()}{domain.to_dict()}{records.shape}{records.dtype}{alone}".encode()
+    )
+    digest.update(np.ascontiguousarray(records).tobytes())
+    return digest.hexdigest()
+
+
+# ---- Transforms of a table's records in passes: stored columns to encoded records, features and counts.
+
+Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
+
+
+@dataclass(frozen=True)
+class Expanded:
+    """From the stored columns of a table's records, with their classes, to their encoding."""
+
+    table: TableDomain
+
+    def __call__(self, part: Part) -> Part:
+        """Return (n, width) numbers in [0, 1], and (n,) classes."""
+        *columns, codes = part
+        return expanded(self.table.features, columns), codes
+
+
+@dataclass(frozen=True, eq=False)
+class TableFeatures:
+    """From encoded records to the features of a table."""
+
+    features: Features
+
+    def __call__(self, part: Part) -> Part:
+        """Return (n, width) features, and (n,) classes."""
+        pieces = _in_cache(part[0], self.features.width)
+        return torch.cat([self.features(x) for x in pieces]).numpy(), part[1]
+
+
+@dataclass(frozen=True, eq=False)
+class IndicatorCounts:
+    """Counts of a table's active indicators in a part: (width,).
+
+    Formal guarantees
+    -----------------
+    A record adds a row of `Clip.counts`, whatever its numbers are: one outside [0, 1], from a user's reader,
+    moves the counts no further than others. Sensitivity: `Clip.counts_sensitivity`.
+    """
+
+    indicators: TableIndicators
+    clip: Clip
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Count."""
+        counts = np.zeros(self.indicators.width, dtype=np.int64)
+        for x in _in_cache(part[0], self.indicators.width):
+            counts += self.clip.counts(self.indicators(x).numpy()).sum(0).astype(np.int64)
+        return (counts,)
+
+
+def encoded_records(given: Records | Callable[[], Iterable[Encoded]], table: TableDomain) -> Records:
+    """Return encoded records: stored ones are expanded, others are encoded already."""
+    return given.mapped(Expanded(table)) if isinstance(given, Records) else as_records(given)
+
+
+def _in_cache(x: NDArray[np.float32], width: int) -> Iterator[Tensor]:
+    """Split encoded records so that their rows of some width fit into a CPU cache."""
+    for rows in blocks_in_cache(len(x), width // 3):  # fewer rows would spend more on calls
+        yield torch.from_numpy(x[rows])
+
+
+# ---- A subset of the records, such that no record affects whether another is read.
+
+STEPS = 1 << 64
+
+
+def window(
+    x: npt.ArrayLike, codes: npt.ArrayLike, limit: int, *, neighbours: str, size: int
+) -> npt.NDArray[np.int64]:
+    """Return the indices of the records to read when only some are wanted, in order.
+
+    Parameters
+    ----------
+    x, codes : (n, *shape) records as they are stored, and (n,) class codes.
+    limit : number of records to read.
+    size : a public number of records, of which `limit` is a share; not used under replace-one.
+
+    Formal guarantees
+    -----------------
+    Under replace-one the first `limit` places are read: another record in one place changes one record of
+    what is read. Under add-remove that would not do, for everybody behind a missing record moves up and one
+    more comes in. There a record is read if a hash of its own values and class falls below limit / size, so
+    adding or removing a record changes that record alone; about `limit` records are read.
+    """
+    records, labels = np.asarray(x), np.asarray(codes)
+    if neighbours == "replace-one" or limit >= size:
+        return np.arange(len(records) if neighbours == "add-remove" else min(limit, len(records)))
+    below = limit * STEPS // size
+    return np.flatnonzero([_place(x, y) < below for x, y in zip(records, labels, strict=True)])
+
+
+def _place(record: npt.NDArray[np.generic], code: np.generic) -> int:
+    """A number in [0, 2^64) that depends on one record and its class alone."""
+    digest = hashlib.sha256(f"adlm window {record.dtype} {record.shape} {int(code)} ".encode())
+    digest.update(np.ascontiguousarray(record).tobytes())
+    return int.from_bytes(digest.digest()[:8], "big")

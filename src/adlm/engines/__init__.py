@@ -1,5 +1,0 @@
-"""Engines that run passes over private records: this machine, or a Ray cluster. The sums are the same."""
-
-from adlm.engines.engine import ENGINES, Engine, open_engine
-
-__all__ = ["ENGINES", "Engine", "open_engine"]

@@ -1,1 +1,0 @@
-"""Estimates from released numbers. Nothing here reads a record, so curator and analyst both use it."""

@@ -1,0 +1,1 @@
+"""Serving of models: predictions, ONNX files and verification of artefacts."""

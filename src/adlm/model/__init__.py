@@ -1,0 +1,1 @@
+"""Models from releases: heads, networks and training. Nothing here reads a record."""

@@ -1,1 +1,0 @@
-"""Known without the data: domains, data sets by name, priors and frozen features."""

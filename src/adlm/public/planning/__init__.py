@@ -1,1 +1,0 @@
-"""Settings from public quantities: number of records, classes, budget, features."""

@@ -1,1 +1,0 @@
-"""Readers of private files: CSV, Parquet, images, vectors, and bounded contributions of persons."""

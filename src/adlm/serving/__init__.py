@@ -1,1 +1,0 @@
-"""Serving of models: predictions, metrics, ONNX files and verification of artefacts."""

@@ -1,1 +1,0 @@
-"""The main jobs, through the packages in order: privatise, forecast."""

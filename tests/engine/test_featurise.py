@@ -1,0 +1,81 @@
+"""How records reach a feature map: in batches, and alone where a map promises nothing about batches."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from adlm.domain import NEIGHBOURS, Domain
+from adlm.engine.records import featurise
+from adlm.features import Backbone, Narrowed, brought_along, provenance_of
+from adlm.features.identity import Identity
+from adlm.features.prior import PriorProjection
+
+
+class Own(Identity):
+    """A map that a person brought along; it notes how many records it is given."""
+
+    provenance = "public"
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__(shape)
+        self.sizes: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_a_map_of_ones_own_maps_each_record_alone(neighbours: str) -> None:
+    features, domain = Own((3,)), Domain((3,), 0.0, 1.0, ("a", "b"), neighbours)
+    x = np.random.default_rng(0).random((20, 3))
+    featurise(x, domain, features)
+    assert features.sizes == [1] * 20
+    features.sizes.clear()
+    featurise(x, domain, Narrowed(features, 2))
+    assert features.sizes == [1] * 20
+
+
+class Experts(nn.Module):
+    """A layer of two experts with a capacity: records beyond it, in the order of the batch, are dropped."""
+
+    capacity = 200
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x[:, :1] > 0.5
+        place = torch.where(first, first.cumsum(0), (~first).cumsum(0))
+        return torch.where(place <= self.capacity, torch.cat([x * first, x * ~first], 1), 0.0)
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_one_record_moves_no_other_through_an_encoder_with_expert_capacity(neighbours: str) -> None:
+    """The test on noise does not find it: its batch is smaller than the capacity."""
+    encoder = Backbone(Experts(), (3,), provenance="public")
+    assert provenance_of(encoder, (3,)) == "public"
+    domain = Domain((3,), 0.0, 1.0, ("a", "b"), neighbours)
+    x = np.random.default_rng(0).random((600, 3))
+    x[:, 0] = np.arange(600) % 2
+    other = x.copy()
+    other[0] = 1 - x[0]
+    for neighbour, rest in ((other, other[1:]), (np.roll(x, 1, 0), x[:-1]), (x[1:], x[1:])):
+        mapped = featurise(neighbour, domain, encoder)[-len(rest) :]
+        alone = np.concatenate([featurise(record[None], domain, encoder) for record in rest])
+        assert np.array_equal(mapped, alone)
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_a_record_taken_out_moves_no_bit_of_the_others(neighbours: str) -> None:
+    domain = Domain((8, 8), 0.0, 16.0, ("a", "b"), neighbours, family="drawn")
+    x = np.random.default_rng(0).integers(0, 17, (40, 8, 8))
+    features = PriorProjection("drawn", (8, 8))
+    assert np.array_equal(featurise(x, domain, features)[1:], featurise(x[1:], domain, features))
+
+
+def test_what_is_brought_along_is_told_from_our_own() -> None:
+    assert not brought_along(PriorProjection("drawn"))
+    assert not brought_along(Narrowed(PriorProjection("drawn"), 10))
+    assert brought_along(Own((3,)))
+    assert brought_along(Narrowed(Own((3,)), 2))

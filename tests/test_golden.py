@@ -37,7 +37,7 @@ GOLDEN = {
     "digits": "0fa240d45e4f665017f29a0270f27b1d625157c5d5e903fbb3ab0260860989d6",
     "digits, delta": "231cdf1580f1bd23d6bf0cfa595c8e3f4eba8fa0d37bc8ed82ca07654d8f95fc",
     "digits, perturbed loss": "c5fcb51b656f72321a1f848d33c5cb7a399ecacadf52a666a9ed563323c618be",
-    "records": "57743cbb0dd2abae2525d3c6be44b68123ca4208dc1716f42fb2d9feb130b3ef",
+    "records": "4b9a08cc7272434015e272c7c0838134979d31c36ba6c700da50043708603f56",
     "table": "1f1336f3ac2d24775d4002baa48d94dea55d1702d6113de017a3c55d88f4a910",
     "table, rounds": "a0621c47e6890bfd5672df3bf53fb86fd88ee5165e0c1b12f79058ef25a552d0",
 }

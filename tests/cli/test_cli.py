@@ -414,6 +414,23 @@ def test_a_table_can_be_released_record_by_record(place: Path) -> None:
     assert ">age<" in text
 
 
+@pytest.mark.parametrize("relation", ["replace-one", "add-remove"])
+def test_several_records_of_a_person_cannot_be_released_record_by_record(place: Path, relation: str) -> None:
+    """Nor can one, where the number of records is private: a list of them shows it."""
+    most = 2 if relation == "replace-one" else 1
+    (place / "p.toml").write_text(
+        f'neighbours = "{relation}"\n[columns.id]\nkind = "person"\nrecords = {most}\n'
+        '[columns.age]\nkind = "numeric"\nlower = 0\nupper = 100\n'
+        '[columns.ill]\nkind = "label"\nclasses = ["no", "yes"]\n'
+    )
+    (place / "p.csv").write_text("id,age,ill\na,1,no\na,2,yes\nb,3,no\n")
+    words = ["release-records", "p.csv", "--domain", "p.toml", "--method", "ilm", "--batch-size", "2"]
+    done = runner.invoke(app, [*words, "--ledger", "untouched.jsonl", "--out", "X"])
+    assert isinstance(done.exception, UserError)
+    assert "2 of them" in str(done.exception) or "shows how many records" in str(done.exception)
+    assert nothing_charged(place / "untouched.jsonl")
+
+
 @pytest.mark.parametrize("option", ["--model", "--relevance", "--second-moment-dim", "--sums-budget-share"])
 def test_options_of_mechanisms_that_are_gone_are_refused(option: str, place: Path) -> None:
     done = runner.invoke(app, [*MOMENTS, option, "3"])

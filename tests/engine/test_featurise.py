@@ -39,6 +39,19 @@ def test_a_map_of_ones_own_maps_each_record_alone(neighbours: str) -> None:
     assert features.sizes == [1] * 20
 
 
+class Aligned(Own):
+    """Shows where in memory a record lies, by which some kernels choose the order of their sums."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * 0 + x.data_ptr() % 64 / 64
+
+
+@pytest.mark.parametrize("neighbours", NEIGHBOURS)
+def test_a_records_place_in_memory_is_not_that_of_its_place_in_the_file(neighbours: str) -> None:
+    domain = Domain((3,), 0.0, 1.0, ("a", "b"), neighbours)
+    assert len(np.unique(featurise(np.ones((20, 3)), domain, Aligned((3,))))) == 1
+
+
 class Experts(nn.Module):
     """A layer of two experts with a capacity: records beyond it, in the order of the batch, are dropped."""
 

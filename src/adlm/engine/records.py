@@ -84,7 +84,8 @@ def featurise(
             scaled = torch.from_numpy(domain.scale(records[start : start + features.batch])).to(device)
             together = 1 if brought_along(features) else len(scaled)
             for at, part in enumerate(torch.split(scaled, together), start):
-                mapped[at : at + len(part)] = features(part).cpu().numpy()
+                alone = part.clone() if together == 1 else part  # alignment in memory can change rounding
+                mapped[at : at + len(part)] = features(alone).cpu().numpy()
             advance(len(scaled))
     if cached is not None:
         cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -55,7 +55,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 from torch import nn
-from adlm.analyst import distributed, training
+from adlm.model import distributed, training
 from adlm.model.training import Checkpoint
 from adlm.model.training import Examples
 

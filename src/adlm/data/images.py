@@ -379,7 +379,7 @@ def _input_values(path: Path, column: Any, name: str, first: int) -> Iterator[An
 # | --- | --- |
 # | a folder with a subfolder for each class | an image file; order of the file names, whatever the class |
 # | a folder with one CSV file, or that file | a row: a file name, a label, an optional person |
-# | Parquet or Arrow files, a folder that `datasets` saved | a row: image bytes or numbers, a label, a person |
+# | Parquet or Arrow files, a folder that `datasets` saved | a row: bytes or numbers, a label, a person |
 # | .npz, or a folder of .npy files | an entry of the arrays, which have the columns' names |
 # | a single image, a folder of images | an image without a label, for predictions |
 #

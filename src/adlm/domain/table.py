@@ -1,4 +1,30 @@
-"""The public domain of files: columns of a table, or one of images or vectors; label and privacy unit."""
+"""The public domain of files: columns of a table, or one of images or vectors; label and privacy unit.
+
+>>> table = TableDomain.from_toml('''
+... [columns.age]
+... kind = "numeric"
+... lower = 0
+... upper = 120
+... [columns.ill]
+... kind = "label"
+... classes = ["no", "yes"]
+... ''')
+>>> table.domain.shape, table.domain.classes
+((1,), ('no', 'yes'))
+
+>>> photos = InputDomain.from_toml('''
+... [columns.image]
+... kind = "image"
+... size = 32
+... colour = "rgb"
+... family = "natural"
+... [columns.label]
+... kind = "label"
+... classes = ["cat", "dog"]
+... ''')
+>>> photos.domain.shape, photos.domain.classes
+((3, 32, 32), ('cat', 'dog'))
+"""
 
 from __future__ import annotations
 
@@ -15,10 +41,6 @@ from adlm.domain.domain import FAMILY_USES, FITS, NEIGHBOURS, Domain
 from adlm.errors import UserError
 
 # ---- The public domain of files of images or of vectors: the input's column, the label, the privacy unit.
-#
-# >>> photos = InputDomain.from_toml(''' ... [columns.image] ... kind = "image" ... size = 32 ... colour =
-# "rgb" ... family = "natural" ... [columns.label] ... kind = "label" ... classes = ["cat", "dog"] ... ''')
-# >>> photos.domain.shape, photos.domain.classes ((3, 32, 32), ('cat', 'dog'))
 
 COLOURS = ("grey", "rgb")
 INPUT_KINDS = ("image", "vector")
@@ -313,10 +335,6 @@ def _sides(name: str, given: Any) -> tuple[int, int]:
 
 
 # ---- The public domain of a table: its columns, its label, its privacy unit, and the domain file.
-#
-# >>> table = TableDomain.from_toml(''' ... [columns.age] ... kind = "numeric" ... lower = 0 ... upper = 120
-# ... [columns.ill] ... kind = "label" ... classes = ["no", "yes"] ... ''') >>> table.domain.shape,
-# table.domain.classes ((1,), ('no', 'yes'))
 
 
 @dataclass(frozen=True)

@@ -128,7 +128,7 @@ def provenance_of(features: Features, shape: tuple[int, ...]) -> str:
         cause = "earlier inputs"
     if cause is not None:
         raise UserError(
-            f"{named}: output depends on {cause}, so sensitivity is undefined; remove batch statistics and state"
+            f"{named}: output depends on {cause}: sensitivity is undefined; remove batch statistics and state"
         )
     return origin
 

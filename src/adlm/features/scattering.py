@@ -9,8 +9,8 @@ With Morlet wavelets psi_(j, theta) at J dyadic scales and L angles, and a Gauss
 sampled every 2^J pixels. The others of order 2 carry next to no energy and are not computed.
 
 There are two forms. On a processor a compiled loop takes one image at a time, with the angles in the lanes of
-vector instructions (`runtime.compiled`): Fourier transforms by fixed butterflies, so that every bit is fixed by
-this file. For gradients, accelerators and ONNX files, a Fourier transform is two products with a matrix.
+vector instructions (`runtime.compiled`): Fourier transforms by fixed butterflies, so that this file fixes
+every bit. For gradients, accelerators and ONNX files, a Fourier transform is two products with a matrix.
 
 Averages over phi are linear, so averages over larger cells cost nothing more: `Pooling` holds the weights of
 rows and of columns of a modulus in each cell.

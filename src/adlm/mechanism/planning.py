@@ -285,7 +285,7 @@ def _pure(n: int, classes: int, budget: float, features: Features) -> MomentPlan
             f"{k} features: epsilon n / ({PER_COORDINATE} classes), at most {wide}",
             f"second moments along {q} directions, sqrt(epsilon n) / 8: from {classes + LEAST} on, signal "
             "exceeds noise",
-            f"clip norm {math.sqrt(LOOSE * inside):.3g}: the expected distance of a record from its class mean",
+            f"clip norm {math.sqrt(LOOSE * inside):.3g}: the expected distance to the class mean",
         )
         clip_norms = None
         if cross:

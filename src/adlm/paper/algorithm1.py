@@ -100,7 +100,7 @@ def train(
     --------
     >>> import adlm.paper
     >>> from adlm import TrainingConfig
-    >>> from adlm.public import datasets
+    >>> from adlm.data import datasets
     >>> D = datasets.load("digits", "train")
     >>> model, release = adlm.paper.train(
     ...     "mlp", D.x, D.y, D.domain, epsilon=2, allocation="identical", plan=TrainingConfig(steps=3))
@@ -164,7 +164,7 @@ def adaptive_laplace_mechanism(
     proved epsilon.
 
     >>> from adlm.paper import Budgets, PrivateRecords, build
-    >>> from adlm.public import datasets
+    >>> from adlm.data import datasets
     >>> digits = datasets.load("digits", "train")
     >>> D = PrivateRecords(digits.x, digits.y, digits.domain)
     >>> H, ilm = build("mlp", digits.domain.shape, 10), Budgets.split("2", method="ilm")

@@ -616,7 +616,8 @@ class Totals:
         why = f" ({'; '.join(self.unproved)})" if self.unproved else ""
         claimed, proved = show(self.epsilon_claimed), show(self.epsilon_proved)
         epsilon = proved if claimed == proved else f"claimed {claimed}, proved {proved}"
-        return f"epsilon {epsilon}{delta}{mu}, neighbours {self.neighbours}, per {self.unit}{self.multiplied()}{why}"
+        per = f"per {self.unit}{self.multiplied()}{why}"
+        return f"epsilon {epsilon}{delta}{mu}, neighbours {self.neighbours}, {per}"
 
     def multiplied(self) -> str:
         """Say how charges for fewer records were counted."""

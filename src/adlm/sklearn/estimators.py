@@ -1,4 +1,23 @@
-"""A classifier and a regressor with the scikit-learn API: `fit` makes one release and trains on it."""
+"""A classifier and a regressor with the scikit-learn API: `fit` makes one release and trains on it.
+
+>>> from sklearn.datasets import load_iris
+>>> from adlm import AdLMClassifier
+>>> from adlm.domain import Domain
+>>> x, y = load_iris(return_X_y=True)
+>>> domain = Domain((4,), 0, (8, 5, 7, 3), ("setosa", "versicolor", "virginica"))
+>>> model = AdLMClassifier(epsilon=5, domain=domain).fit(x, y)
+>>> model.certificate_.totals.neighbours
+'replace-one'
+
+>>> from sklearn.datasets import load_diabetes
+>>> from adlm import AdLMRegressor
+>>> from adlm.domain import Domain
+>>> x, y = load_diabetes(return_X_y=True)
+>>> domain = Domain((10,), -0.2, 0.2, (), target=(0, 400))
+>>> model = AdLMRegressor(epsilon=3, delta=1e-5, domain=domain).fit(x, y)
+>>> model.certificate_.totals.neighbours
+'replace-one'
+"""
 
 from __future__ import annotations
 
@@ -390,11 +409,6 @@ def seed_of(random_state: Any) -> int | None:
 
 
 # ---- A classifier with the scikit-learn API: `fit` makes one release and trains on it.
-#
-# >>> from sklearn.datasets import load_iris >>> from adlm import AdLMClassifier >>> from adlm.domain
-# import Domain >>> x, y = load_iris(return_X_y=True) >>> domain = Domain((4,), 0, (8, 5, 7, 3), ("setosa",
-# "versicolor", "virginica")) >>> model = AdLMClassifier(epsilon=5, domain=domain).fit(x, y) >>>
-# model.certificate_.totals.neighbours 'replace-one'
 
 IMAGES = ("drawn", "garments", "natural")
 
@@ -589,11 +603,6 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
 
 
 # ---- A regressor with the scikit-learn API: `fit` makes one release and trains on it.
-#
-# >>> from sklearn.datasets import load_diabetes >>> from adlm import AdLMRegressor >>> from
-# adlm.domain import Domain >>> x, y = load_diabetes(return_X_y=True) >>> domain = Domain((10,),
-# -0.2, 0.2, (), target=(0, 400)) >>> model = AdLMRegressor(epsilon=3, delta=1e-5, domain=domain).fit(x, y)
-# >>> model.certificate_.totals.neighbours 'replace-one'
 
 
 class AdLMRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]

@@ -144,8 +144,8 @@ def of_paper(data: str) -> tuple[Published, ...]:
 
 # ---- The public figures that come with the package: measured, published by others, and simulated.
 #
-# python -m adlm.ui.figures results             # write measured.json from the results python -m adlm.ui.figures
-# results --forecasts # and forecasts.json, by simulating every budget of the page
+#     python -m adlm.ui.figures results              # write measured.json from the results
+#     python -m adlm.ui.figures results --forecasts  # and forecasts.json, by simulating every budget
 
 MEASURED = "measured.json"
 HERE = Path(__file__).parent

@@ -1,7 +1,7 @@
 """Learn the features of photographs of 32, 64 and 96 pixels from procedural scenes of these sizes.
 
-`python -m adlm.features.priors.multiscale FOLDER --size 64 --colour` writes the weights that the package ships.
-Shares, whitening and its floor are those of `adlm.features.priors.natural`; nothing was tuned for these sizes.
+`python -m adlm.features.priors.multiscale FOLDER --size 64 --colour` writes the weights that are shipped.
+Shares, whitening and its floor are those of `features.priors.natural`; nothing was tuned for these sizes.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_the_wheel_makes_a_release_audits_it_and_trains_a_model(place: Path) -> 
 def test_the_wheel_has_the_page_and_the_figures_that_it_shows(place: Path) -> None:
     run(place, "adlm", "ui", "--static", "page.html", "--quiet")
     text = (place / "page.html").read_text()
-    assert "pSGD (b), linear head on our features" in text
+    assert "DP-SGD, linear head on our features" in text
     assert "Tramer and Boneh 2021" in text
     extras = json.loads(run(place, "adlm", "doctor", "--json"))["extras"]
     assert extras["ui"] == {"for": "the page to choose an epsilon by: adlm ui", "missing": []}

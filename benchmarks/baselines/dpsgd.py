@@ -79,7 +79,7 @@ class Settings:
 
 
 ABADI = Settings(
-    "pSGD (Abadi et al.)",
+    "DP-SGD (Abadi et al.)",
     600,
     10,
     4.0,
@@ -95,10 +95,10 @@ ABADI_CIFAR = replace(
 
 # Rates, epochs and clips below were fixed on the last 10,000 training images of MNIST, held out for that.
 TANH = Settings(
-    "pSGD (tanh network)", 2048, 12, 0.1, 2.0, momentum=0.9, chunk=512, source="network: Papernot et al. 2021"
+    "DP-SGD (tanh network)", 2048, 12, 0.1, 2.0, momentum=0.9, chunk=512, source="network: Papernot et al. 2021"
 )
 LINEAR = Settings(
-    "pSGD (linear head)",
+    "DP-SGD (linear head)",
     8192,
     40,
     0.1,

@@ -135,7 +135,7 @@ class ReleaseRequest:
     """Settings of a release besides its budget; by default those of `adlm.privatise`.
 
     `n` selects the first records, `classes` those of the first classes; `wide` uses more public directions
-    than the default, `times` changes the planner's k by a factor. `second` gives class sums with second
+    than the default. `second` gives class sums with second
     moments of so many numbers, without a perturbed loss or gradient rounds; the others override the planner.
     """
 
@@ -146,7 +146,6 @@ class ReleaseRequest:
     allocation: str | None = None
     wide: int | None = None
     classes: int | None = None
-    times: float | None = None
 
     def domain(self, data: str) -> Domain:
         """The declared domain."""
@@ -171,17 +170,13 @@ def planned(data: str, epsilon: str, delta: str, request: ReleaseRequest) -> Mom
     n, classes = int(request.kept(data, "train", request.n).sum()), len(own.classes)
     budget, relation = (float(epsilon), float(delta)), request.neighbours
 
-    def width(k: int) -> int | None:
-        return request.k if request.times is None else min(public.width, max(1, round(request.times * k)))
-
     if request.second is None and not budget[1] and suits_objective(n, budget[0], public, relation):
-        usual = plan_features(n, classes, budget[0], relation, public)
         allocation = request.allocation or "identical"
-        return plan_features(n, classes, budget[0], relation, public, width(usual.k), allocation)
+        return plan_features(n, classes, budget[0], relation, public, request.k, allocation)
     rounds = request.second is None and request.allocation is None
     plan = plan_moments(n, classes, *budget, relation, public, rounds=rounds)
     plan = plan if request.second is None else replace(plan, q=request.second)
-    return adjusted(plan, public, k=width(plan.k), allocation=request.allocation)
+    return adjusted(plan, public, k=request.k, allocation=request.allocation)
 
 
 def dpsgd_width(data: str, epsilon: str, delta: str, neighbours: str) -> int:

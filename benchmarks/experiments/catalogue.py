@@ -102,7 +102,7 @@ def _dpsgd(settings: dpsgd.Settings, **changes: Any) -> dict[str, Any]:
 
 
 def _longer(epsilon: str, epochs: float) -> float:
-    """Epochs of pSGD (a): its authors train for longer where the budget is larger."""
+    """Epochs of DP-SGD (Abadi et al.): its authors train for longer where the budget is larger."""
     return epochs if float(epsilon) <= 0.5 else max(epochs, 40)
 
 
@@ -281,25 +281,6 @@ def _allocation(widths: tuple[int, ...], seeds: int) -> tuple[Group, ...]:
     )
 
 
-def _rule(name: str, data: str, **settings: Any) -> Experiment:
-    """The rule's plan against neighbouring plans, on records that the rule was not tuned on."""
-    alternatives: tuple[tuple[str, dict[str, Any]], ...] = (
-        ("moments", {}),
-        ("sums-only", {"second": 0}),
-        ("half-k", {"times": 0.5}),
-        ("twice-k", {"times": 2.0}),
-    )
-
-    def groups(epsilons: tuple[str, ...], seeds: int) -> tuple[Group, ...]:
-        return tuple(
-            Group(f"{method}{suffix}", epsilons, seeds, delta, settings | change)
-            for suffix, delta in (("-pure", "0"), ("", DELTA))
-            for method, change in alternatives
-        )
-
-    return Experiment(f"rule-{name}", data, "rule", groups(("0.5", "2"), 5), groups(FRONTIER, 20))
-
-
 EXPERIMENTS = {
     experiment.name: experiment
     for experiment in (
@@ -366,10 +347,6 @@ EXPERIMENTS = {
         ),
         _frontier("cifar10", quick=_COLOUR_QUICK, full=_COLOUR_FULL),
         _frontier("digits", quick=(), full=(), epsilons=(*FRONTIER[:-1], "4", "8")),
-        _rule("digits", "digits"),
-        _rule("small", "mnist", n=6_000),
-        _rule("five", "mnist", classes=5),
-        _rule("adult", "adult"),
         *_postprocessing(None, 60_000, 2, 5000, 200),
         Experiment(
             "allocation",

@@ -33,12 +33,6 @@ _COLOURS = {
     "epochs-psgd": "#b35806",
     "adlm-moments": "#1f4e9c",
     "ilm-moments": "#888888",
-    "half-k": "#8c6bb1",
-    "twice-k": "#d6604d",
-    "sums-only": "#888888",
-    "half-k-pure": "#c994c7",
-    "twice-k-pure": "#fdae61",
-    "sums-only-pure": "#bbbbbb",
     "adlm-moments-pure": "#1f4e9c",
     "ilm-moments-pure": "#888888",
 }

@@ -8,7 +8,6 @@ from functools import lru_cache
 from benchmarks.experiments import benchmark_data, methods, paper_readings, postprocessing_cost
 from benchmarks.experiments.trials import Done, Outcome, Trial
 
-BESIDE = {"half-k": "half the k", "twice-k": "twice the k", "sums-only": "class sums only"}
 READINGS = {
     "no-noise": "no noise, the control",
     "adlm-shared": "AdLM, the authors' reading: one noise image a batch, redrawn",
@@ -59,7 +58,6 @@ METHODS: dict[str, Callable[[Trial], Outcome]] = {
     "adlm-moments": methods.moments,
     "ilm-moments-pure": methods.moments,
     "adlm-moments-pure": methods.moments,
-    **{f"{name}{suffix}": methods.moments for name in BESIDE for suffix in ("-pure", "")},
     **dict.fromkeys(READINGS, paper_readings.perform),
     "adlm": methods.records,
     "ilm": methods.records,
@@ -85,18 +83,13 @@ LABELS = {
     "adlm-moments": "moment release, adaptive noise",
     "ilm-moments-pure": "moment release, identical noise, pure",
     "adlm-moments-pure": "moment release, adaptive noise, pure",
-    **{
-        f"{name}{suffix}": f"{summary}, {noise}"
-        for name, summary in BESIDE.items()
-        for suffix, noise in (("-pure", "pure"), ("", "delta 1e-5"))
-    },
     **READINGS,
     "adlm": "AdLM record release, own noise, Delta_h0 per patch",
     "ilm": "ILM record release, own noise, Delta_h0 per patch",
-    "psgd-abadi": "pSGD (a), Abadi et al. settings",
-    "psgd-tanh": "pSGD (b), tanh network, batches of 2,048",
-    "psgd-linear": "pSGD (b), linear head on our features",
-    "psgd-linear-replace-one": "pSGD (b), linear head on our features, replace-one",
+    "psgd-abadi": "DP-SGD, settings of Abadi et al.",
+    "psgd-tanh": "DP-SGD, tanh network, batches of 2,048",
+    "psgd-linear": "DP-SGD, linear head on our features",
+    "psgd-linear-replace-one": "DP-SGD, linear head on our features, replace-one",
     "ceiling": "no privacy, logistic regression on the same features",
     "prior": "public prior alone (epsilon 0)",
     "plan-pure": "predicted by adlm plan, pure",

@@ -68,7 +68,7 @@ def test_a_page_can_quote_the_tests(summary: dict[str, object], tmp_path: Path) 
     text = rewritten("<!-- results: summary.json tests -->\n<!-- /results -->", tmp_path)
     lines = text.splitlines()[1:-1]
     assert len(lines) == 3
-    assert lines[0].startswith(f"- {READ} against pSGD (a)")
+    assert lines[0].startswith(f"- {READ} against DP-SGD, settings of Abadi et al.")
     assert lines[1].endswith("a significant difference (epsilon 0.5; 3 seeds)")
 
 
@@ -95,7 +95,7 @@ def test_the_legend_says_which_epsilon_is_claimed_and_which_is_proved(
     assert [path.name for path in made] == ["accuracy.svg", "steps-epsilon-0.5.svg"]
     over_epsilon, over_epochs = (path.read_text() for path in made)
     assert f"{READ}: epsilon claimed, proved 72.6 times that" in over_epsilon
-    assert "pSGD (a), Abadi et al. settings: epsilon claimed and proved" in over_epsilon
+    assert "DP-SGD, settings of Abadi et al.: epsilon claimed and proved" in over_epsilon
     assert "as stated: AdLM (Phan, Wu, Hu, Dou 2017 (corrected version))" in over_epsilon
     assert (
         "AdLM, the authors' reading: one noise image a batch, redrawn: claimed 0.5, proved 36.3"

@@ -79,7 +79,7 @@ class Settings:
 
 
 ABADI = Settings(
-    "DP-SGD (Abadi et al.)",
+    "pSGD (Abadi et al.)",
     600,
     10,
     4.0,
@@ -95,10 +95,10 @@ ABADI_CIFAR = replace(
 
 # Rates, epochs and clips below were fixed on the last 10,000 training images of MNIST, held out for that.
 TANH = Settings(
-    "DP-SGD (tanh network)", 2048, 12, 0.1, 2.0, momentum=0.9, chunk=512, source="network: Papernot et al. 2021"
+    "pSGD (tanh network)", 2048, 12, 0.1, 2.0, momentum=0.9, chunk=512, source="network: Papernot et al. 2021"
 )
 LINEAR = Settings(
-    "DP-SGD (linear head)",
+    "pSGD (linear head)",
     8192,
     40,
     0.1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
+from torch import nn
 
-from adlm import Domain, privatise
-from adlm.model.distributed import mean, share
+from adlm import Domain
+from adlm import privatise
+from adlm.model.distributed import mean
+from adlm.model.distributed import rank
+from adlm.model.distributed import share
 from adlm.model.model import Model
+from adlm.model.training import Checkpoint
+from adlm.model.training import Examples
+from adlm.model.training import TrainingConfig
+from adlm.model.training import train
 
 ARGUMENTS = ("--network", "mlp", "--draws", "800", "--epochs", "2", "--device", "cpu", "--json")
 
@@ -32,85 +41,83 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
-
-
-def started(processes: int) -> list[str]:
-    """The words that start so many processes."""
-    if processes == 1:
-        return [sys.executable]
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(processes),
-    ]
-
-
+ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import os
 import sys
 from pathlib import Path
-import torch
-from safetensors.torch import save_file
-from torch import nn
-from adlm.model import distributed, training
-from adlm.model.training import Checkpoint
-from adlm.model.training import Examples
+from tests.model.test_distributed import trained
+from adlm.model import distributed
 
-folder, stop = Path(sys.argv[1]), sys.argv[2] == "stop"
-torch.manual_seed(0)
-network = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
-x, y = torch.randn(205, 6), torch.randint(0, 3, (205,))
-plan = training.TrainingConfig(epochs=3, batch_size=20, optimiser="Adam", learning_rate=0.01)
-save = Checkpoint.save
-
-def save_and_stop(*given):
-    save(*given)
-    raise SystemExit(3)
-
-if stop:
-    Checkpoint.save = save_and_stop
-with distributed.joined("cpu") as device:
-    history = training.train(
-        network, Examples(x, y), plan, device=device, checkpoint=Checkpoint(folder / "c", resume=True)
-    )
-    if distributed.rank() == 0:
-        losses = torch.tensor(history.losses, dtype=torch.float64)
-        save_file({"losses": losses, **network.state_dict()}, folder / "made")
+with distributed.joined("cpu"):
+    for folder in sys.argv[1:]:
+        trained(Path(folder))
 os._exit(0)  # as the command does: a library's thread may outlive the interpreter
 """
 
 
-def trained(folder: Path, processes: int, *, stop: bool = False) -> dict[str, Any]:
-    """Train a small network without statistics of a batch, by so many processes."""
-    folder.mkdir(exist_ok=True)
-    (folder / "script.py").write_text(SCRIPT)
-    words = [*started(processes), str(folder / "script.py"), str(folder), "stop" if stop else "on"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=ENVIRONMENT)
-    assert (done.returncode == 0) != stop, done.stderr
-    return {} if stop else dict(load_file(folder / "made"))
+class StoppedError(Exception):
+    """Training ends after its first checkpoint."""
 
 
-def check_alike(one: dict[str, Any], two: dict[str, Any]) -> None:
-    assert one.keys() == two.keys()
-    for name, value in one.items():
-        torch.testing.assert_close(two[name], value, rtol=1e-4, atol=1e-6)
+class Stopping(Checkpoint):
+    """A checkpoint that can be written once."""
+
+    def save(self, *given: Any) -> None:
+        """Write, and stop."""
+        super().save(*given)
+        raise StoppedError
+
+
+def trained(folder: Path, kind: type[Checkpoint] = Checkpoint) -> None:
+    """Train a small network without statistics of a batch, from the checkpoint if there is one."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+    examples = Examples(torch.randn(205, 6), torch.randint(0, 3, (205,)))
+    plan = TrainingConfig(epochs=3, batch_size=20, optimiser="Adam", learning_rate=0.01)
+    history = train(network, examples, plan, device="cpu", checkpoint=kind(folder / "c", resume=True))
+    if rank() == 0:
+        losses = torch.tensor(history.losses, dtype=torch.float64)
+        save_file({"losses": losses, **network.state_dict()}, folder / "made")
+
+
+def by_two_processes(*folders: Path) -> None:
+    """Train in two processes that know each other as under torchrun."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    several = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, *map(str, folders)],
+            env={**ENVIRONMENT, **several, "RANK": number, "LOCAL_RANK": number},
+        )
+        for number in ("0", "1")
+    ]
+    assert [process.wait() for process in processes] == [0, 0]
 
 
 def test_two_processes_take_the_steps_of_one_and_go_on_from_its_checkpoint(tmp_path: Path) -> None:
     """Equal up to the rounding of sums: batches of 20 and a last one of 5, three epochs of Adam."""
-    whole = trained(tmp_path / "one", 1)
-    check_alike(dict(whole), trained(tmp_path / "two", 2))
-    trained(tmp_path / "part", 1, stop=True)
-    assert (tmp_path / "part" / "c").exists()
-    check_alike(dict(whole), trained(tmp_path / "part", 2))
+    one, two, part = (tmp_path / name for name in ("one", "two", "part"))
+    for folder in (one, two, part):
+        folder.mkdir()
+    trained(one)
+    with pytest.raises(StoppedError):
+        trained(part, Stopping)
+    assert (part / "c").exists()
+    by_two_processes(two, part)
+    expected = load_file(one / "made")
+    for folder in (two, part):
+        found = load_file(folder / "made")
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_the_command_trains_by_two_processes_and_one_of_them_writes(release: Path, tmp_path: Path) -> None:
     """Each line of output is there once, and no checkpoint is left."""
-    words = [*started(2), "-m", "adlm", "train", str(release), "--out", str(tmp_path / "m"), *ARGUMENTS]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*torchrun, "-m", "adlm", "train", str(release), "--out", str(tmp_path / "m"), *ARGUMENTS]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)

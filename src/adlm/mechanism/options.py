@@ -38,12 +38,13 @@ class ReleaseOptions(TypedDict, total=False):
     cache: bool
     device: str
     fourier: Fourier
+    kind: str
     engine: Engine | str
     ray_address: str | None
 
 
 FOR_ARRAYS = frozenset({"allocation", "features", "k", "cache", "device"})
-FOR_TABLES = frozenset({"fourier"})
+FOR_TABLES = frozenset({"fourier", "kind"})
 
 
 def check_options(options: Mapping[str, object], table: bool) -> None:
@@ -51,8 +52,10 @@ def check_options(options: Mapping[str, object], table: bool) -> None:
     for name, value in options.items():
         if name not in ReleaseOptions.__annotations__:
             raise TypeError(f"privatise() got an unexpected keyword argument {name!r}")
-        if value is None or value is False or (name, value) == ("fourier", 0):
+        if value is None or value is False or (name, value) in (("fourier", 0), ("kind", "moments")):
             continue
+        if name == "kind" and value != "synthetic":
+            raise UserError(f"kind must be moments or synthetic, got {value!r}")
         if table and name in FOR_ARRAYS:
             raise UserError(f"a table's release has no setting {name}; leave it out")
         if not table and name in FOR_TABLES:

@@ -223,6 +223,14 @@ def bins_of(positions: Integers) -> Reals:
     return out
 
 
+def configured(plan: RegressionPlan, table: TableDomain, budget: Budget) -> RegressionConfig:
+    """The settings of a table's release that follow a plan."""
+    counted = TableIndicators(table)
+    first = Indicators(counted.width, len(counted.blocks), GAUSSIAN_SHARES.indicators)
+    width = ScaledTable.width_of(table, plan.fourier)
+    return RegressionConfig(budget, width, plan, first, table.contributions)
+
+
 def release(
     passes: Records | Callable[[], Iterable[Encoded]],
     table: TableDomain,
@@ -250,9 +258,8 @@ def release(
     `calibrate`, all of them in the ledger before the first noise is drawn. Proved in docs/proof-gradients.md.
     """
     counted = TableIndicators(table)
-    first = Indicators(counted.width, len(counted.blocks), GAUSSIAN_SHARES.indicators)
-    width = ScaledTable.width_of(table, plan.fourier)
-    config = RegressionConfig(budget, width, plan, first, table.contributions)
+    config = configured(plan, table, budget)
+    first, width = config.indicators, config.k
     scales, charges = calibrate(config, table.neighbours).for_domain(table.domain)
     clip, bins = first.clip(), target_bins()
     records = encoded_records(passes, table)

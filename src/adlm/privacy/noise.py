@@ -453,6 +453,28 @@ class Source(RandomBits):
             if (low == high).all():
                 return _signed(low.ravel().astype(np.int64), self).reshape(rows, width)
 
+    def choose(self, scores: Integers, scale: Scale) -> int:
+        """Return an index with probability proportional to exp(score / scale): the exponential mechanism.
+
+        Exact, by rejection: an index is drawn uniformly, and accepted with probability
+        exp(-(largest - score) / scale), which is that of a geometric variable reaching an integer.
+
+        Parameters
+        ----------
+        scores : (n,) integers.
+        scale : such that neighbours whose scores differ by at most D have a log-likelihood ratio of range
+            2 D / scale.
+        """
+        exact = _checked(scale)
+        behind = int(scores.max()) - scores.astype(np.int64)
+        count = len(behind)
+        while True:
+            words = self.words(2 * count + 64)
+            index = (words[words < (1 << 64) // count * count] % count).astype(np.int64)
+            accepted = np.flatnonzero(_geometric(len(index), exact, self) >= behind[index])
+            if accepted.size:
+                return int(index[accepted[0]])
+
     def draw(self, mechanism: Mechanism, shape: tuple[int, ...], scale: Scale) -> Integers:
         """Draw noise of a mechanism by its name; for `radial` the last axis is the width of a row."""
         if mechanism == "radial":

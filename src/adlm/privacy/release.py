@@ -106,6 +106,10 @@ class Release:
             tensors, Certificate(kind, domain, features, settings, charges, stamps, described, made_by)
         )
 
+    def __repr__(self) -> str:
+        """Kind and guarantee, in one line."""
+        return f"Release({self.kind!r}, {self.certificate.totals.sentence()})"
+
     def _repr_html_(self) -> str:
         certificate = self.certificate
         signer = "nobody" if self.signature is None else self.signature.signer[:12]
@@ -163,6 +167,23 @@ class Release:
         class_model = fit_class_model(self.moments(), taken.prior)
         z, codes = class_model.sample(n, torch.Generator().manual_seed(seed))
         return taken.possible(z), codes
+
+    def synthesise(self, rows: int, *, where: Mapping[str, str] | None = None, seed: int = 0) -> Any:
+        """Draw synthetic records in the declared columns, as a pandas data frame. Draws cost no privacy.
+
+        Parameters
+        ----------
+        rows : how many.
+        where : conditions, a value for each of some columns; for a bounded column a range such as "30..40".
+        seed : of the draw; it has nothing to do with privacy.
+
+        Raises
+        ------
+        UserError : the release was not made with `kind="synthetic"`, or a condition is never met.
+        """
+        from adlm.model.synthetic import synthesise
+
+        return synthesise(self, rows, where=where, seed=seed).to_pandas()
 
     def signed(self, key: Ed25519PrivateKey) -> Release:
         """Return the release with a signature.

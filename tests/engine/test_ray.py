@@ -30,16 +30,12 @@ from typer.testing import CliRunner
 from adlm.cli.app import app
 from adlm.data import datasets
 from adlm.data import images as input_pieces
-from adlm.data.images import input_batches
-from adlm.data.images import read_inputs
+from adlm.data.images import input_batches, read_inputs
 from adlm.domain.columns import Column
 from adlm.domain.table import TableDomain
-from adlm.engine import Engine
-from adlm.engine import open_engine
+from adlm.engine import Engine, open_engine
 from adlm.engine.local import LocalEngine
-from adlm.engine.passes import Part
-from adlm.engine.passes import Records
-from adlm.engine.passes import Totals
+from adlm.engine.passes import Part, Records, Totals
 from adlm.engine.ray import RayRecords
 from adlm.errors import UserError
 from adlm.mechanism.calibration import MomentConfig
@@ -516,7 +512,8 @@ def test_a_node_that_is_lost_changes_nothing(cluster: Engine, folder: Path) -> N
         return (np.array([part[-1].sum(), len(part[0])], dtype=np.int64),)
 
     records = cluster.table(folder, TableDomain.from_toml(ALONE))
-    busy = ray.remote(num_cpus=2, max_retries=0)(time.sleep).options(scheduling_strategy=here).remote(999)
+    rest = ray.remote(num_cpus=2, max_retries=0)(lambda: time.sleep(999))
+    busy = rest.options(scheduling_strategy=here).remote()
     while ray.available_resources().get("CPU", 0) > 2:  # so that the second node has to work
         time.sleep(0.1)
     kept, first = records.keep(lambda part: ((np.ones((len(part[0]), 99)), *part), count(part)))

@@ -21,7 +21,7 @@ from pyarrow import parquet
 
 from adlm import fit, privatise
 from adlm.data.images import read_inputs
-from adlm.domain.table import InputDomain
+from adlm.domain.table import TableDomain
 
 KINDS = ("complaint", "praise", "question")
 THINGS = (
@@ -87,7 +87,7 @@ def main(out: Path, n: int = 3000) -> float:
     model = encoder()
     embed(sentences(n, held_out=False), model, out / "sentences.parquet")
     embed(sentences(600, held_out=True), model, out / "held-out.parquet")
-    domain = InputDomain.from_toml(DOMAIN)
+    domain = TableDomain.from_toml(DOMAIN)
     release = privatise(out / "sentences.parquet", domain=domain, epsilon=1, delta="1e-5")
     release.save(out / "R")
     trained = fit(release)

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
-from adlm.domain.table import InputDomain
+from adlm.domain.table import TableDomain
 from adlm.features.priors import scenes
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guide-images.md"
@@ -80,14 +80,14 @@ def test_six_commands_lead_from_raw_files_to_a_served_model(
 
 
 def test_the_domain_of_the_guide_is_what_the_draft_says() -> None:
-    declared = InputDomain.from_toml(blocks("toml")[0])
+    declared = TableDomain.from_toml(blocks("toml")[0])
     assert declared.domain.shape == (3, 32, 32)
     assert declared.label.classes == CLASSES
-    assert declared.is_usual
+    assert declared == TableDomain.of_domain(declared.domain)
 
 
 def test_the_vectors_of_the_guide_are_declared_as_it_says() -> None:
     text = next(block for block in blocks("text") if "vector" in block)
-    declared = InputDomain.from_toml(text)
+    declared = TableDomain.from_toml(text)
     assert declared.domain.shape == (384,)
     assert (declared.domain.lower, declared.domain.upper) == (-1.0, 1.0)

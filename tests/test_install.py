@@ -100,7 +100,7 @@ def test_the_wheel_has_the_page_and_the_figures_that_it_shows(place: Path) -> No
     assert "DP-SGD, linear head on our features" in text
     assert "Tramer and Boneh 2021" in text
     extras = json.loads(run(place, "adlm", "doctor", "--json"))["extras"]
-    assert extras["ui"] == {"for": "the page to choose an epsilon by: adlm ui", "missing": []}
+    assert extras["ui"] == {"for": "the page of the privacy-accuracy trade-off: adlm ui", "missing": []}
 
 
 def test_the_wheel_holds_what_the_source_holds_and_declares_its_extras(wheel: Path) -> None:

@@ -100,8 +100,9 @@ def _row(group: list[Done], kind: str) -> dict[str, Any]:
         "seconds": round(_mean([float(item.outcome["seconds"]) for item in group]), 1),
     }
     for key in _CARRIED:
-        if key in outcome:
-            row[key] = _mean([float(item.outcome[key]) for item in group])
+        known = [float(item.outcome[key]) for item in group if item.outcome.get(key) is not None]
+        if known:
+            row[key] = _mean(known)
     for key in ("k", "n", "allocation"):
         if key in trial.settings:
             row[key] = trial.settings[key]

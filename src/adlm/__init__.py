@@ -1,6 +1,7 @@
-"""Private training on sensitive records by the Adaptive Laplace Mechanism.
+"""Training on sensitive records under differential privacy: one release, any number of models.
 
-Privatise once, train forever, every epsilon proved and audited.
+Privatise once, train forever, every epsilon proved and audited. `adlm.paper` has the Adaptive Laplace
+Mechanism as published.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from tests.audit.reading import Outcome, finding
 from adlm.audit.statistics import Finding
 from adlm.data.images import input_batches
 from adlm.domain.columns import Column
-from adlm.domain.table import ImageInput, InputDomain, VectorInput
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.features import for_domain
 from adlm.privacy.noise import Source
@@ -59,21 +59,22 @@ class Form:
 
 
 Rows = tuple[bytes, ...]
-Reader = Callable[[Path, InputDomain, Random], Rows]
+Reader = Callable[[Path, TableDomain, Random], Rows]
 
 
-def declared(form: Form, rng: Random, *, persons: bool) -> InputDomain:
+def declared(form: Form, rng: Random, *, persons: bool) -> TableDomain:
     """Declare the records of a form."""
     label = Column("label", "label", classes=(OWN, *OTHERS))
-    person = Column("who", "person", records=rng.choice([1, 2])) if persons else None
+    person = (Column("who", "person", records=rng.choice([1, 2])),) if persons else ()
     if form.images:
         colour = rng.choice(["grey", "rgb"])
         fit = rng.choice(["crop", "pad", "stretch"])
-        return InputDomain(ImageInput("item", (SIZE, SIZE), colour, "generic", fit), label, person)
-    return InputDomain(VectorInput("item", 5, 1.0), label, person)
+        image = Column("item", "image", size=SIZE, colour=colour, family="generic", fit=fit)
+        return TableDomain((image, label, *person))
+    return TableDomain((Column("item", "vector", size=5, norm=1.0), label, *person))
 
 
-def product(path: Path, domain: InputDomain, rng: Random) -> Rows:
+def product(path: Path, domain: TableDomain, rng: Random) -> Rows:
     """Read as the product does, in batches of any size, up to the features of each record."""
     features, array = for_domain(domain.domain), domain.domain
     rows: list[bytes] = []
@@ -91,7 +92,7 @@ def _rows(x: npt.NDArray[Any], z: npt.NDArray[Any], y: npt.NDArray[np.int64]) ->
     )
 
 
-def brightened(path: Path, domain: InputDomain, rng: Random) -> Rows:
+def brightened(path: Path, domain: TableDomain, rng: Random) -> Rows:
     """Records divided by the largest value of all: what a careless loader does (a control)."""
     del rng
     batches = list(input_batches(path, domain))
@@ -254,7 +255,7 @@ def _mixed(others: list[Record], own: list[Record], rng: Random) -> list[Record]
     return mixed
 
 
-def _read(form: Form, reader: Reader, records: list[Record], domain: InputDomain, rng: Random) -> Rows:
+def _read(form: Form, reader: Reader, records: list[Record], domain: TableDomain, rng: Random) -> Rows:
     with tempfile.TemporaryDirectory(prefix="adlm-audit-") as folder:
         try:
             path = form.write(Path(folder), records, rng)

@@ -6,7 +6,6 @@ import json
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,9 @@ from tests.cli.commands import place as place
 from adlm import UserError, __version__
 from adlm.cli import main
 from adlm.cli.app import COMMANDS, app
+from adlm.model.model import Model
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.release import Release
 
 STABLE = {"epsilon_claimed", "epsilon_proved", "delta", "neighbours"}
 
@@ -246,7 +248,10 @@ def test_a_seed_is_stamped(place: Path) -> None:
         (["release", "--data", "digits", "--delta", "2", "--out", "X"], "below 1"),
         (["release", "--data", "nothing", "--out", "X"], "no data set 'nothing'"),
         (["release", "--out", "X"], "either a file"),
-        (["release", "--data", "digits", "--kind", "images", "--out", "X"], "--kind images is not an option"),
+        (
+            ["release", "--data", "digits", "--kind", "images", "--out", "X"],
+            "--kind must be moments or synthetic",
+        ),
         (["release", "--data", "digits", "--kind", "records", "--out", "X"], "by adlm release-records"),
         (["release", "--data", "digits", "--neighbours", "add-remove", "--out", "X"], "is private"),
         (["release", "missing.csv", "--out", "X"], "needs --domain"),
@@ -335,20 +340,17 @@ def test_nothing_is_charged_where_nothing_can_be_written(place: Path) -> None:
     assert nothing_charged(place / "room.jsonl")
 
 
-def test_a_charge_that_came_to_nothing_is_told_of(place: Path) -> None:
+def test_a_charge_that_came_to_nothing_is_told_of(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The place is taken while the records are read: the release cannot be written, its charge stays."""
-    import threading
+    save = Release.save
 
-    def take() -> None:
-        while not (place / "taken.jsonl").exists():
-            time.sleep(0.01)
-        (place / "taken").mkdir(exist_ok=True)
+    def too_late(release: Release, folder: Path | str) -> None:
+        Path(folder).mkdir()
+        save(release, folder)
 
-    thief = threading.Thread(target=take)
-    thief.start()
+    monkeypatch.setattr(Release, "save", too_late)
     with pytest.raises(UserError, match=r"exists already.*the charge stays in taken\.jsonl"):
         run("release", "--data", "digits", "--out", "taken", "--ledger", "taken.jsonl")
-    thief.join()
 
 
 def test_a_model_is_not_a_release_and_a_release_not_a_model(release: Path, model: Path) -> None:
@@ -455,3 +457,41 @@ def test_random_fourier_features_are_asked_for_by_number_or_by_rule(place: Path)
     )
     assert planned["plans"][0]["fourier"] == 3
     assert figures("audit", "--release", "F3")["sound"]
+
+
+def test_help_shows_no_types_of_python_and_no_keys_of_json() -> None:
+    for name, _, attribute, _, _ in COMMANDS:
+        if attribute is not None:
+            text = run(name, "--help")
+            assert "<bool>" not in text
+            assert "With --json:" not in text
+
+
+@pytest.mark.parametrize("command", ["release", "release-records"])
+def test_an_epsilon_that_is_too_small_is_refused_before_the_charge(command: str, place: Path) -> None:
+    with pytest.raises(UserError, match="epsilon must be at least 1e-09"):
+        run(command, "--data", "digits", "--epsilon", "1e-12", "--out", "tiny", "--ledger", "tiny.jsonl")
+    assert not (place / "tiny.jsonl").exists()
+
+
+def test_a_second_release_says_what_the_records_were_charged_in_total(place: Path) -> None:
+    words = ("release", "--data", "digits", "--delta", "1e-5", "--epsilon", "1", "--ledger", "twice.jsonl")
+    first = run(*words, "--out", "once", "--quiet")
+    assert "in total" not in first
+    assert "charged in total: epsilon 1." in run(*words, "--out", "twice", "--quiet")
+    assert repr(Ledger(place / "twice.jsonl")).startswith("Ledger('")
+
+
+def test_release_and_model_have_one_line_each(release: Path, model: Path) -> None:
+    assert repr(Release.load(release)) == "Release('moments', epsilon 4, neighbours replace-one, per record)"
+    assert "\n" not in repr(Model.load(model))
+
+
+def test_a_privacy_statement_and_a_registry_entry_follow_from_the_certificate(model: Path) -> None:
+    text = run("report", str(model), "--statement")
+    assert "epsilon = 4." in text
+    assert "at most 54.6" in text  # e^4
+    entry = json.loads(run("card", str(model), "--registry"))
+    assert entry["privacy_loss"]["epsilon"] == 4.0
+    assert entry["dp_flavor"]["name"] == "pure DP"
+    assert entry["dp_flavor"]["unprotected_quantities"] == ["the number of records"]

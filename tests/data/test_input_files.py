@@ -21,14 +21,14 @@ from pyarrow import parquet
 from adlm.data import images as inputs
 from adlm.data.images import input_batches, read_inputs
 from adlm.domain.columns import Column
-from adlm.domain.table import ImageInput, InputDomain, VectorInput
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 
 CLASSES = ("cat", "dog", "fox")
 N = 12
 LABEL = Column("label", "label", classes=CLASSES)
-PHOTOS = InputDomain(ImageInput("image", (6, 8), "rgb", "natural"), LABEL)
-VECTORS = InputDomain(VectorInput("embedding", 5, 2.0), LABEL)
+PHOTOS = TableDomain((Column("image", "image", size=(6, 8), colour="rgb", family="natural"), LABEL))
+VECTORS = TableDomain((Column("embedding", "vector", size=5, norm=2.0), LABEL))
 
 
 def images(seed: int = 0) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -196,7 +196,7 @@ def test_vectors_come_from_columns_of_lists(kind: Any, tmp_path: Path) -> None:
 
 def test_a_person_keeps_the_declared_number_of_records(tmp_path: Path) -> None:
     file, x = vector_file(tmp_path)
-    bounded = InputDomain(VECTORS.input, LABEL, Column("who", "person", records=2))
+    bounded = TableDomain((*VECTORS.columns, Column("who", "person", records=2)))
     found, _ = read_inputs(file, bounded)
     assert len(found) == 6
     whose = [int(np.flatnonzero((x == row).all(1))[0]) // 4 for row in found]
@@ -209,7 +209,7 @@ def test_which_records_of_a_person_are_kept_depends_on_that_person_alone(tmp_pat
     rng = np.random.default_rng(3)
     x, y = rng.normal(size=(40, 5)).astype(np.float32), rng.integers(0, 3, 40)
     who = rng.integers(0, 6, 40)
-    bounded = InputDomain(VECTORS.input, LABEL, Column("who", "person", records=2))
+    bounded = TableDomain((*VECTORS.columns, Column("who", "person", records=2)))
 
     def kept(name: str, *parts: Any) -> set[bytes]:
         (tmp_path / name).mkdir()
@@ -236,7 +236,7 @@ def test_which_records_of_a_person_are_kept_depends_on_that_person_alone(tmp_pat
 def test_a_record_without_a_person_is_told(tmp_path: Path) -> None:
     table = pa.table({"embedding": [[0.0] * 5] * 2, "label": ["cat", "dog"], "who": ["p", None]})
     parquet.write_table(table, tmp_path / "v.parquet")
-    bounded = InputDomain(VECTORS.input, LABEL, Column("who", "person", records=2))
+    bounded = TableDomain((*VECTORS.columns, Column("who", "person", records=2)))
     with pytest.raises(UserError, match="row 2: the person is not named"):
         read_inputs(tmp_path / "v.parquet", bounded)
 

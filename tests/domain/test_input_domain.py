@@ -9,7 +9,7 @@ import pytest
 
 from adlm.data import datasets
 from adlm.domain import Domain
-from adlm.domain.table import InputDomain, array_domain, is_input_domain, is_table_domain
+from adlm.domain.table import TableDomain, load_domain
 from adlm.errors import UserError
 
 PHOTOS: dict[str, Any] = {
@@ -29,9 +29,9 @@ def test_a_declaration_survives_toml_and_json() -> None:
     raw = changed(size=[24, 40], fit="pad")
     raw["columns"]["who"] = {"kind": "person", "records": 3}
     raw["neighbours"] = "add-remove"
-    declared = InputDomain.from_dict(raw)
-    assert InputDomain.from_toml(declared.to_toml()) == declared
-    assert InputDomain.from_dict(declared.to_dict()) == declared
+    declared = TableDomain.from_dict(raw)
+    assert TableDomain.from_toml(declared.to_toml()) == declared
+    assert TableDomain.from_dict(declared.to_dict()) == declared
     assert declared.contributions == 3
     assert declared.domain.shape == (3, 24, 40)
     assert declared.domain.fit == "pad"
@@ -43,32 +43,30 @@ def test_a_folder_of_a_known_data_set_has_its_domain() -> None:
     known = datasets.domain("cifar10")
     raw = changed()
     raw["columns"]["label"] = {"kind": "label", "classes": list(known.classes)}
-    declared = InputDomain.from_dict(raw)
+    declared = TableDomain.from_dict(raw)
     assert declared.domain == known
-    assert declared.is_usual
-    assert InputDomain.of_domain(datasets.domain("mnist")).domain == datasets.domain("mnist")
+    assert declared == TableDomain.of_domain(known)
+    assert TableDomain.of_domain(datasets.domain("mnist")).domain == datasets.domain("mnist")
 
 
 def test_columns_of_other_names_are_not_usual() -> None:
     raw = changed()
     raw["columns"]["picture"] = raw["columns"].pop("image")
-    assert not InputDomain.from_dict(raw).is_usual
+    declared = TableDomain.from_dict(raw)
+    assert declared != TableDomain.of_domain(declared.domain)
 
 
 def test_the_kind_of_a_domain_file_is_told(tmp_path: Path) -> None:
     file = tmp_path / "a.toml"
-    file.write_text(InputDomain.from_dict(PHOTOS).to_toml())
-    assert is_input_domain(file)
-    assert not is_table_domain(file)
-    assert array_domain(file).shape == (3, 32, 32)
+    file.write_text(TableDomain.from_dict(PHOTOS).to_toml())
+    assert load_domain(file) == TableDomain.from_dict(PHOTOS)
     file.write_text(datasets.domain("mnist").to_toml())
-    assert not is_input_domain(file)
-    assert array_domain(file) == datasets.domain("mnist")
+    assert load_domain(file) == datasets.domain("mnist")
 
 
 def test_auto_is_refused_with_the_list_of_families_and_their_uses() -> None:
     with pytest.raises(UserError) as told:
-        InputDomain.from_dict(changed(family="auto"))
+        TableDomain.from_dict(changed(family="auto"))
     for words in ("no record may decide", "'auto'", "pen strokes", "single things", "photographs", "generic"):
         assert words in str(told.value)
     with pytest.raises(UserError, match=r"got 'auto'.*photographs"):
@@ -93,14 +91,14 @@ def test_auto_is_refused_with_the_list_of_families_and_their_uses() -> None:
 )
 def test_a_mistake_is_told_in_a_sentence(raw: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=words):
-        InputDomain.from_dict(raw)
+        TableDomain.from_dict(raw)
 
 
 def test_classes_that_differ_in_case_are_refused() -> None:
     raw = changed()
     raw["columns"]["label"] = {"kind": "label", "classes": ["cat", "Cat"]}
     with pytest.raises(UserError, match="'cat' and 'Cat' differ in case alone"):
-        InputDomain.from_dict(raw)
+        TableDomain.from_dict(raw)
 
 
 @pytest.mark.parametrize("norm", [0, -1, "1", True, float("inf")])
@@ -108,4 +106,4 @@ def test_a_vector_has_a_public_bound_of_its_length(norm: Any) -> None:
     raw = changed()
     raw["columns"]["image"] = {"kind": "vector", "size": 4, "norm": norm}
     with pytest.raises(UserError, match="norm must be a public bound above 0"):
-        InputDomain.from_dict(raw)
+        TableDomain.from_dict(raw)

@@ -7,15 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from adlm.domain import NEIGHBOURS
-from adlm.domain import Domain
+from adlm.domain import NEIGHBOURS, Domain
 from adlm.engine.records import featurise
-from adlm.features import Backbone
-from adlm.features import Narrowed
-from adlm.features import brought_along
-from adlm.features import provenance_of
-from adlm.features.coordinates import Identity
-from adlm.features.drawn import PriorProjection
+from adlm.features import Backbone, Narrowed, brought_along, provenance_of
+from adlm.features.identity import Identity
+from adlm.features.prior import PriorProjection
 
 
 class Own(Identity):

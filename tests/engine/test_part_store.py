@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adlm.engine.passes import LocalRecords
-from adlm.engine.passes import Part
-from adlm.engine.passes import PartStore
+from adlm.engine.passes import LocalRecords, Part, PartStore
 from adlm.errors import UserError
 
 

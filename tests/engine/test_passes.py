@@ -13,9 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
-from adlm.engine.passes import LocalRecords
-from adlm.engine.passes import Part
-from adlm.engine.passes import PartStore
+from adlm.engine.passes import LocalRecords, Part, PartStore
 
 ROOT = Path(__file__).parents[2]
 

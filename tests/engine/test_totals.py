@@ -11,25 +11,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adlm.domain import Domain
-from adlm.engine.passes import MOST
-from adlm.engine.passes import PART_ROWS
-from adlm.engine.passes import Keep
-from adlm.engine.passes import Partial
-from adlm.engine.passes import Records
-from adlm.engine.passes import Total
-from adlm.engine.passes import Totals
-from adlm.engine.passes import Transform
-from adlm.engine.passes import added
-from adlm.engine.passes import as_records
-from adlm.engine.passes import clamped
-from adlm.engine.passes import halved
-from adlm.engine.passes import keep_part
-from adlm.engine.passes import sum_part
-from adlm.features.coordinates import Identity
+from adlm.engine.passes import (
+    MOST,
+    PART_ROWS,
+    Keep,
+    Partial,
+    Records,
+    Total,
+    Totals,
+    Transform,
+    added,
+    as_records,
+    clamped,
+    halved,
+    keep_part,
+    sum_part,
+)
+from adlm.features.identity import Identity
 from adlm.mechanism.calibration import MomentConfig
 from adlm.mechanism.class_sums import release
-from adlm.mechanism.second_moments import Second
-from adlm.mechanism.second_moments import noisy_triangle
+from adlm.mechanism.second_moments import Second, noisy_triangle
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
 from adlm.runtime import progress

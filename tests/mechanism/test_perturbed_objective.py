@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from adlm.engine.passes import LocalRecords, Records
 from adlm.errors import UserError
 from adlm.mechanism import objective as perturbed
+from adlm.mechanism import pure
 from adlm.mechanism.objective import (
     FINE_UNIT,
     NOISE_STEPS,
@@ -35,8 +36,9 @@ from adlm.mechanism.objective import (
     residual_error,
     residuals,
 )
+from adlm.mechanism.planner import PurePlan
 from adlm.model.head import FEATURE_UNIT, LARGEST_WEIGHT
-from adlm.privacy.accounting import Charge, Mechanism, compose
+from adlm.privacy.accounting import Budget, Charge, Mechanism, compose
 from adlm.privacy.noise import Scale, Source
 
 Integers = npt.NDArray[np.int64]
@@ -451,6 +453,8 @@ def log_density(
         noise = sum(log_integral(linear[:, j], scale) for j in range(rows.shape[1]))
     elif objective.noise == "laplace":
         noise = -float(np.abs(linear).sum()) / scale
+    elif objective.noise == "gaussian":
+        noise = -float((linear**2).sum()) / (2 * scale**2)
     else:
         noise = -float(np.linalg.norm(linear)) / scale
     step = 1e-6
@@ -562,8 +566,90 @@ def test_a_ridge_that_would_cost_more_than_half_of_epsilon_is_refused() -> None:
 
 
 def test_gaussian_noise_cannot_be_charged_as_pure() -> None:
-    with pytest.raises(UserError, match="delta is in"):
-        calibrate(replace(CLASSES, noise="gaussian"), Fraction(10), "replace-one")
+    with pytest.raises(UserError, match="needs delta"):
+        calibrate(replace(TWO, noise="gaussian"), Fraction(10), "replace-one")
+    with pytest.raises(UserError, match="two classes or a numeric target"):
+        calibrate(
+            replace(CLASSES, noise="gaussian"), Fraction(10), "replace-one", mu=Fraction(1), delta=DELTA
+        )
+
+
+# ---- Theorem 4
+
+
+@pytest.mark.parametrize("neighbours", RELATIONS)
+@pytest.mark.parametrize("contributions", [1, 2])
+@pytest.mark.parametrize("objective", [TWO, TARGET])
+def test_the_privacy_loss_of_gaussian_noise_is_at_most_that_of_a_corner(
+    objective: Objective, contributions: int, neighbours: str
+) -> None:
+    rng, closest = np.random.default_rng(2), math.inf
+    objective = replace(objective, noise="gaussian", norm=1.0, length=1.0, constant=0.5)
+    noise = calibrate(objective, Fraction(10), neighbours, contributions, mu=Fraction(2), delta=DELTA)
+    longest, kappa = (float(charge.sensitivity) for charge in noise.charges[:2])
+    kappa /= objective.ridge
+    steepest, ends = float(objective.gradient_bound), (0, 1) if objective.classes == 2 else (-1, 1)
+    bounded = Bounded(objective, 1)
+    for trial in range(150):
+        n = int(rng.integers(0, 6))
+        z = rng.choice([0.5, -0.5, 0.6, 0.9, 1.5], (n + 2 * contributions, 1))
+        if trial % 2:
+            z[:] = 0.6
+        rows = bounded.rows(z) / FEATURE_UNIT
+        labels = (
+            rng.integers(0, 2, len(rows)) if objective.classes == 2 else rng.choice([-9.0, 9.0], len(rows))
+        )
+        weights = rng.normal(size=(1, 2)) * rng.choice([0.1, 3.0])
+        one = slice(0, n + contributions)
+        mine = np.arange(n, n + contributions)
+        others = (
+            np.arange(n + contributions, n + 2 * contributions) if neighbours == "replace-one" else mine[:0]
+        )
+        other = np.r_[0:n, others]
+        ratio = log_density(objective, noise.scale, rows[one], labels[one], weights) - log_density(
+            objective, noise.scale, rows[other], labels[other], weights
+        )
+        # how each record that differs can move the linear term, away from that of the first data set
+        sign = np.where(labels == 1, -1.0, 1.0) if objective.classes == 2 else np.ones(len(rows))
+        moves = [steepest * sign[i] * rows[i] for i in mine] + [-steepest * sign[i] * rows[i] for i in others]
+        linear = -(residuals(rows[one] @ weights.T, labels[one], objective).T @ rows[one])[0]
+        linear = linear - objective.ridge * weights[0]
+        corners = [np.array(c) @ np.array(moves) for c in itertools.product(ends, repeat=len(moves))]
+        assert max(np.linalg.norm(c) for c in corners) <= longest + 1e-9
+        most = max(float(2 * linear @ c + c @ c) / (2 * noise.scale**2) for c in corners)
+        assert ratio <= most + kappa + 1e-4
+        closest = min(closest, most + kappa - ratio)
+    assert closest < 0.3
+
+
+DELTA = Fraction(1, 10**5)
+
+
+@pytest.mark.parametrize("neighbours", RELATIONS)
+@pytest.mark.parametrize("contributions", [1, 3])
+@pytest.mark.parametrize("objective", [TWO, TARGET])
+def test_all_stages_with_delta_keep_to_the_budget_and_use_it(
+    objective: Objective, contributions: int, neighbours: str
+) -> None:
+    for form, epsilon in (("centred", "1"), ("indicators", "1/4"), ("centred", "8")):
+        ridge = 20.0 * contributions / float(Fraction(epsilon))
+        plan = PurePlan(
+            replace(objective, noise="gaussian", ridge=ridge),
+            4,
+            form,  # type: ignore[arg-type]
+            centre_share=Fraction(1, 20) if form == "centred" else Fraction(0),
+            length_share=Fraction(1, 50) if form == "centred" else Fraction(0),
+        )
+        budget = Budget.of(epsilon, "1e-5")
+        made = pure.calibrate(plan, budget, neighbours, contributions, 4)
+        total = compose(made.charges)
+        assert budget.epsilon * Fraction(99, 100) < Fraction(total.epsilon_proved) <= budget.epsilon
+        assert total.delta == budget.delta
+        kinds = [charge.mechanism for charge in made.charges if charge.delta]
+        assert kinds.count("gaussian") == len(made.charges) - 3
+        assert {charge.contributions for charge in made.charges} == {contributions}
+        with pytest.raises(UserError, match="needs delta"):
+            pure.calibrate(plan, Budget.of(epsilon), neighbours, contributions, 4)
 
 
 # ---- Theorem 2

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from adlm import Ledger, Model, UserError, fit, privatise
 from adlm.data import datasets
-from adlm.domain.table import InputDomain
+from adlm.domain.table import TableDomain
 from adlm.features import OnnxBackbone, load_backbone, provenance_of
 from adlm.features.encoders import Normalised
 
@@ -107,7 +107,7 @@ def test_a_folder_of_png_files_has_the_digest_of_the_arrays_it_was_written_from(
         below = tmp_path / "cifar10" / known.classes[code]
         below.mkdir(parents=True, exist_ok=True)
         Image.fromarray(pixels.transpose(1, 2, 0)).save(below / f"{i:05}.png")
-    declared = InputDomain.of_domain(known)
+    declared = TableDomain.of_domain(known)
     one = privatise(x, y, domain=known, epsilon=2, delta="1e-5", seed=3)
     two = privatise(tmp_path / "cifar10", domain=declared, epsilon=2, delta="1e-5", seed=3)
     assert one.certificate.digest == two.certificate.digest
@@ -247,7 +247,7 @@ def test_a_persons_records_are_bounded_and_cost_as_many(place: Path) -> None:
     made = run("release", "v.parquet", "--domain", "v.toml", *budget, "--public-size", "200", "--out", "R")
     assert made["n"] is None
     one, two = (
-        privatise(file, domain=InputDomain.from_toml(VECTORS + text), epsilon=20, seed=0, size=200)
+        privatise(file, domain=TableDomain.from_toml(VECTORS + text), epsilon=20, seed=0, size=200)
         for text in (person.replace("2", "1"), person)
     )
     for release, records in ((one, 1), (two, 2)):
@@ -394,7 +394,7 @@ def test_an_encoder_normalises_by_its_metadata_and_survives_a_copy(tmp_path: Pat
     release = privatise(
         np.random.default_rng(0).integers(0, 256, (30, 3, 16, 16)),
         np.arange(30) % 2,
-        domain=InputDomain.from_toml(DOMAIN).domain,
+        domain=TableDomain.from_toml(DOMAIN).domain,
         epsilon=1,
         seed=0,
         features=plain,

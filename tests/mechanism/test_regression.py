@@ -327,7 +327,7 @@ def test_draws_have_the_shape_of_the_features_and_stay_within_the_bounds(delta: 
     again, same = draw(made, 500, seed=1)
     assert (z == again).all()
     assert (values == same).all()
-    with pytest.raises(UserError, match=r"regression\.draw"):
+    with pytest.raises(UserError, match=r"closed_form\.draw"):
         made.sample(5)
 
 

@@ -18,8 +18,8 @@ from adlm.audit.statistics import threshold_bound
 from adlm.domain import NEIGHBOURS
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.mechanism.synthetic import CHOICE_MU, UNIT, ColumnCounts, Counts, PairCounts, calibrate
-from adlm.model.synthetic import grids_of, synthesise, write
+from adlm.mechanism.synthetic import CHOICE_MU, ColumnCounts, Counts, PairCounts, calibrate
+from adlm.model.synthetic import UNIT, grids_of, synthesise, write
 from adlm.privacy.accounting import compose
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source

@@ -16,16 +16,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from adlm import Domain
-from adlm import privatise
-from adlm.model.distributed import mean
-from adlm.model.distributed import rank
-from adlm.model.distributed import share
+from adlm import Domain, privatise
+from adlm.model.distributed import mean, rank, share
 from adlm.model.model import Model
-from adlm.model.training import Checkpoint
-from adlm.model.training import Examples
-from adlm.model.training import TrainingConfig
-from adlm.model.training import train
+from adlm.model.training import Checkpoint, Examples, TrainingConfig, train
 
 ARGUMENTS = ("--network", "mlp", "--draws", "800", "--epochs", "2", "--device", "cpu", "--json")
 

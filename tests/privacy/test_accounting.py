@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from itertools import product
 
+import mpmath
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +17,7 @@ from adlm.errors import UserError
 from adlm.privacy.accounting import (
     Budget,
     Charge,
+    Gaussians,
     compose,
     gaussian_delta,
     gaussian_epsilon,
@@ -257,3 +261,107 @@ def test_a_number_that_would_never_end_is_refused_at_once(text: str) -> None:
         with pytest.raises(UserError) as refused:
             parse(text)
         assert len(str(refused.value)) < 300
+
+
+# ---- Gaussian noise in a loss
+
+
+def in_loss(mechanism: str, mu: Fraction, neighbours: str = "replace-one", contributions: int = 1) -> Charge:
+    return laplace(mu, mechanism=mechanism, delta=DELTA, neighbours=neighbours, contributions=contributions)
+
+
+def slow_delta(mu: float, epsilon: float) -> float:
+    """Delta of the Gaussian mechanism as the integral of its hockey stick."""
+    if mu == 0:
+        return max(0.0, 1 - math.exp(epsilon))
+    with mpmath.workdps(30):
+        start = epsilon / mu - mu / 2
+
+        def height(x: mpmath.mpf) -> mpmath.mpf:
+            return mpmath.npdf(x) * (1 - mpmath.exp(epsilon - mu * x - mu * mu / 2))
+
+        return float(mpmath.quad(height, [start, start + 3, start + 12, start + 40]))
+
+
+@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
+@pytest.mark.parametrize("contributions", [1, 3])
+def test_delta_of_a_perturbed_loss_of_labels_is_the_sum_over_its_corners(
+    neighbours: str, contributions: int
+) -> None:
+    charge = in_loss("gaussian-label", Fraction(1, 2), neighbours, contributions)
+    terms = contributions * (2 if neighbours == "replace-one" else 1)
+    found = float(Gaussians(Fraction(1, 100), Gaussians.of([charge]).losses).delta(Fraction(1)))
+    twin = sum(
+        math.comb(terms, j) * slow_delta(math.hypot(0.1, j / terms / 2), 1.0) for j in range(terms + 1)
+    )
+    assert found == pytest.approx(twin, rel=1e-6)
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian-label", "gaussian-target"])
+def test_no_set_of_moves_has_corners_that_cost_more_than_is_counted(mechanism: str) -> None:
+    rng, best = np.random.default_rng(3), 0.0
+    ends = (0, 1) if mechanism == "gaussian-label" else (-1, 1)
+    for trial in range(60):
+        contributions = 1 + trial % 2
+        mu, epsilon = rng.choice([0.1, 0.5, 2.0]), rng.choice([0.2, 1.0, 3.0])
+        charge = in_loss(mechanism, Fraction(mu), contributions=contributions)
+        moves = rng.normal(size=(charge.terms, 2))
+        if trial % 3 == 0:
+            moves[:] = moves[0]
+        moves *= mu / charge.terms / np.linalg.norm(moves, axis=1, keepdims=True)
+        corners = [np.linalg.norm(np.array(signs) @ moves) for signs in product(ends, repeat=charge.terms)]
+        true = sum(float(gaussian_delta(Fraction(float(c)), Fraction(epsilon))) for c in corners)
+        counted = float(Gaussians.of([charge]).delta(Fraction(epsilon)))
+        assert true <= counted * (1 + 1e-9) + 1e-40
+        best = max(best, true / max(counted, 1e-300))
+    assert best > 0.99
+
+
+def test_noise_in_the_loss_of_one_label_costs_no_more_than_on_a_sum() -> None:
+    for neighbours in ("replace-one", "add-remove"):
+        mu = Fraction(1, 4)
+        alone = in_loss("gaussian-label", mu, neighbours).epsilon_proved
+        assert gaussian_epsilon(mu, DELTA) <= alone <= gaussian_epsilon(mu, DELTA) + Fraction(1, 10**4)
+        both = in_loss("gaussian-target", mu, neighbours).epsilon_proved
+        assert both == pytest.approx(float(gaussian_epsilon(mu, DELTA / 2)), abs=1e-5)
+
+
+def test_a_perturbed_loss_composes_with_other_noise_and_pure_charges() -> None:
+    loss, sums, ridge = (
+        in_loss("gaussian-label", Fraction(1, 4)),
+        gaussian(Fraction(1, 8)),
+        laplace(Fraction(1)),
+    )
+    total = compose([loss, sums, ridge])
+    noise = Gaussians.of([loss, sums])
+    assert total.epsilon_proved == 1 + noise.epsilon(DELTA)
+    assert noise.delta(noise.epsilon(DELTA)) <= DELTA < noise.delta(noise.epsilon(DELTA) - Fraction(1, 10**6))
+    assert noise.epsilon(DELTA) >= gaussian_epsilon(Fraction(math.isqrt(5 * 10**16), 8 * 10**8), DELTA)
+    for charge in (loss, in_loss("gaussian-target", Fraction(1, 4), "add-remove", 3)):
+        assert Charge.from_dict(charge.to_dict()) == charge
+        with pytest.raises(UserError, match="its numbers give"):
+            Charge.from_dict(charge.to_dict() | {"epsilon_proved": "0.1"})
+
+
+def test_an_attacker_of_a_perturbed_loss_is_never_understated() -> None:
+    mu = Fraction(1, 4)
+    plain, found = compose([gaussian(mu)]).trade_off, compose([in_loss("gaussian-label", mu)]).trade_off
+    assert plain is not None
+    assert found is not None
+    assert not found.is_pure
+    assert plain.best_guess() <= found.best_guess() < 0.6
+    for alarms in (1e-4, 0.01, 0.1, 0.5):
+        assert plain.detection(alarms) <= found.detection(alarms) + 1e-9
+        assert found.detection(alarms) <= min(1.0, 1.5 * plain.detection(alarms))
+
+
+def test_a_person_with_more_records_than_a_perturbed_loss_protects_is_refused() -> None:
+    with pytest.raises(UserError, match="at most 32 records"):
+        in_loss("gaussian-label", Fraction(1), contributions=33)
+
+
+def test_what_a_perturbed_loss_leaves_can_be_spent() -> None:
+    before = in_loss("gaussian-label", Fraction(1, 10))
+    left = left_over(Fraction(1), DELTA, [before], DELTA)
+    assert left > Fraction(1, 2)
+    assert compose([before, gaussian(gaussian_mu(left, DELTA))]).epsilon_proved <= 1

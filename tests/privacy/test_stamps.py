@@ -178,7 +178,7 @@ class BatchMaximum(nn.Module):
         (OfTheBatch(), "other records of its batch"),
         (OfThePlace(), "depends on"),
         (OfThePast(), "depends on"),
-        (InABuffer(), "what the map was asked before"),
+        (InABuffer(), "what the map was asked before|earlier inputs"),
         (Backbone(BatchMaximum(), (6,), torch.full((6,), 0.5), provenance="public"), "its batch"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Features) else "",

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from adlm import Ledger, Model, Release, UserError, fit
 from adlm.cli.app import app
 from adlm.domain.columns import Column
-from adlm.domain.table import InputDomain, TableDomain, VectorInput
+from adlm.domain.table import TableDomain
 from adlm.export.onnx import export_onnx
 from adlm.export.verification import verify
 from adlm.mechanism.privatise import privatise
@@ -155,7 +155,7 @@ def test_vectors_of_persons_have_a_person_as_their_unit(records: int, unit: str,
     rows = {"v": [[0.1, 0.2]] * 40, "label": ["a", "b"] * 20, "who": [f"p{i}" for i in range(40)]}
     parquet.write_table(pa.table(rows), tmp_path / "a.parquet")
     label, person = Column("label", "label", classes=("a", "b")), Column("who", "person", records=records)
-    declared = InputDomain(VectorInput("v", 2), label, person)
+    declared = TableDomain((Column("v", "vector", size=2, norm=1.0), label, person))
     made = privatise(tmp_path / "a.parquet", domain=declared, epsilon=1, size=40)
     assert unit_of(made.certificate) == unit
 

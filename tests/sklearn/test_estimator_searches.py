@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def test_each_fold_of_a_cross_validation_is_charged_counted_and_told(tmp_path: P
     with pytest.warns(PrivacyWarning, match="each fit reads the records and spends") as told:
         cross_val_score(make_pipeline(FunctionTransformer(), base), frame, labels, cv=3)
     assert spent(tmp_path / "l") == 3
-    numbers = [str(w.message).split("time number ")[1][0] for w in told if "time number" in str(w.message)]
+    numbers = [m[1] for w in told if (m := re.search(r"for the (\d+)\w+ time", str(w.message)))]
     assert numbers == ["2", "3"]
     assert all(str(tmp_path / "l") in str(w.message) for w in told if issubclass(w.category, PrivacyWarning))
 

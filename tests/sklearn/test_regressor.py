@@ -105,7 +105,7 @@ def test_each_refit_is_charged_told_and_refused_beyond_the_budget(tmp_path: Path
     model.fit(x, y)
     once = Ledger(ledger).charges
     assert once == model.certificate_.charges
-    with pytest.warns(PrivacyWarning, match="time number 2"):
+    with pytest.warns(PrivacyWarning, match="for the 2nd time"):
         clone(model).fit(x, y)
     assert Ledger(ledger).charges == once * 2
     with pytest.warns(PrivacyWarning), pytest.raises(UserError, match="budget"):

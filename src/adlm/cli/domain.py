@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from adlm.cli.console import AsJson, Output, Quiet
 from adlm.errors import UserError
+
+if TYPE_CHECKING:
+    from adlm.domain.table import TableDomain
 
 app = typer.Typer(
     help="Declare what is public of records. Example: adlm domain init patients.csv", no_args_is_help=True
@@ -92,14 +95,14 @@ def init(
 def _write_inputs(place: Path, text: str, output: Output) -> None:
     """Write the draft of a domain of images or vectors, and print what is left to fill in."""
     from adlm.domain.domain import toml
-    from adlm.domain.table import InputDomain
+    from adlm.domain.table import TableDomain
     from adlm.runtime.artefact import write_file
 
     columns = list(toml(text)["columns"])
     complete = "# family = " not in text and "# classes" not in text and "# size" not in text
     if complete:
         try:
-            InputDomain.from_toml(text)
+            TableDomain.from_toml(text)
         except UserError as error:
             raise UserError(f"no domain file was written: {error}") from None
     write_file(place, text.encode(), what="domain file")
@@ -117,7 +120,9 @@ def check(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Check a file against its domain. The output is not private: it is for the data owner alone.
+    """Check a file against its domain; exit code 1 if it does not fit.
+
+    The output is not private: it is for the data owner alone.
 
     Of images and vectors, every one is read. With --json: {"records", "classes": {NAME: COUNT}, "broken",
     "refused": [SENTENCE], "persons", "most_records", "dropped", "fits"}. Of a table:
@@ -127,13 +132,13 @@ def check(
     that name no person.
     """
     from adlm.data.drafts import check as survey
-    from adlm.domain.table import TableDomain, is_input_domain
+    from adlm.domain.table import TableDomain
 
     output = Output(as_json, quiet)
-    if is_input_domain(domain):
-        _check_inputs(domain, file, output)
-        return
     table = TableDomain.load(domain)
+    if table.input is not None:
+        _check_inputs(table, file, output)
+        return
     result = survey(file, table)
     fits = result.records > 0 and not result.unnamed
     rows = []
@@ -170,12 +175,11 @@ def check(
     _result(output, file, figures, verdict)
 
 
-def _check_inputs(domain: Path, path: Path, output: Output) -> None:
+def _check_inputs(declared: TableDomain, path: Path, output: Output) -> None:
     """Check images or vectors against their domain."""
     from adlm.data.drafts import check_inputs
-    from adlm.domain.table import InputDomain
 
-    result = check_inputs(path, InputDomain.load(domain))
+    result = check_inputs(path, declared)
     for sentence in result.refused:
         output.say(sentence)
     more = result.broken - len(result.refused)
@@ -203,4 +207,7 @@ def _result(output: Output, path: Path, figures: dict[str, Any], verdict: str) -
         each, dropped = figures["most_records"], figures["dropped"]
         people = f"; {figures['persons']} persons, at most {each} records each, {dropped} dropped"
     owner = "(this output is not protected: it is for the data owner alone)"
-    output.result(figures, f"{path}: {figures['records']} records{people}; it {verdict} {owner}")
+    count = figures["records"]
+    output.result(figures, f"{path}: {count} record{'s' * (count != 1)}{people}; it {verdict} {owner}")
+    if not figures["fits"]:
+        raise typer.Exit(1)

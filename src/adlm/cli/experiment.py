@@ -12,7 +12,7 @@ import typer
 from adlm.cli.checkout import find_benchmarks
 from adlm.cli.console import AsJson, Output, Quiet
 from adlm.errors import UserError
-from adlm.ui.figures import TITLES
+from adlm.ui import TITLES
 
 app = typer.Typer(
     help="Run an experiment by name, side by side with DP-SGD. Example: adlm experiment frontier-mnist",
@@ -158,6 +158,7 @@ def tables(
     interpret==0.7.8) need environments of their own and are left out without one. With --json:
     {"experiment", "rows": [{"data", "method", "noise", "epsilon", "accuracy", "auc", ...}]}.
     """
+
     find_benchmarks("adlm experiment")
     from benchmarks.experiments.tables import EPSILONS, run
 

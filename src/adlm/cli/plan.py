@@ -25,10 +25,11 @@ def plan(
     data: Annotated[str | None, typer.Option(help="A data set by name; it is not read.")] = None,
     domain: Annotated[Path | None, typer.Option(help="A domain file; needs --public-size.")] = None,
     public_size: Annotated[
-        int | None, typer.Option(help="Number of records, public or guessed.", min=1)
+        int | None,
+        typer.Option("--size", "--public-size", help="Number of records, public or guessed.", min=1),
     ] = None,
     epsilon: Annotated[str, typer.Option(help="One or more budgets, separated by commas.")] = EPSILONS,
-    delta: Annotated[str, typer.Option(help="0 for pure epsilon, else Gaussian noise.")] = "0",
+    delta: Annotated[str, typer.Option(help="0 for pure epsilon; such as 1e-5 for Gaussian noise.")] = "0",
     neighbours: Annotated[str | None, typer.Option(help="replace-one or add-remove.")] = None,
     fourier: Annotated[
         str | None, typer.Option(help="Tables: random Fourier features.", metavar="N|auto")
@@ -45,15 +46,21 @@ def plan(
     With --json: {"n", "classes", "features", "neighbours", "plans": [{"epsilon", "delta", "accuracy",
     "spread", "signal_to_noise", "signal_to_noise_second", "k", "reasons", ...}]}, with all settings.
     """
+    from adlm.privacy.accounting import Budget
+
+    for one in epsilon.split(","):
+        Budget.of(one, delta)
     from adlm.data import datasets
-    from adlm.domain.table import array_domain, is_table_domain
+    from adlm.domain.table import TableDomain, load_domain
     from adlm.features import for_domain
     from adlm.mechanism.forecast import forecast
 
     output = Output(as_json, quiet)
     if (data is None) == (domain is None):
         raise UserError("give either --data NAME, or --domain FILE with --public-size N")
-    if fourier is not None and (domain is None or not is_table_domain(domain)):
+    declared = None if domain is None else load_domain(domain)
+    of_table = isinstance(declared, TableDomain) and declared.input is None
+    if fourier is not None and not of_table:
         raise UserError("--fourier is for tables; leave it out, or give the --domain of a table")
     if data is not None:
         known = datasets.domain(data)
@@ -62,10 +69,11 @@ def plan(
         assert domain is not None
         if public_size is None or public_size < 1:
             raise UserError("--domain needs --public-size, the number of records, public or guessed")
-        if is_table_domain(domain):
+        if of_table:
             _plan_table(domain, public_size, epsilon.split(","), delta, neighbours, fourier, output, picture)
             return
-        known, n = array_domain(domain), public_size
+        assert declared is not None
+        known, n = declared.domain if isinstance(declared, TableDomain) else declared, public_size
     features = for_domain(known)
     relation = neighbours or known.neighbours
     plans = _simulated(

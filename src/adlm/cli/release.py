@@ -1,4 +1,4 @@
-"""`adlm release`: read private records once, and write a release."""
+"""`adlm release`: read private records, and write a release."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from adlm.privacy.release import Release
 
 
+ENGINES = ("local", "ray")
+
+
 def release(
     context: typer.Context,
     file: option.File = None,
@@ -25,7 +28,10 @@ def release(
     domain: option.DomainFile = None,
     epsilon: option.Epsilon = "1",
     delta: Annotated[
-        str, typer.Option(help="0 for pure epsilon; else, such as 1e-5, Gaussian noise, which is smaller.")
+        str,
+        typer.Option(
+            help="0 for pure epsilon (Laplace or radial noise), or such as 1e-5 for Gaussian noise."
+        ),
     ] = "0",
     out: option.Out = Path("release"),
     method: Annotated[
@@ -62,7 +68,13 @@ def release(
         str | None, typer.Option(help="What the --backbone was trained on; shown in the report.")
     ] = None,
     public_size: Annotated[
-        int | None, typer.Option(help="A public guess of the number of records, if that is private.", min=1)
+        int | None,
+        typer.Option(
+            "--size",
+            "--public-size",
+            help="A public guess of the number of records, if that is private.",
+            min=1,
+        ),
     ] = None,
     limit: option.Limit = None,
     seed: option.Seed = None,
@@ -76,24 +88,30 @@ def release(
     ] = None,
     sign: Sign = None,
     device: Device = "auto",
-    kind: Annotated[str, typer.Option(hidden=True)] = "moments",
+    kind: Annotated[
+        str,
+        typer.Option(
+            help="moments to train on; of a table from a file also synthetic, which adlm synth draws from."
+        ),
+    ] = "moments",
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Read private records once and make a release: noisy tensors and a certificate.
+    """Read private records and make a release: noisy tensors and a certificate.
 
-    Every charge is in the ledger before its noise is drawn. With --json: {"out", "kind", "n",
+    Pure epsilon perturbs the loss once and releases its minimum; few images get noisy class sums. With
+    --delta, class sums and clipped gradients get Gaussian noise, in rounds. The planner chooses; adlm plan
+    shows what. Every charge is in the ledger before its noise is drawn.
+
+    With --json: {"out", "kind", "n",
     "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "ledger", "charges",
     "signed_by"}, and "engine" where the release says it.
     """
-    from adlm.domain.table import InputDomain
-    from adlm.mechanism.privatise import privatise
-
     output = Output(as_json, quiet)
-    if kind != "moments":
+    if kind not in ("moments", "synthetic"):
         raise UserError(
-            f"--kind {kind} is not an option of adlm release, which releases moments; the paper's noisy "
-            "records are made by adlm release-records"
+            f"--kind must be moments or synthetic, got {kind}; the paper's noisy records are made by adlm "
+            "release-records"
         )
     request = Request(file, data, domain, epsilon, delta, out, neighbours, limit, ledger, budget, seed, sign)
     request.check(context, method, ("fourier",))
@@ -101,12 +119,20 @@ def release(
         raise UserError("--method ilm is identical noise: leave out --allocation, or take --method adlm")
     if engine == "ray" and cache:
         raise UserError("--cache is for the local engine; leave it out with --engine ray")
-    chosen = pick_device(device)
+    if engine not in ENGINES:
+        raise UserError(f"--engine must be one of {', '.join(ENGINES)} (got {engine!r})")
     of_table = file is not None and not request.of_inputs
     encoder = Encoder.declared(backbone, provenance, trained_on, of_table=of_table)
+    if kind == "synthetic" and not of_table:
+        raise UserError("--kind synthetic is for tables from a file; leave it out")
     if fourier is not None and not of_table:
         raise UserError("--fourier is for tables from a file; leave it out")
     job = request.open(public_size)
+    # Only now what is slow to import: a mistake above is refused at once.
+    from adlm.domain.table import TableDomain
+    from adlm.mechanism.privatise import privatise
+
+    chosen = pick_device(device)
     options: dict[str, Any] = {
         "epsilon": epsilon,
         "delta": delta,
@@ -121,18 +147,18 @@ def release(
 
     def make() -> Release:
         if of_table:
-            options.update(fourier=random_fourier_features(fourier))
+            options.update(fourier=random_fourier_features(fourier), kind=kind)
             return privatise(file, domain=request.domain_file(), neighbours=neighbours, **options)
         inputs = options | {"device": chosen, "cache": cache}
         if file is not None:
-            declared = InputDomain.load(request.domain_file())
+            declared = TableDomain.load(request.domain_file())
             features = None if encoder is None else encoder.load(declared.domain.shape, chosen)
             return privatise(file, None, declared, neighbours=neighbours, features=features, **inputs)
         given = request.records()
         features = None if encoder is None else encoder.load(given.domain.shape, chosen)
         return privatise(given.x, given.labels, given.domain, features=features, **inputs)
 
-    job.run(make, "moments", output)
+    job.run(make, kind, output)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     from adlm.paper.release import PrivateRecords
+    from adlm.privacy.accounting import Totals
     from adlm.privacy.ledger import Ledger
     from adlm.privacy.noise import Source
     from adlm.privacy.release import Release
@@ -56,6 +57,12 @@ class Request:
         """Refuse contradictory or ineffective options, before anything is read."""
         if method not in METHODS:
             raise UserError(f"--method must be one of {', '.join(METHODS)}, got {method!r}")
+        from adlm.domain import NEIGHBOURS
+        from adlm.privacy.accounting import Budget
+
+        Budget.of(self.epsilon, self.delta)
+        if self.neighbours is not None and self.neighbours not in NEIGHBOURS:
+            raise UserError(f"--neighbours must be one of {', '.join(NEIGHBOURS)} (got {self.neighbours!r})")
         if (self.file is None) == (self.data is None):
             raise UserError(
                 "give either a file with --domain, or --data NAME; adlm data list shows the names"
@@ -82,7 +89,7 @@ class Request:
         place = self.ledger or default_path(self.data or _named(self.file))
         ledger = Ledger(place, None if self.budget is None else Budget.parse(self.budget))
         source = Source.system() if self.seed is None else Source.seeded_with(self.seed)
-        return Job(self.out, ledger, place, source, key)
+        return Job(self.out, ledger, place, source, key, self.epsilon)
 
     def records(self) -> PrivateRecords:
         """Read a data set by its name, or about `limit` records of it."""
@@ -104,9 +111,10 @@ class Request:
     @property
     def of_inputs(self) -> bool:
         """Whether the file or folder holds images or vectors, by its domain."""
-        from adlm.domain.table import is_input_domain
+        from adlm.domain.table import TableDomain, load_domain
 
-        return self.domain is not None and is_input_domain(self.domain)
+        declared = None if self.domain is None else load_domain(self.domain)
+        return isinstance(declared, TableDomain) and declared.input is not None
 
     def domain_file(self) -> Path:
         """The domain file of a file, which is required."""
@@ -124,6 +132,7 @@ class Job:
     place: Path
     source: Source
     key: Ed25519PrivateKey | None
+    epsilon: str = ""
 
     def run(self, make: Callable[[], Release], kind: str, output: Output) -> None:
         """Make the release, sign and write it, and print its cost.
@@ -163,9 +172,29 @@ class Job:
             figures["engine"] = dict(release.engine)
         output.result(
             figures | certificate.totals.to_dict(),
-            f"{self.out}: {certificate.totals.sentence()}; charged to {self.place}"
-            f"{stamped(certificate.stamps)}",
+            f"{self.out}: {certificate.totals.sentence()}{self._used(certificate.totals)}; charged to "
+            f"{self.place}{self._before()}{stamped(certificate.stamps)}",
         )
+
+    def _used(self, totals: Totals) -> str:
+        """Say what was asked for, where rounding made the epsilon another one."""
+        from adlm.privacy.accounting import parse_epsilon, show
+
+        if totals.unproved or totals.epsilon_claimed != totals.epsilon_proved:
+            return ""
+        asked, used = show(parse_epsilon(self.epsilon)), show(totals.epsilon_proved)
+        return "" if asked == used else f" (asked {asked}, used {used})"
+
+    def _before(self) -> str:
+        """Say what the records have been charged in total, where this was not their first release."""
+        from adlm.privacy.accounting import compose
+
+        charges = self.ledger.charges
+        if len(charges) <= len(self.ledger.made):
+            return ""
+        if len({charge.neighbours for charge in charges}) > 1:
+            return f"; these records have {len(charges)} charges, under two relations that do not add up"
+        return f"; these records have been charged in total: {compose(charges).sentence()}"
 
     def _written(self, release: Release, kind: str) -> Release:
         """Sign the release and write it; of records, which are already written, only the signature."""

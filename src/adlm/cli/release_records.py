@@ -6,7 +6,7 @@ import warnings
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,12 +16,10 @@ from adlm.cli.release_job import Request, caution
 from adlm.errors import UserError, WeakReleaseWarning
 
 if TYPE_CHECKING:
-    from adlm.domain.table import InputDomain, TableDomain
+    from adlm.domain.table import TableDomain
     from adlm.paper.release import PrivateRecords
     from adlm.paper.relevance import RelevanceNetwork
     from adlm.privacy.release import Release
-
-D = TypeVar("D", "TableDomain", "InputDomain")
 
 
 def release_records(
@@ -73,13 +71,11 @@ def release_records(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Read private records once and release every one of them with noise, by the paper's Algorithm 1.
+    """Read private records and release every one of them with noise, by the paper's Algorithm 1.
 
     It is for comparison; the certificate states what is claimed and what is proved. Every charge is
     in the ledger before its noise is drawn. With --json: the keys of adlm release.
     """
-    from adlm.paper import Budgets, RecordOptions, make_release, networks
-
     output = Output(as_json, quiet)
     request = Request(file, data, domain, epsilon, "0", out, neighbours, limit, ledger, budget, seed, sign)
     request.check(context, method)
@@ -90,6 +86,9 @@ def release_records(
     if relevance_network is None and (relevance_provenance is not None or trust):
         raise UserError("--relevance-provenance and --trust are for a --relevance-network; leave them out")
     job = request.open()
+    # Only now what is slow to import: a mistake above is refused at once.
+    from adlm.paper import Budgets, RecordOptions, make_release, networks
+
     if file is None:
         records = request.records()
     else:
@@ -147,9 +146,11 @@ def _relevance_network(
     return known
 
 
-def _declared(kind: type[D], request: Request) -> D:
+def _declared(request: Request) -> TableDomain:
     """Read the domain file, with the requested relation; a person must have one record."""
-    declared = kind.load(request.domain_file())
+    from adlm.domain.table import TableDomain
+
+    declared = TableDomain.load(request.domain_file())
     if request.neighbours is not None:
         declared = replace(declared, neighbours=request.neighbours)
     if declared.contributions > 1:
@@ -165,10 +166,9 @@ def _from_table(file: str, request: Request) -> PrivateRecords:
     import numpy as np
 
     from adlm.data.tables import read_batches
-    from adlm.domain.table import TableDomain
     from adlm.paper.release import PrivateRecords
 
-    table = _declared(TableDomain, request)
+    table = _declared(request)
     batches = list(read_batches(file, table))
     if not batches:
         raise UserError(f"{file} holds no records; give at least one")
@@ -183,10 +183,9 @@ def _from_table(file: str, request: Request) -> PrivateRecords:
 def _from_inputs(path: str, request: Request) -> PrivateRecords:
     """Read all images or vectors of a file or a folder."""
     from adlm.data.images import read_inputs
-    from adlm.domain.table import InputDomain
     from adlm.paper.release import PrivateRecords
 
-    declared = _declared(InputDomain, request)
+    declared = _declared(request)
     x, codes = read_inputs(path, declared)
     return PrivateRecords(x, codes, declared.domain)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from adlm.cli.console import AsJson, Output, Quiet
 from adlm.errors import UserError
+
+if TYPE_CHECKING:
+    from adlm.privacy.certificate import Certificate
 
 
 def report(
@@ -21,6 +24,10 @@ def report(
     audit: Annotated[
         Path | None, typer.Option(help="Output of adlm audit --json; by default that next to the folder.")
     ] = None,
+    statement: Annotated[
+        bool,
+        typer.Option("--statement", help="Print a paragraph for a privacy statement instead."),
+    ] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -33,6 +40,10 @@ def report(
     from adlm.report.subject import find
 
     subject = find(folder, evaluation=_evaluation(evaluation), audit=_audit(audit))
+    if statement:
+        text = privacy_statement(subject.certificate)
+        Output(as_json, quiet).result({"statement": text} | subject.certificate.totals.to_dict(), text)
+        return
     from adlm.runtime.artefact import write_file
 
     write_file(out, render(subject).encode(), what="report")
@@ -40,6 +51,44 @@ def report(
     Output(as_json, quiet).result(
         {"out": str(out), "stamps": list(certificate.stamps)} | certificate.totals.to_dict(),
         f"{out}: {certificate.totals.sentence()}",
+    )
+
+
+def privacy_statement(certificate: Certificate) -> str:
+    """Return a paragraph on the guarantee of a release, for people who know nothing of this library.
+
+    Parameters
+    ----------
+    certificate : of the release.
+    """
+    import math
+
+    from adlm.privacy.accounting import show
+
+    totals = certificate.totals
+    if totals.unproved or not certificate.private:
+        why = "; ".join((*totals.unproved, *certificate.stamps))
+        return f"No differential privacy guarantee can be stated for this release: {why}."
+    one = "person" if totals.person or totals.contributions > 1 else "record"
+    differ = (
+        f"one {one} is replaced by any other"
+        if totals.neighbours == "replace-one"
+        else f"one {one} is added or removed"
+    )
+    delta = f" and delta = {float(totals.delta):g}" if totals.delta else ""
+    factor = f"{math.exp(min(float(totals.epsilon_proved), 700.0)):.3g}"
+    bound = (
+        f"the probability of any result grows at most {factor} times, plus {float(totals.delta):g}"
+        if totals.delta
+        else f"the odds of any conclusion about one {one} change by a factor of at most {factor}"
+    )
+    return (
+        "Random noise was added so that the result is differentially private with epsilon = "
+        f"{show(totals.epsilon_proved)}{delta}. Two data sets are neighbours if {differ}. Between "
+        f"neighbours, whatever else is known, {bound}. "
+        "Facts about the population are not protected. The guarantee "
+        "covers this release and all models made from it; further releases of the same data add to it. "
+        f"Certificate: {certificate.digest}."
     )
 
 

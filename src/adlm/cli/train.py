@@ -80,7 +80,7 @@ def train(
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
-    """Train any network on a release, for any number of epochs, at no further privacy cost.
+    """Train on a release, for any number of epochs, at no further privacy cost.
 
     A moment release gives a linear classifier in closed form, or, with --network, a network stacked on the
     public features and trained on labelled vectors drawn from the released moments. A record release trains
@@ -89,6 +89,11 @@ def train(
     Under torchrun (torchrun --nproc-per-node 2 -m adlm train R --network mlp) several processes train
     together, with the same checkpoints; the first one writes.
     """
+    from adlm.privacy.folders import require_release
+
+    if out.exists():
+        raise UserError(f"{out} exists already; choose another --out or remove it first")
+    require_release(release)
     from adlm.model import distributed
     from adlm.model.fit import (
         class_weights,
@@ -103,8 +108,6 @@ def train(
     from adlm.privacy.release import Release
 
     output = Output(as_json, quiet or distributed.rank() != 0)
-    if out.exists():
-        raise UserError(f"{out} exists already; choose another --out or remove it first")
     key, loaded = key_of(sign), Release.load(release)
     if network is None and loaded.kind == "records":
         network = network_of(loaded)

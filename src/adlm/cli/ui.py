@@ -1,4 +1,4 @@
-"""`adlm ui`: one page to choose an epsilon by."""
+"""`adlm ui`: explore the privacy-accuracy trade-off on a local page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def ui(
         Path | None, typer.Option(help="A domain file to plan for; needs --public-size.")
     ] = None,
     public_size: Annotated[
-        int | None, typer.Option(help="Number of records of the domain, public or guessed.", min=1)
+        int | None,
+        typer.Option("--size", "--public-size", help="Number of records, public or guessed.", min=1),
     ] = None,
     ledger: Annotated[
         list[Path] | None, typer.Option(help="A ledger to show; may be repeated. It is only read.")
@@ -38,7 +39,7 @@ def ui(
     Pick a data set or a domain, drag epsilon and delta, and see the forecast, DP-SGD beside it, what an
     attacker could come to believe, the plan in words, and the command to copy. The page reads public numbers
     and certificates; nothing in it can spend budget. It listens on the loopback address under a random path
-    and asks nothing of any other machine. With --json: {"address"} or, with --static, {"out", "bytes"}.
+    and makes no network requests. With --json: {"address"} or, with --static, {"out", "bytes"}.
     """
     from adlm.ui.artefacts import around
     from adlm.ui.page import gather, write_static

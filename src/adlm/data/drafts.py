@@ -18,10 +18,10 @@ from adlm.data.csv import BLOCK, DELIMITERS, Lines, check_header, split
 from adlm.data.files import PARQUET, UNREADABLE, explain, opened
 from adlm.data.images import ARROW, CSV, decoded, items_of
 from adlm.data.tables import naming_records, raw_batches
-from adlm.domain.columns import Column, iso_day, plain_number
+from adlm.domain.columns import IMAGE_FAMILIES, Column, iso_day, plain_number
 from adlm.domain.domain import FAMILY_USES, FITS
 from adlm.domain.encoding import Survey, survey_column
-from adlm.domain.table import IMAGE_FAMILIES, InputDomain, TableDomain
+from adlm.domain.table import TableDomain
 from adlm.domain.values import cell_text, person_texts
 from adlm.errors import UserError
 
@@ -490,7 +490,7 @@ class InputCheck:
         return self.records > 0 and not self.broken
 
 
-def check_inputs(path: Path, declared: InputDomain) -> InputCheck:
+def check_inputs(path: Path, declared: TableDomain) -> InputCheck:
     """Read every record, and collect the errors of those that cannot be read."""
     result, per_person = InputCheck(), Counter[str]()
     person: Column | None = declared.person

@@ -28,7 +28,7 @@ from adlm.data.files import PARQUET, short
 from adlm.data.tables import chosen, person_digests, raw_batches, record_digests
 from adlm.domain.columns import Column
 from adlm.domain.domain import encode_labels
-from adlm.domain.table import ImageInput, InputDomain, TableDomain
+from adlm.domain.table import TableDomain
 from adlm.domain.values import CellError
 from adlm.errors import UserError
 from adlm.runtime import progress
@@ -208,8 +208,9 @@ class Columns:
     person: Column | None
 
     @classmethod
-    def of(cls, declared: InputDomain, *, labels: bool, persons: bool) -> Columns:
+    def of(cls, declared: TableDomain, *, labels: bool, persons: bool) -> Columns:
         """Take the input's column, and those of the label and the person if requested."""
+        assert declared.input is not None, "a table has no column of images or vectors"
         person = declared.person if persons else None
         return cls(declared.input.name, declared.label if labels else None, person)
 
@@ -389,7 +390,7 @@ CSV = (".csv", ".tsv")
 _LITTER = ("thumbs.db", "desktop.ini")
 
 
-def items_of(path: Path, declared: InputDomain, *, labels: bool, persons: bool) -> Iterator[Item]:
+def items_of(path: Path, declared: TableDomain, *, labels: bool, persons: bool) -> Iterator[Item]:
     """Yield the records of a file or a folder, in their public order.
 
     Parameters
@@ -424,7 +425,7 @@ def items_of(path: Path, declared: InputDomain, *, labels: bool, persons: bool) 
 # Folders
 
 
-def _of_folder(folder: Path, declared: InputDomain, columns: Columns) -> Iterator[Item]:
+def _of_folder(folder: Path, declared: TableDomain, columns: Columns) -> Iterator[Item]:
     inside = [entry for entry in sorted(folder.iterdir()) if not _litter(entry.name)]
     if (folder / "dataset_dict.json").is_file():
         splits = ", ".join(entry.name for entry in inside if entry.is_dir())
@@ -597,7 +598,7 @@ class InputBatch:
 
 
 def input_batches(
-    path: Path | str, declared: InputDomain, *, labels: bool = True, bounded: bool = True, rows: int = BATCH
+    path: Path | str, declared: TableDomain, *, labels: bool = True, bounded: bool = True, rows: int = BATCH
 ) -> Iterator[InputBatch]:
     """Read the records of a file or a folder, a few at a time.
 
@@ -626,7 +627,7 @@ def input_batches(
             yield _batch(selected, declared)
 
 
-def _kept(path: Path | str, declared: InputDomain, *, labels: bool, rows: int) -> NDArray[np.bool_]:
+def _kept(path: Path | str, declared: TableDomain, *, labels: bool, rows: int) -> NDArray[np.bool_]:
     """Mask of the records to keep of each person, in the public order: (n,)."""
     assert declared.person is not None
     persons, records = [], []
@@ -643,14 +644,14 @@ def _kept(path: Path | str, declared: InputDomain, *, labels: bool, rows: int) -
 
 
 def _parts(
-    path: Path | str, declared: InputDomain, *, labels: bool, persons: bool, rows: int
+    path: Path | str, declared: TableDomain, *, labels: bool, persons: bool, rows: int
 ) -> Iterator[list[Item]]:
     items = items_of(Path(path), declared, labels=labels, persons=persons)
     while part := list(itertools.islice(items, rows)):
         yield part
 
 
-def _batch(part: list[Item], declared: InputDomain) -> InputBatch:
+def _batch(part: list[Item], declared: TableDomain) -> InputBatch:
     """Decode some records, each by itself."""
     with warnings.catch_warnings(), ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         warnings.simplefilter("ignore")  # a library's warnings about metadata, which do not affect the record
@@ -659,10 +660,11 @@ def _batch(part: list[Item], declared: InputDomain) -> InputBatch:
     return InputBatch(x, np.array(codes, dtype=np.int64), tuple(item.name for item in part))
 
 
-def decoded(item: Item, declared: InputDomain) -> NDArray[Any]:
+def decoded(item: Item, declared: TableDomain) -> NDArray[Any]:
     """Return the numbers of one record."""
     settings = declared.input
-    if isinstance(settings, ImageInput):
+    assert settings is not None
+    if settings.kind == "image":
         try:
             if isinstance(item.value, np.ndarray):
                 return pixels_of_array(item.value, settings.shape, settings.fit)
@@ -684,7 +686,7 @@ def decoded(item: Item, declared: InputDomain) -> NDArray[Any]:
 
 
 def read_inputs(
-    path: Path | str, declared: InputDomain, *, bounded: bool = True
+    path: Path | str, declared: TableDomain, *, bounded: bool = True
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Read all labelled records: (n, *shape) and (n,) class codes.
 
@@ -780,13 +782,13 @@ class InputPieces:
     """All records of a file or a folder, unread."""
 
     pieces: tuple[InputPiece, ...]
-    declared: InputDomain
+    declared: TableDomain
 
     def __len__(self) -> int:
         return sum(piece.rows for piece in self.pieces)
 
 
-def input_pieces(path: Path | str, declared: InputDomain) -> InputPieces | None:
+def input_pieces(path: Path | str, declared: TableDomain) -> InputPieces | None:
     """Split image files or Parquet files into pieces; None for arrays, Arrow files and records of persons."""
     place = Path(path)
     if declared.person is not None:
@@ -804,7 +806,7 @@ def input_pieces(path: Path | str, declared: InputDomain) -> InputPieces | None:
     return pieces
 
 
-def batches_of(piece: InputPiece, declared: InputDomain, rows: int) -> Iterator[InputBatch]:
+def batches_of(piece: InputPiece, declared: TableDomain, rows: int) -> Iterator[InputBatch]:
     """Read and decode a piece, at most so many records at a time."""
     if piece.path is None:
         items = iter(piece.items)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from adlm.domain.domain import FAMILY_USES, FITS, show
 from adlm.errors import UserError
 
 # ---- Contradictions within a column's declaration, each with its error sentence.
@@ -79,18 +80,23 @@ def _categories(column: Column) -> str | None:
 # cell. Encoding turns a cell into numbers in [0, 1] that depend on that cell and on the declaration alone.
 
 FEATURE_KINDS = ("numeric", "categorical", "ordinal", "boolean", "date")
-KINDS = (*FEATURE_KINDS, "label", "target", "person", "ignored")
+INPUT_KINDS = ("image", "vector")
+KINDS = (*FEATURE_KINDS, *INPUT_KINDS, "label", "target", "person", "ignored")
 SCALES = ("linear", "log")
 MISSING = "(missing)"
+IMAGE_FAMILIES = ("drawn", "garments", "natural", "generic")
+SIDES = (4, 1024)  # smallest and largest number of pixels that a side can be resized to
 
 _ALLOWED: dict[str, frozenset[str]] = {
-    "numeric": frozenset({"lower", "upper", "scale", "cuts", "missing"}),
+    "numeric": frozenset({"lower", "upper", "scale", "cuts", "integer", "missing"}),
     "categorical": frozenset({"values", "groups", "other", "missing"}),
     "ordinal": frozenset({"values", "missing"}),
     "boolean": frozenset({"values", "missing"}),
     "date": frozenset({"lower", "upper", "format", "cuts", "missing"}),
+    "image": frozenset({"size", "colour", "family", "fit"}),
+    "vector": frozenset({"size", "norm"}),
     "label": frozenset({"classes", "aliases", "missing"}),
-    "target": frozenset({"lower", "upper", "missing"}),
+    "target": frozenset({"lower", "upper", "integer", "missing"}),
     "person": frozenset({"records"}),
     "ignored": frozenset(),
 }
@@ -129,8 +135,11 @@ class Column:
     Parameters
     ----------
     name : the column's name in the file.
-    kind : numeric, categorical, ordinal, boolean, date, label, target, person or ignored. A label is a class
-        to be predicted, a target a number.
+    kind : numeric, categorical, ordinal, boolean, date, image, vector, label, target, person or ignored. A
+        label is a class to be predicted, a target a number. An image is the bytes of an image file in a
+        Parquet file, a file name in a CSV file, or an entry of an array; a folder with a subfolder for each
+        class has no columns, and the name is not used. A vector is a list of numbers, such as an embedding of
+        a text by a public encoder.
     lower, upper : public bounds of a numeric column or of the target, or ISO dates of a date column. Values
         outside are clipped to them.
     scale : `linear` or `log`; `log` spreads small values of a column that starts at 0 or above.
@@ -145,6 +154,14 @@ class Column:
     classes, aliases : of the label; aliases map further texts to classes. A label's `missing` is the class
         that replaces a missing label; a target's is a number within its bounds.
     records : of the person column: how many records each person may contribute.
+    integer : whether a numeric column or target has integers alone; synthetic tables then have, too.
+    size : how many numbers a vector has; height and width that every image is resized to, or one number for a
+        square.
+    colour : of images, `grey` or `rgb`: every image is converted to it.
+    family : the kind of images, which determines their public features.
+    fit : how an image of another aspect is fitted to the size: `crop` its centre, `pad` it with black, or
+        `stretch` it.
+    norm : public bound of the L2 norm of a vector; a longer one is scaled down to it.
     """
 
     name: str
@@ -161,12 +178,20 @@ class Column:
     classes: tuple[str, ...] = ()
     aliases: tuple[tuple[str, str], ...] = ()
     records: int = 1
+    integer: bool = False
+    size: int | tuple[int, int] | None = None
+    colour: str | None = None
+    family: str | None = None
+    fit: str = FITS[0]
+    norm: float | None = None
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise self._wrong(f"kind must be one of {', '.join(KINDS)} (got {self.kind!r})")
         if self.kind in ("numeric", "date", "target"):
             self._check_range()
+        if self.kind in INPUT_KINDS:
+            self._check_input()
         if self.kind == "categorical" and not (self.values or self.groups):
             raise self._wrong("a categorical column needs values or groups; list its public values")
         if self.kind == "ordinal" and len(self.values) < 2:
@@ -206,6 +231,45 @@ class Column:
         cuts = [self.number(cut) for cut in self.cuts]
         if any(not low < cut <= high for cut in cuts) or sorted(set(cuts)) != cuts:
             raise self._wrong("cuts must rise, and lie above lower and not above upper")
+
+    def _check_input(self) -> None:
+        if self.kind == "vector":
+            for key in ("size", "norm"):
+                if getattr(self, key) is None:
+                    raise self._wrong(f"a vector column needs {key}, which is public; set {key}")
+            if type(self.size) is not int or self.size < 1:
+                raise self._wrong(f"size must be an integer of at least 1 (got {self.size!r})")
+            number = isinstance(self.norm, int | float) and not isinstance(self.norm, bool)
+            if not number or not 0 < float(self.norm or 0) < math.inf:
+                raise self._wrong(
+                    f"norm must be a public bound above 0 of the vectors' length (got {self.norm!r})"
+                )
+            return
+        for key in ("size", "colour", "family"):
+            if getattr(self, key) is None:
+                hint = _family_choices(None) if key == "family" else f"set {key}"
+                raise self._wrong(f"an image column needs {key}; {hint}")
+        sides = self.size if isinstance(self.size, tuple) else (self.size, self.size)
+        if len(sides) != 2 or not all(type(one) is int and SIDES[0] <= one <= SIDES[1] for one in sides):
+            raise self._wrong(
+                f"size is a number of pixels or [height, width], from {SIDES[0]} to {SIDES[1]} each "
+                f"(got {show(self.size)}); the shipped feature maps are made for 28, 32, 64 and 96"
+            )
+        object.__setattr__(self, "size", sides)
+        if self.colour not in ("grey", "rgb"):
+            raise self._wrong(f'colour must be "grey" or "rgb" (got {self.colour!r})')
+        if self.fit not in FITS:
+            raise self._wrong(f"fit must be one of {', '.join(FITS)} (got {self.fit!r})")
+        if self.family not in IMAGE_FAMILIES:
+            raise self._wrong(_family_choices(self.family))
+        if self.family in ("drawn", "garments") and self.colour == "rgb":
+            raise self._wrong(f'family = "{self.family}" looks at shapes alone; declare colour = "grey"')
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of an image or a vector."""
+        size = self.size if isinstance(self.size, tuple) else (int(self.size or 0),)
+        return (3, *size) if self.colour == "rgb" else size
 
     def _check_missing(self) -> None:
         if self.missing is None or (self.missing == "category" and self.kind not in ("label", "target")):
@@ -302,12 +366,18 @@ class Column:
         out: dict[str, Any] = {"name": self.name, "kind": self.kind}
         for key in (f.name for f in fields(self) if f.name in _ALLOWED[self.kind]):
             value = getattr(self, key)
-            if value in (None, ()) or (key == "scale" and value == "linear"):
+            if (
+                value is False
+                or value in (None, ())
+                or (key, value) in (("scale", "linear"), ("fit", FITS[0]))
+            ):
                 continue
             if key == "groups":
                 value = [[name, list(members)] for name, members in value]
             elif key == "aliases":
                 value = dict(value)
+            elif key == "size" and isinstance(value, tuple) and value[0] == value[1]:
+                value = value[0]
             elif isinstance(value, tuple):
                 value = list(value)
             out[key] = value
@@ -325,7 +395,10 @@ class Column:
         for key in options:
             if key not in _ALLOWED[kind]:
                 allowed = ", ".join(sorted(_ALLOWED[kind])) or "no settings"
-                raise UserError(f"column {name!r}: a {kind} column has no setting {key!r}; it has {allowed}")
+                article = "an" if kind[0] in "aeiou" else "a"
+                raise UserError(
+                    f"column {name!r}: {article} {kind} column has no setting {key!r}; it has {allowed}"
+                )
         for key in ("lower", "upper", "missing"):
             if key in options:
                 options[key] = _iso(options[key])
@@ -341,10 +414,21 @@ class Column:
             )
         if type(options.get("records", 1)) is not int:  # a bool is an int in Python
             raise UserError(f"column {name!r}: records must be an integer (got {options['records']!r})")
-        for key in ("other", "format", "scale"):
+        if type(options.get("integer", False)) is not bool:
+            raise UserError(f"column {name!r}: integer must be true or false (got {options['integer']!r})")
+        if isinstance(options.get("size"), list):
+            options["size"] = tuple(options["size"])
+        for key in ("other", "format", "scale", "colour", "family", "fit"):
             if key in options and not isinstance(options[key], str):
                 raise UserError(f"column {name!r}: {key} must be a text in quotes (got {options[key]!r})")
         return cls(name, kind, **options)
+
+
+def _family_choices(given: str | None) -> str:
+    """Return a sentence with the families of images and their uses."""
+    listed = "; ".join(f'"{name}" for {FAMILY_USES[name]}' for name in IMAGE_FAMILIES)
+    got = "" if given is None else f" (got {given!r})"
+    return f"family must say what kind of pictures these are, which no record may decide{got}: {listed}"
 
 
 def _listed(name: str, key: str, value: Any, *, texts: bool) -> tuple[Any, ...]:

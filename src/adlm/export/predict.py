@@ -13,7 +13,7 @@ import numpy as np
 from adlm.data.images import input_batches
 from adlm.data.tables import read_batches, read_labelled, table_of
 from adlm.domain.encoding import TARGET_UNIT
-from adlm.domain.table import InputDomain
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.features import TABLES
 from adlm.model.metrics import Measures, NumericMeasures, measure, measure_values
@@ -60,7 +60,7 @@ def _records(model: Model, file: Path | str) -> Iterator[tuple[Any, tuple[str, .
     return ((batch.x, ()) for batch in read)
 
 
-def declared_of(certificate: Certificate) -> InputDomain | None:
+def declared_of(certificate: Certificate) -> TableDomain | None:
     """How files of images or vectors are read for a release's models; None for a table's.
 
     It is in the certificate if columns do not have the default names, and else follows from the domain.
@@ -69,7 +69,7 @@ def declared_of(certificate: Certificate) -> InputDomain | None:
     if isinstance(spec, Mapping) and spec.get("name") in TABLES:
         return None
     stored = certificate.settings.get("input")
-    return InputDomain.of_domain(certificate.domain) if stored is None else InputDomain.from_dict(stored)
+    return TableDomain.of_domain(certificate.domain) if stored is None else TableDomain.from_dict(stored)
 
 
 def _spec(model: Model) -> Mapping[str, Any]:

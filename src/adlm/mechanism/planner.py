@@ -31,9 +31,10 @@ class Constants:
     """Constants of the planner, settled on held-out training records."""
 
     # images: the last 10,000 training images of MNIST and Fashion-MNIST, the last 5,000 of CIFAR-10
-    features_per_signal: float = 0.45  # number of features over sqrt(n epsilon)
+    features_per_signal: float = 0.33  # number of features over sqrt(n epsilon)
     fewest_features: int = 10
-    image_signal: float = 12_000.0  # n epsilon, below which class sums and a public prior say more
+    many_images: int = 10_000  # with a public prior: fewer records, or a smaller n epsilon, get class sums
+    image_signal: float = 4_000.0
     image_ridge: float = 4.0  # ridge times epsilon, over sqrt(number of features)
     # tables: a quarter of the training records of the six tables of docs/reproduction.md and of 13 others
     centred_ridge: float = 1.6  # the same, times the bound on the gradient
@@ -210,8 +211,8 @@ def prior_scales(allocation: str, prior: PriorStatistics) -> tuple[float, ...]:
 def suits_objective(n: int, epsilon: float, features: Features, neighbours: str) -> bool:
     """Whether the perturbed loss suits n records of images or vectors better than class sums.
 
-    A public prior says how records vary around class means. Few records under a small budget say less than
-    it does, so for them class sums are enough.
+    A public prior says how records vary around class means. Few records say less than it does, so for them
+    class sums are enough.
 
     Parameters
     ----------
@@ -221,7 +222,7 @@ def suits_objective(n: int, epsilon: float, features: Features, neighbours: str)
     neighbours : the relation.
     """
     signal = n * epsilon * (2 if neighbours == "add-remove" else 1)
-    return features.prior is None or signal >= SETTLED.image_signal
+    return features.prior is None or (n >= SETTLED.many_images and signal >= SETTLED.image_signal)
 
 
 def _objective(

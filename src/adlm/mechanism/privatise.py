@@ -14,7 +14,7 @@ import numpy.typing as npt
 from adlm.data.images import InputPieces, input_pieces, read_inputs
 from adlm.data.tables import frame_reader
 from adlm.domain import Domain
-from adlm.domain.table import InputDomain, TableDomain, is_input_domain
+from adlm.domain.table import TableDomain
 from adlm.engine import Engine, open_engine
 from adlm.engine.passes import Records
 from adlm.engine.records import encoded_records
@@ -22,7 +22,7 @@ from adlm.errors import UserError
 from adlm.features import Features, described, for_domain, narrowed, provenance_of
 from adlm.features.narrowed import narrow
 from adlm.features.tables import is_ordered
-from adlm.mechanism import pure, regression, table_rounds
+from adlm.mechanism import pure, regression, synthetic, table_rounds
 from adlm.mechanism.calibration import MomentConfig, Upstream, calibrate
 from adlm.mechanism.class_sums import measure
 from adlm.mechanism.options import (
@@ -61,6 +61,8 @@ def privatise_table(
     budget : epsilon and delta.
     options : those of `privatise` that are for tables.
     """
+    if options.get("kind") == "synthetic":
+        return _privatise_synthetic(reader, table, budget, options)
     ledger, source = opened(options)
     plan = options.get("plan")
     if plan is None:
@@ -83,6 +85,36 @@ def privatise_table(
     if not isinstance(plan, TableRoundsPlan):
         raise UserError(f"a table's release follows a plan of tables, got {type(plan).__name__}")
     return table_rounds.release(reader, table, plan=plan, budget=budget, ledger=ledger, source=source)
+
+
+def _privatise_synthetic(
+    reader: Records | Reader, table: TableDomain, budget: Budget, options: ReleaseOptions
+) -> Release:
+    """Release a table to draw records from: a head by the usual plan, and noisy tables; see `synthetic`."""
+    if options.get("plan") is not None:
+        raise UserError("a synthetic release follows the planner; leave out plan")
+    ledger, source = opened(options)
+    n = public_size(table.neighbours, table.contributions, options.get("size"), lambda: _count(reader))
+    of_head, spend = synthetic.divided(budget)
+    plan = plan_release(table, n, of_head.epsilon, of_head.delta, options.get("fourier", 0))
+    if isinstance(plan, PurePlan):
+        inputs = sum(column.width for column in table.features)
+        charges = pure.calibrate(plan, of_head, table.neighbours, table.contributions, inputs).charges
+    elif isinstance(plan, RegressionPlan):
+        charges = regression.calibrate(regression.configured(plan, table, of_head), table.neighbours).charges
+    else:
+        charges = table_rounds.calibrate(plan, table, of_head).charges
+    usual: ReleaseOptions = {"plan": plan, "ledger": ledger, "source": source}
+    return synthetic.release(
+        encoded_records(reader, table),
+        table,
+        budget=budget,
+        ledger=ledger,
+        source=source,
+        head_charges=charges,
+        head=lambda: privatise_table(reader, table, of_head, usual),
+        spend=spend,
+    )
 
 
 def plan_release(
@@ -131,7 +163,7 @@ PRIVATE_FEATURES = "private records had a part in the features"
 def privatise(
     x: Any,
     y: npt.ArrayLike | None = None,
-    domain: Domain | TableDomain | InputDomain | Path | str | None = None,
+    domain: Domain | TableDomain | Path | str | None = None,
     *,
     epsilon: object,
     delta: object = 0,
@@ -139,19 +171,19 @@ def privatise(
 ) -> Release:
     """Read private records once and make a release: noisy numbers to train on, and a certificate.
 
-    The domain decides what the records are. An array with a `Domain`, or files of images or vectors with an
-    `InputDomain`, become noisy sums of public features. A file or a data frame with a `TableDomain` becomes
-    what a model of a table needs.
+    The domain decides what the records are. An array with a `Domain`, or files of images or vectors, become
+    noisy sums of public features. A file or a data frame with a `TableDomain` becomes what a model of a table
+    needs.
 
     Parameters
     ----------
     x : the records. With a `Domain`, an (n, *shape) array in its units. With a `TableDomain`, a data frame,
         or a CSV or Parquet file, a folder or a glob of them, local or at an address (s3://, gs://). It may
         also be a reader: a function without parameters that yields batches of encoded records, (n, width) in
-        [0, 1], with their (n,) class codes, the same ones at each call. With an `InputDomain`, a file or a
-        folder of images or vectors (`adlm.data.images`).
+        [0, 1], with their (n,) class codes, the same ones at each call. With a column of images or
+        vectors, a file or a folder of them (`adlm.data.images`).
     y : n labels; None for a file or a reader, and for a data frame that has the label's column.
-    domain : the public domain of the records: a `Domain`, a `TableDomain`, an `InputDomain`, or the domain
+    domain : the public domain of the records: a `Domain`, a `TableDomain`, or the domain
         file of a table, of images or of vectors.
     epsilon, delta : the budget, a number or an exact one such as "1/3"; delta 0 gives pure epsilon.
     neighbours : the relation, instead of the domain's: `replace-one` or `add-remove`.
@@ -168,6 +200,7 @@ def privatise(
     cache, device : arrays: keep the features of the records on disk, readable by their owner alone; and
         where features are computed.
     fourier : tables: random Fourier features of the numeric columns together: a number, or `auto`.
+    kind : tables: `moments`, or `synthetic` for a release that `Release.synthesise` draws records from.
     engine : where passes over files and arrays run: `local`, `ray`, or an `Engine`. The release is the same.
     ray_address : of the engine `ray`: a cluster, such as `auto`; one of this machine alone when not given.
 
@@ -199,17 +232,16 @@ def privatise(
     """
     if domain is None:
         raise UserError("the domain is not given; declare what is public of the records, domain=...")
-    declared: Domain | TableDomain | InputDomain
-    if isinstance(domain, Path | str):
-        declared = InputDomain.load(domain) if is_input_domain(domain) else TableDomain.load(domain)
-    else:
-        declared = domain
+    declared = TableDomain.load(domain) if isinstance(domain, Path | str) else domain
     neighbours = options.get("neighbours")
     if neighbours is not None:
         declared = replace(declared, neighbours=neighbours)
-    check_options(options, isinstance(declared, TableDomain))
+    of_table = isinstance(declared, TableDomain) and declared.input is None
+    check_options(options, of_table)
     budget = Budget.of(epsilon, delta)
-    if isinstance(declared, TableDomain):
+    if isinstance(declared, TableDomain) and declared.input is None:
+        if options.get("kind") == "synthetic":
+            synthetic.bins_that_fit(declared)  # before anything is read
         if isinstance(x, Path | str) and y is None:
             with _engine(options) as engine, contextlib.closing(engine.table(x, declared)) as records:
                 release = privatise_table(records, declared, budget, options)
@@ -217,7 +249,7 @@ def privatise(
         if options.get("engine", "local") != "local":
             raise UserError("the engine ray reads a table from files; give a file, a folder or a glob")
         return privatise_table(_reader(x, y, declared), declared, budget, options)
-    if isinstance(declared, InputDomain):
+    if isinstance(declared, TableDomain):
         if y is not None:
             raise UserError("y must be None: labels are read from the files")
         return _privatise_inputs(x, declared, budget, options, {"epsilon": str(epsilon), "delta": str(delta)})
@@ -229,7 +261,7 @@ def privatise(
 
 def _privatise_inputs(
     path: Path | str,
-    declared: InputDomain,
+    declared: TableDomain,
     budget: Budget,
     options: ReleaseOptions,
     requested: dict[str, Any],
@@ -267,7 +299,7 @@ def _privatise_arrays(
     budget: Budget,
     options: ReleaseOptions,
     requested: dict[str, Any],
-    declared: InputDomain | None = None,
+    declared: TableDomain | None = None,
 ) -> Release:
     """Release arrays; `declared` is the declaration of the files that they come from, if any.
 
@@ -278,7 +310,7 @@ def _privatise_arrays(
         raise UserError("there are no records to release; give at least one")
     ledger, source = opened(options)
     settings: dict[str, Any] = {}
-    if declared is not None and not declared.is_usual:  # else the domain is enough
+    if declared is not None and declared != TableDomain.of_domain(domain):  # else the domain is enough
         settings["input"] = declared.to_dict()  # so that models can read such files
     features, plan = _planned(domain, len(records), budget, options, contributions)
     public = provenance_of(features, domain.shape) == "public"

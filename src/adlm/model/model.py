@@ -86,6 +86,11 @@ class Model:
         """Bounds of the number that is predicted; None for a classifier."""
         return self.certificate.domain.target
 
+    def __repr__(self) -> str:
+        """Network and guarantee, in one line."""
+        network = self.training.get("network", self.architecture.get("kind"))
+        return f"Model({network!r}, {self.certificate.totals.sentence()})"
+
     def _repr_html_(self) -> str:
         what = ("classes", len(self.classes)) if self.target is None else ("target", self.target)
         network = self.training.get("network", self.architecture.get("kind", "?"))

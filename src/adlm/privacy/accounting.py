@@ -34,6 +34,7 @@ SMALLEST_DELTA = Fraction(1, 10**50)  # a delta is computed to 60 digits
 _DIGITS = 6  # epsilons for delta > 0 and printed ones are rounded up to 10^-6
 LONGEST_NUMBER, LONGEST_OPTION = 1000, 400  # characters of a number in a file, and of a user's
 LARGEST_LOSS, LARGEST_MU = 10**200, 10**6  # of a charge: far more than protects anybody
+SMALLEST_EPSILON = Fraction(1, 10**9)  # of a release
 SMALLEST_LOSS = Fraction(1, 10**100)
 LARGEST_CONTRIBUTIONS = 10**9
 MOST_TERMS = 64  # records of a person, twice where they are replaced, that noise in a loss can protect
@@ -98,7 +99,7 @@ def parse_epsilon(value: object, name: str = "epsilon") -> Fraction:
     except (ValueError, ZeroDivisionError, OverflowError):
         raise UserError(f"{name} must be a positive number such as 0.5, got {_brief(value)}") from None
     if exact <= 0 or near == 0:
-        raise UserError(f"{name} must be positive (got {_brief(value)})")
+        raise UserError(f"{name} must be positive (got {_brief(value).strip(chr(39))})")
     return exact
 
 
@@ -779,7 +780,13 @@ class Budget:
         ------
         UserError : epsilon is not a positive number, or delta does not lie in [0, 1).
         """
-        return cls(parse_epsilon(epsilon), parse_delta(delta))
+        exact = parse_epsilon(epsilon)
+        if exact < SMALLEST_EPSILON:
+            raise UserError(
+                f"epsilon must be at least {float(SMALLEST_EPSILON):g} (got {_brief(epsilon)}): noise "
+                "would be too large to draw"
+            )
+        return cls(exact, parse_delta(delta))
 
     @classmethod
     def parse(cls, text: str) -> Budget:

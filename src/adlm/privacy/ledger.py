@@ -70,15 +70,25 @@ class Ledger:
         self.made: list[Charge] = []
         self.count = 0
         self._memory: list[Charge] = []
-        if self.path is not None:
+        if self.path is not None and os.path.lexists(self.path):  # the first charge makes the file
             with self._locked() as file:
                 self._read(file)
+
+    def __repr__(self) -> str:
+        """Path, number of charges and total, in one line."""
+        charges = self.charges
+        total = ""
+        if len({c.neighbours for c in charges}) == 1:
+            total = f", {compose(charges).sentence()}"
+        return f"Ledger({str(self.path or 'in memory')!r}, charges={len(charges)}{total})"
 
     @property
     def charges(self) -> tuple[Charge, ...]:
         """All charges so far."""
         if self.path is None:
             return tuple(self._memory)
+        if not os.path.lexists(self.path):
+            return ()
         with self._locked() as file:
             return tuple(self._read(file))
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from adlm.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 # ---- Reuse of freed memory, and sizes of blocks that fit a processor's cache.
 
@@ -46,6 +49,8 @@ KINDS = ("cuda", "mps")
 
 def choose_device(name: str = "auto", kinds: tuple[str, ...] = KINDS) -> torch.device:
     """Return the device of that name; `auto` is an accelerator of these kinds if there is one."""
+    import torch
+
     there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return torch.device(next((kind for kind in kinds if there[kind]), "cpu"))

@@ -100,6 +100,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         budget: float | str | Fraction | None = None,
         release: Release | str | Path | None = None,
         training: Mapping[str, Any] | None = None,
+        neighbours: str | None = None,
     ) -> None:
         self.epsilon = epsilon
         self.delta = delta
@@ -111,6 +112,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         self.budget = budget
         self.release = release
         self.training = training
+        self.neighbours = neighbours
 
     @classmethod
     def from_release(cls, release: Release | str | Path, **training: Any) -> Self:
@@ -245,6 +247,8 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
     ) -> Release:
         """Make the release of records, with their class codes or positions of the target."""
         table = isinstance(known, TableDomain)
+        if self.neighbours is not None:
+            known = replace(known, neighbours=self.neighbours)
         batches = [(x[i : i + BATCH], codes[i : i + BATCH]) for i in range(0, len(codes), BATCH)]
         return privatise(
             (lambda: batches) if table else x,
@@ -427,6 +431,7 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         refused. None sets no limit: every fit is recorded and none is refused, unless the ledger was
         created with a budget.
     size : public guess of the number of records, needed where that number is private.
+    neighbours : `replace-one` or `add-remove`, instead of the relation that the domain declares.
     random_state : an integer makes the noise reproducible: the certificate is then stamped
         `NOT PRIVATE: seeded`. Only None protects the records.
     fourier : random Fourier features of a table's numeric columns together: a number, or `auto`.
@@ -472,9 +477,10 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         release: Release | str | Path | None = None,
         training: Mapping[str, Any] | None = None,
         class_weight: Mapping[Any, float] | str | None = None,
+        neighbours: str | None = None,
     ) -> None:
         super().__init__(
-            epsilon, delta, domain, ledger, size, random_state, fourier, budget, release, training
+            epsilon, delta, domain, ledger, size, random_state, fourier, budget, release, training, neighbours
         )
         self.class_weight = class_weight
 
@@ -618,6 +624,7 @@ class AdLMRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
     ledger, budget : file that every fit is charged to before noise is drawn, and the total that it may be
         charged; as for `AdLMClassifier`.
     size : public guess of the number of records, needed where that number is private.
+    neighbours : `replace-one` or `add-remove`, instead of the relation that the domain declares.
     random_state : an integer makes the noise reproducible: the certificate is then stamped
         `NOT PRIVATE: seeded`. Only None protects the records.
     fourier : random Fourier features of the numeric columns together: a number, or `auto`; 0 is the rule's.

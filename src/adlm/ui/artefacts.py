@@ -27,10 +27,10 @@ OTHER_STAMP = "This warning was put on the release, or on a model of it, when it
 
 
 def around(folder: Path) -> list[Path]:
-    """Return the folders below one that hold a release or a model; the folder itself if it is one."""
+    """Return the folders up to two levels below one that hold a release or a model; itself if it is one."""
     if (folder / CERTIFICATE).exists():
         return [folder]
-    return sorted(p for p in folder.iterdir() if p.is_dir() and (p / CERTIFICATE).exists())
+    return sorted(path.parent for level in ("*", "*/*") for path in folder.glob(f"{level}/{CERTIFICATE}"))
 
 
 def subjects(folders: Sequence[Path]) -> list[Subject]:

@@ -260,7 +260,7 @@ function draw() {
   if (own) tiles.push(tile("Measured on its test set", percent(own.accuracy), `${own.exact ? `mean of ${own.seeds} release${own.seeds === 1 ? "" : "s"}` : "between two measured budgets"}`));
   if (other) tiles.push(tile("DP-SGD, measured", percent(other[1].accuracy), `${other[0].label}, delta 1e-5, ${other[0].neighbours}`, "theirs"));
   tiles.push(tile("An attacker guesses right", percent(guess), "at most, between two possibilities; a coin has 50 %"));
-  if (!own || !other) tiles.push(tile("Their odds grow", times(factor), delta ? "at most, on a sign that is false in 1 % of cases" : "at most, whatever they compute"));
+  if (!own || !other) tiles.push(tile("Their odds grow", times(factor), delta ? "at most, from a test with a 1 % false-alarm rate" : "at most, whatever they compute"));
   if (delta) tiles.push(tile("Mu of Gaussian noise", number(gaussianMu(state.epsilon, delta)), "what is guessed is as hard to tell as a normal draw with mean mu from one with mean 0; epsilon and delta are the guarantee"));
   byId("tiles").replaceChildren(...tiles);
   const gaussian = delta ? `, mu ${number(gaussianMu(state.epsilon, delta))}` : "";
@@ -275,9 +275,9 @@ function draw() {
 }
 function believe(factor, guess, delta) {
   const person = state.choice.unit !== "record", added = state.relation === "add-remove";
-  const suspicion = added ? `that ${person ? "they are" : "it is"} among the records` : person ? "that their records are some and not others" : "that it is one thing and not another";
+  const suspicion = added ? `that ${person ? "they are" : "it is"} among the records` : person ? "two hypotheses about their records" : "two hypotheses about it";
   const people = person ? ` The guarantee is per ${state.choice.unit}.` : "";
-  byId("belief").textContent = `Somebody knows ${person ? "all records but those of one person" : "every record but one"}, and suspects of that ${person ? "person" : "one"} ${suspicion}. Whatever they compute from the release, their odds grow at most ${times(factor)}${delta ? ", on seeing a sign that would be false in 1 % of cases" : ""}.${people}`;
+  byId("belief").textContent = `Somebody knows ${person ? "all records but those of one person" : "every record but one"}, and ${added ? `suspects of that ${person ? "person" : "one"} ${suspicion}` : `has ${suspicion}`}. Whatever they compute from the release, their odds grow at most ${times(factor)}${delta ? ", from a test with a 1 % false-alarm rate" : ""}.${people}`;
   const after = posterior(state.prior, factor), then = byId("then");
   byId("prior-shown").textContent = percent(state.prior, 0);
   byId("prior").setAttribute("aria-valuetext", `${percent(state.prior, 0)} before, at most ${percent(after)} after`);

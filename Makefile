@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 RUN := .venv/.run-$(shell cat requirements.lock pyproject.toml Makefile | sha256sum | cut -c1-12)
 DEV := .venv/.dev-$(shell cat requirements.lock requirements-dev.lock pyproject.toml Makefile | sha256sum | cut -c1-12)
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 
 .PHONY: help demo test lint bench reproduce audit docs clean
 

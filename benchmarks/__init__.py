@@ -1,4 +1,4 @@
-"""Measurements, outside the wheel: experiments, the bench, and counts of the source itself."""
+"""Measurements, outside the wheel: experiments and the bench."""
 
 from __future__ import annotations
 

@@ -21,10 +21,9 @@ from torch.nn import functional
 
 from adlm.data import datasets
 from adlm.engine.records import featurise
-from adlm.features.identity import Identity
-from adlm.features.natural import NaturalImages
-from adlm.features.pair_products import PairProducts
-from adlm.mechanism.planning import ROUNDS_SUMS, plan_image_rounds
+from adlm.features.base import Identity, PairProducts
+from adlm.features.photographs import NaturalImages
+from adlm.mechanism.planner import SETTLED, plan_image_rounds
 from adlm.privacy.accounting import gaussian_mu
 
 SIZE, HELD_OUT, DELTA = 50_000, 5_000, Fraction(1, 100_000)
@@ -59,7 +58,9 @@ def accuracy(split: Split, epsilon: float, path: float, seed: int) -> float:
     path : of the rounds, over the signal.
     seed : of the noise.
     """
-    signal = SIZE * float(gaussian_mu(Fraction(str(epsilon)), DELTA)) * math.sqrt(1 - ROUNDS_SUMS)
+    signal = (
+        SIZE * float(gaussian_mu(Fraction(str(epsilon)), DELTA)) * math.sqrt(1 - SETTLED.rounds_sums_share)
+    )
     plan = plan_image_rounds(SIZE, signal, path)
     centre, n = split.z.mean(0), len(split.z)
     x = functional.pad(split.z - centre, (1, 0), value=plan.constant)

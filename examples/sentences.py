@@ -20,7 +20,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from adlm import fit, privatise
-from adlm.data.images import read_inputs
+from adlm.data.reading import read_all
 from adlm.domain.table import TableDomain
 
 KINDS = ("complaint", "praise", "question")
@@ -92,7 +92,7 @@ def main(out: Path, n: int = 3000) -> float:
     release.save(out / "R")
     trained = fit(release)
     trained.save(out / "M")
-    x, y = read_inputs(out / "held-out.parquet", domain)
+    x, y = read_all(out / "held-out.parquet", domain)
     accuracy = float((trained.predict(x) == y).mean())
     print(
         f"{release.certificate.totals.sentence()}; accuracy {accuracy:.3f} on other sentences of these kinds"

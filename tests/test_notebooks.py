@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 SHOWN = {
-    "tour.ipynb": ("Plan of a moment release", "Release", "Ledger", "budget would be overspent", "Model",
+    "tour.ipynb": ("Plan of a release", "Release", "Ledger", "budget would be overspent", "Model",
                    "closed form: accuracy", "not proved: that noise was drawn", "Certificate"),
     "your-own-table.ipynb": ("Release", "budget would be overspent", "AdLMClassifier", "library_name"),
 }  # fmt: skip

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
-from adlm.features import build
+try:
+    from adlm.features import build
+except ImportError:  # a version before the rooms of today
+    from adlm.public.features import build  # type: ignore[import-not-found,no-redef]
 
 MAPS: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "drawn images": ({"name": "prior-projection", "family": "drawn", "shape": [28, 28]}, (28, 28)),

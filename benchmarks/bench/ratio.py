@@ -1,4 +1,4 @@
-"""The result of a comparison: a ratio, its spread over repeats, and whether it meets its target."""
+"""The result of a comparison: a ratio and its spread over repeats."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-
-Sense = Literal["at least", "at most"]
 
 
 @dataclass(frozen=True)
@@ -21,28 +19,18 @@ class Ratio:
     ----------
     value : median over repeats; None when it could not be measured, and `note` says why.
     low, high : smallest and largest over repeats.
-    sense, asked : the target of the value, if any.
     """
 
     name: str
     value: float | None
     low: float | None = None
     high: float | None = None
-    sense: Sense | None = None
-    asked: float | None = None
     note: str = ""
     detail: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def met(self) -> bool | None:
-        """Whether the value meets its target; None without a target or a value."""
-        if self.value is None or self.asked is None:
-            return None
-        return self.value >= self.asked if self.sense == "at least" else self.value <= self.asked
-
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        return asdict(self) | {"met": self.met}
+        return asdict(self)
 
 
 def interleave(actions: Mapping[str, Callable[[], float]], repeats: int) -> dict[str, list[float]]:
@@ -59,8 +47,6 @@ def ratio(
     above: Sequence[float],
     below: Sequence[float],
     *,
-    at_least: float | None = None,
-    at_most: float | None = None,
     note: str = "",
     detail: Mapping[str, Any] | None = None,
 ) -> Ratio:
@@ -70,16 +56,11 @@ def ratio(
     ----------
     name : of the ratio.
     above, below : figures of each round, in the same unit.
-    at_least, at_most : the target, if any.
     note : a sentence for the table.
     detail : figures to store with it.
     """
     values = [a / b for a, b in zip(above, below, strict=True)]
-    asked = at_most if at_least is None else at_least
-    sense: Sense | None = None if asked is None else "at most" if at_least is None else "at least"
-    return Ratio(
-        name, statistics.median(values), min(values), max(values), sense, asked, note, dict(detail or {})
-    )
+    return Ratio(name, statistics.median(values), min(values), max(values), note, dict(detail or {}))
 
 
 def column(found: Mapping[str, Sequence[Mapping[str, Any]]], key: str) -> dict[str, list[float]]:

@@ -57,18 +57,16 @@ def run(only: Sequence[str], scale: Scale, out: Path | None, command: str) -> di
 
 def table_rows(entry: dict[str, Any]) -> list[str]:
     """A ratio as a row of a table."""
-    asked = "" if entry["asked"] is None else f"{entry['sense']} {entry['asked']:g}"
-    met = {None: "", True: "yes", False: "no"}[entry["met"]]
     spread = "" if entry["low"] is None else f"{shown(entry['low'])} to {shown(entry['high'])}"
-    return [entry["name"], shown(entry["value"]), spread, asked, met]
+    return [entry["name"], shown(entry["value"]), spread]
 
 
-HEADINGS = ["what", "ratio", "spread", "asked for", "met"]
+HEADINGS = ["what", "ratio", "spread"]
 
 
 def page(result: dict[str, Any]) -> str:
     """The bench as a page."""
-    lines = ["| " + " | ".join(line) + " |" for line in (HEADINGS, ["---", "---:", "---:", "---:", "---:"])]
+    lines = ["| " + " | ".join(line) + " |" for line in (HEADINGS, ["---", "---:", "---:"])]
     lines += ["| " + " | ".join(table_rows(entry)) + " |" for entry in result["ratios"]]
     notes = [f"- {entry['name']}: {entry['note']}" for entry in result["ratios"] if entry["note"]]
     software = ", ".join(f"{name} {version}" for name, version in result["software"].items())

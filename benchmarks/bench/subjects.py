@@ -251,33 +251,32 @@ def to_the_end(seconds: float, training: float, share: float) -> float:
 
 
 def release_records_to_disk(given: Given) -> Figures:
-    """Stream a record release to a folder."""
+    """Write a record release to a folder."""
     from adlm.paper.release import PrivateRecords
-    from adlm.paper.release import write as write_records
+    from adlm.paper.release import release as release_records
     from adlm.privacy.ledger import Ledger
     from adlm.privacy.noise import Source
 
     x, y = _noise_images(given)
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        write_records(
-            Path(folder) / "release",
+        made = release_records(
             PrivateRecords(x, y, _domain(given)),
             _settings(1800),
             relevance=None,
             ledger=Ledger(),
             source=Source.system(),
         )
+        made.save(Path(folder) / "release")
         return {"seconds": time.perf_counter() - start, "input": x.nbytes}
 
 
 def release_moments_of(given: Given) -> Figures:
-    """Class sums and second moments of vectors in memory."""
+    """Class sums of vectors in memory."""
     from adlm.domain import Domain
-    from adlm.features.identity import Identity
-    from adlm.mechanism.calibration import MomentConfig
-    from adlm.mechanism.class_sums import release as release_moments
-    from adlm.mechanism.planning import MomentPlan
+    from adlm.features.base import Identity
+    from adlm.mechanism.planner import Plan
+    from adlm.mechanism.privatise import release_by_plan
     from adlm.privacy.accounting import Budget
     from adlm.privacy.ledger import Ledger
     from adlm.privacy.noise import Source
@@ -287,17 +286,18 @@ def release_moments_of(given: Given) -> Figures:
     y = chance.integers(0, 10, (given["n"],), dtype=np.int64)
     z = chance.normal(size=(given["n"], k)).astype(np.float32)
     z /= np.linalg.norm(z, axis=1, keepdims=True)
-    plan = MomentPlan(k, "gaussian", 1.0, 0.2, q=k)
+    plan = Plan("class sums", 10, k, "gaussian")
     domain = Domain((k,), 0, 1, tuple(map(str, range(10))))
     features = Identity((k,))
 
     def release(rows: int) -> float:
         start = time.perf_counter()
-        release_moments(
+        release_by_plan(
             lambda: [(z[i : i + 4000], y[i : i + 4000]) for i in range(0, rows, 4000)],
-            domain=domain,
+            domain,
+            plan=plan,
+            budget=Budget.of(1, "1e-5"),
             features=features,
-            config=MomentConfig.of(plan, Budget.of(1, "1e-5")),
             ledger=Ledger(),
             source=Source.system(),
         )

@@ -48,7 +48,6 @@ def wide(scale: Scale) -> list[Ratio]:
             "table of 54 columns, 4 times as many rows, peak memory",
             peak["rounds"],
             peak["quarter"],
-            at_most=1.25,
             detail=detail,
         ),
     ]

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from adlm.model.training import Examples, TrainingConfig, train
-from adlm.paper.loss import CROSS_ENTROPY, coefficients
-from adlm.paper.lrp import relevance as propagate
-from adlm.paper.networks import build
+from adlm.paper.networks import CROSS_ENTROPY, build, coefficients
 from adlm.paper.relevance import PRIVATE, STEPS, PrivateRelevance, relevance_charge
+from adlm.paper.relevance import relevance as propagate
 from adlm.privacy.accounting import parse_epsilon
 from adlm.privacy.noise import Source
 from benchmarks.experiments import benchmark_data

@@ -18,18 +18,12 @@ from torch import Tensor
 
 from adlm.data import datasets
 from adlm.domain import Domain
-from adlm.engine.passes import LocalRecords
 from adlm.engine.records import featurise
 from adlm.features import Features, Narrowed, PairProducts, build, for_domain
 from adlm.features import narrowed as features_of
 from adlm.features.tables import TabularFeatures
-from adlm.mechanism import pure
-from adlm.mechanism.calibration import MomentConfig, Upstream
-from adlm.mechanism.class_sums import release as release_moments
-from adlm.mechanism.planner import PurePlan, plan_features, suits_objective
-from adlm.mechanism.planning import MomentPlan, plan_moments
-from adlm.mechanism.privatise import adjusted
-from adlm.mechanism.second_moments import Batch
+from adlm.mechanism.planner import Plan, plan_arrays, plan_class_sums
+from adlm.mechanism.privatise import release_by_plan
 from adlm.model.metrics import Measures, measure
 from adlm.privacy.accounting import Budget
 from adlm.privacy.ledger import Ledger
@@ -135,8 +129,8 @@ class ReleaseRequest:
     """Settings of a release besides its budget; by default those of `adlm.privatise`.
 
     `n` selects the first records, `classes` those of the first classes; `wide` uses more public directions
-    than the default. `second` gives class sums with second
-    moments of so many numbers, without a perturbed loss or gradient rounds; the others override the planner.
+    than the default. `second` 0 gives class sums alone, as stored trials name it; the others override the
+    planner.
     """
 
     n: int | None = None
@@ -157,7 +151,7 @@ class ReleaseRequest:
         return np.asarray(split(data, part).first(n).y < len(self.domain(data).classes))
 
 
-def planned(data: str, epsilon: str, delta: str, request: ReleaseRequest) -> MomentPlan | PurePlan:
+def planned(data: str, epsilon: str, delta: str, request: ReleaseRequest) -> Plan:
     """The plan that a release follows.
 
     Parameters
@@ -168,15 +162,17 @@ def planned(data: str, epsilon: str, delta: str, request: ReleaseRequest) -> Mom
     """
     own, public = request.domain(data), features(data, request.wide)
     n, classes = int(request.kept(data, "train", request.n).sum()), len(own.classes)
-    budget, relation = (float(epsilon), float(delta)), request.neighbours
-
-    if request.second is None and not budget[1] and suits_objective(n, budget[0], public, relation):
-        allocation = request.allocation or "identical"
-        return plan_features(n, classes, budget[0], relation, public, request.k, allocation)
-    rounds = request.second is None and request.allocation is None
-    plan = plan_moments(n, classes, *budget, relation, public, rounds=rounds)
-    plan = plan if request.second is None else replace(plan, q=request.second)
-    return adjusted(plan, public, k=request.k, allocation=request.allocation)
+    choose = plan_arrays if request.second is None else plan_class_sums
+    return choose(
+        public,
+        n,
+        classes,
+        float(epsilon),
+        float(delta),
+        request.neighbours,
+        k=request.k,
+        allocation=request.allocation,
+    )
 
 
 def dpsgd_width(data: str, epsilon: str, delta: str, neighbours: str) -> int:
@@ -209,30 +205,20 @@ def moment_release(
     plan, public = planned(data, epsilon, delta, request), features(data, request.wide)
     kept = request.kept(data, "train", request.n)
     codes = split(data, "train").first(request.n).y[kept]
-    released = features_of(public, plan.k, plan.taper if isinstance(plan, MomentPlan) else 0)
+    released = features_of(public, plan.k)
     z = _taken(released, vectors(data, "train", request.wide)[: request.n])[kept]
 
-    def batches() -> list[Batch]:
+    def batches() -> list[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]]:
         return [(z[i : i + _ROWS], codes[i : i + _ROWS]) for i in range(0, len(z), _ROWS)]
 
-    if isinstance(plan, PurePlan):
-        return pure.release(
-            LocalRecords.of_batches(batches),
-            request.domain(data),
-            plan=plan,
-            budget=Budget.of(epsilon, delta),
-            ledger=Ledger(),
-            source=Source.seeded_with(seed),
-            features=released,
-        )
-    return release_moments(
+    return release_by_plan(
         batches,
-        domain=request.domain(data),
-        features=released,
-        config=MomentConfig.of(plan, Budget.of(epsilon, delta)),
+        request.domain(data),
+        plan=plan,
+        budget=Budget.of(epsilon, delta),
         ledger=Ledger(),
         source=Source.seeded_with(seed),
-        upstream=Upstream(settings={"plan": plan.to_dict()}),
+        features=released,
     )
 
 

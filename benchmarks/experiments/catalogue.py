@@ -11,9 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from adlm.errors import UserError
-from adlm.ui.figures import TITLES
 from benchmarks.baselines import dpsgd
-from benchmarks.experiments import ablation
+from benchmarks.experiments import TITLES, ablation
 from benchmarks.experiments.paper_readings import CIFAR_SPLIT
 from benchmarks.experiments.trials import Trial
 

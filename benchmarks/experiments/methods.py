@@ -32,7 +32,7 @@ from benchmarks.experiments import benchmark_data
 from benchmarks.experiments import ceiling as without_noise
 from benchmarks.experiments.trials import Outcome, Trial
 
-CHOSEN = ("k", "q", "rounds", "objective")  # settings of a plan that show whether the planner has changed
+CHOSEN = ("k", "rounds", "objective")  # settings of a plan that show whether the planner has changed
 NOTHING = "0.000001"  # an epsilon at which a release carries no information on the records
 
 

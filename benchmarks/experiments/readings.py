@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from adlm.errors import UserError
 from adlm.model.training import Examples
-from adlm.paper.loss import Coefficients, coefficients
+from adlm.paper.networks import Coefficients, coefficients
 from adlm.paper.release import SCALE, RecordMechanism
 from adlm.privacy.accounting import Charge, Totals, compose
 from adlm.privacy.certificate import Certificate

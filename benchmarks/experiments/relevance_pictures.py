@@ -8,17 +8,18 @@ Single digits are of the public test split. The average is over the training spl
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from adlm.data import datasets
-from adlm.paper.lrp import relevance
-from adlm.paper.relevance import STEPS, make_public, private_relevance, relevance_sum
+from adlm.paper.relevance import STEPS, make_public, private_relevance, relevance, relevance_sum
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
-from adlm.report.results import heat_map, record_heat_maps
 
 EPSILON = Fraction(1, 2)
 DIGITS = 5
@@ -45,11 +46,23 @@ def draw(out: Path, network: str, threads: int) -> None:
     print(f"over features: sd {clean.std():.4f} of the averages, {2**0.5 * scale:.4f} of the noise")
     out.mkdir(parents=True, exist_ok=True)
     titles = [f"a {train.domain.classes[code]}" for code in test.y[:DIGITS]]
-    record_heat_maps(relevances.numpy(), train.domain.shape, titles).savefig(
-        out / "relevance-records.png", dpi=120
-    )
+    heat_maps([row.reshape(28, 28) for row in relevances.numpy()], titles, out / "relevance-records.png")
     title = f"average of {len(train):,}, eps1 = {float(EPSILON):g}"
-    heat_map(average.values, train.domain.shape, title).savefig(out / "relevance-average.png", dpi=120)
+    heat_maps([np.reshape(average.values, (28, 28))], [title], out / "relevance-average.png")
+
+
+def heat_maps(pictures: Sequence[Any], titles: Sequence[str], path: Path) -> None:
+    """Draw pictures side by side: green where a feature matters less, red where more, as in the paper."""
+    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.figure import Figure
+
+    colours = LinearSegmentedColormap.from_list("relevance", ["#2e7d32", "#fdd835", "#b71c1c"])
+    figure = Figure(figsize=(2.6 * len(pictures) + 0.8, 3.0), layout="constrained")
+    axes: Any = figure.subplots(1, len(pictures), squeeze=False)[0]
+    for axis, picture, title in zip(axes, pictures, titles, strict=True):
+        axis.set(title=title, xticks=[], yticks=[])
+        figure.colorbar(axis.imshow(picture, cmap=colours), ax=axis, shrink=0.8)
+    figure.savefig(path, dpi=120)
 
 
 def main() -> None:

@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from adlm.errors import UserError
-from adlm.mechanism.options import Fourier
-from adlm.mechanism.privatise import privatise
+from adlm.mechanism.privatise import Fourier, privatise
 from adlm.model.fit import fit
 from adlm.model.metrics import Measures, measure
 from benchmarks.experiments.table_split import Split
@@ -26,6 +25,7 @@ OURS_FOURIER = "adlm with random Fourier features, replace-one"
 LOGISTIC, BOOSTING = "logistic regression, no privacy", "gradient boosting, no privacy"
 DPSGD = "DP-SGD logistic regression, add-remove"
 DPSGD_REPLACED = "DP-SGD logistic regression, replace-one"
+DPSGD_TUNED = "DP-SGD logistic regression tuned for the table, add-remove"
 PENALTIES = ("1", "0.1", "0.01")  # diffprivlib's C: its default, and two that did better in validation
 EBM = "DP-EBM of interpret"
 MAKE = {  # how to make an environment for another library
@@ -109,6 +109,60 @@ def dpsgd_logistic(split: Split, epsilon: str, runs: int, neighbours: str = "add
         with torch.inference_mode():
             measures.append(measure(trained.network(test).double().softmax(1).numpy(), split.truth))
     return measures
+
+
+# What DP-SGD is tuned over: columns, share of the records in a batch with epochs, clip norm with rate.
+COLUMNS = ("binned", "plain")
+BATCHES = ((1 / 16, 10.0), (1 / 4, 20.0), (1 / 2, 60.0))
+STEPS = ((1.0, 1.0), (1.0, 4.0), (0.3, 4.0), (0.3, 16.0))
+
+
+def dpsgd_columns(split: Split, columns: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """What DP-SGD trains on: indicators of categories and bins, or one number a column in [-1, 1]."""
+    if columns == "binned":
+        train, test = split.features()
+        return torch.from_numpy(train), torch.from_numpy(test)
+    sides = (torch.from_numpy(2 * side - 1) / np.sqrt(side.shape[1]) for side in (split.x, split.test))
+    train_, test_ = sides
+    return train_, test_
+
+
+def dpsgd_tuned(split: Split, epsilon: str, runs: int) -> list[Measures]:
+    """DP-SGD with Opacus, its settings chosen for this table and budget on held-out training records.
+
+    The choice costs privacy that is not charged, which favours DP-SGD.
+
+    Parameters
+    ----------
+    split : the table.
+    epsilon : the budget, with delta 1e-5, under add-remove.
+    runs : how many.
+    """
+    validation = split.validation()
+    choices = [(c, b, s) for c in COLUMNS for b in BATCHES for s in STEPS]
+    found = [_dpsgd(validation, epsilon, choice, seed=0).accuracy for choice in choices]
+    best = choices[int(np.argmax(found))]
+    return [_dpsgd(split, epsilon, best, seed=seed) for seed in range(runs)]
+
+
+def _dpsgd(
+    split: Split, epsilon: str, choice: tuple[str, tuple[float, float], tuple[float, float]], *, seed: int
+) -> Measures:
+    from benchmarks.baselines import dpsgd
+    from benchmarks.baselines.networks import linear
+
+    columns, (share, epochs), (clip, rate) = choice
+    n = len(split.y)
+    settings = dpsgd.Settings(
+        DPSGD_TUNED, max(1, round(share * n)), epochs, clip, rate, momentum=0.9, chunk=4096, ghost=True
+    )
+    z, test = dpsgd_columns(split, columns)
+    certificate = dpsgd.certify(settings, n, epsilon)
+    torch.manual_seed(seed)
+    network = linear(z.shape[1], len(split.table.label.classes))
+    trained = dpsgd.follow(network, z.clone(), split.y, settings, certificate, seed=seed)
+    with torch.inference_mode():
+        return measure(trained.network(test).double().softmax(1).numpy(), split.truth)
 
 
 def diffprivlib_logistic(split: Split, epsilon: str, penalty: str, runs: int, python: str) -> list[Measures]:

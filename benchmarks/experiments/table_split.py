@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from adlm.data.tables import read_batches
+from adlm.data.reading import read_batches
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.features.tables import TabularFeatures

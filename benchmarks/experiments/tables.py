@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from adlm.mechanism.options import Fourier
+from adlm.mechanism.privatise import Fourier
 from adlm.model.metrics import Measures
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
@@ -32,6 +32,7 @@ from benchmarks.experiments.table_methods import (
     BOOSTING,
     DPSGD,
     DPSGD_REPLACED,
+    DPSGD_TUNED,
     EBM,
     LOGISTIC,
     OURS,
@@ -45,11 +46,6 @@ COMMAND = "adlm experiment tables"
 EPSILONS = ("0.1", "0.5", "1", "3")
 RELEASES = 10
 FILE = "tables.jsonl"
-TARGETS = {
-    ("adult", "pure"): {"0.1": 80.5, "0.5": 83.2, "1": 84.2, "3": 85.0},
-    ("adult", "delta 1e-5"): {"0.1": 82.0, "0.5": 84.7, "1": 85.1, "3": 85.5},
-    ("diabetes130", "delta 1e-5"): {"0.5": 0.02, "1": 0.015, "3": 0.01},  # AUC below logistic regression
-}
 MEASURES = {"accuracy": (100.0, 2), "auc": (1.0, 4)}  # factor and digits that they are shown with
 LEFT_OUT = "{0} is left out: it needs an environment of its own ({1}), named by --{0}-python"
 
@@ -123,6 +119,9 @@ def _cases(
             case = Case(split.name, DPSGD, "delta 1e-5", e, few)
             yield case, partial(methods.dpsgd_logistic, split, e, few)
         for e in epsilons:
+            case = Case(split.name, DPSGD_TUNED, "delta 1e-5", e, few)
+            yield case, partial(methods.dpsgd_tuned, split, e, few)
+        for e in epsilons:
             case = Case(split.name, DPSGD_REPLACED, "delta 1e-5", e, few)
             yield case, partial(methods.dpsgd_logistic, split, e, few, "replace-one")
     two = len(split.table.label.classes) == 2  # both libraries support only two classes
@@ -191,7 +190,9 @@ def markdown(rows: list[Row]) -> str:
         f"# Tables\n\nMade by `{command}`. Accuracy in per cent and AUC: mean (standard deviation) of "
         f"{max((row.runs for row in rows), default=0)} fresh releases, of 3 under add-remove, DP-SGD's "
         "relation, under which a replaced record counts about twice; its rows under replace-one have noise "
-        "for twice the clip norm. diffprivlib states no relation; the paper "
+        "for twice the clip norm. DP-SGD `tuned for the table` has the best of 24 settings on a held-out "
+        "quarter of the training records, a choice that is not charged; the other has one setting for all "
+        "tables. diffprivlib states no relation; the paper "
         "that its logistic regression cites (Chaudhuri et al., 2011) replaces one record. interpret "
         "states none either; its noise is scaled to one record, with 3 runs for a figure. All of them but "
         "gradient boosting and DP-EBM read public features of the same columns. `validation` trains on three "
@@ -200,9 +201,7 @@ def markdown(rows: list[Row]) -> str:
     ]
     for name in dict.fromkeys(row.data for row in rows):
         own = [row for row in rows if row.data == name]
-        parts.append(
-            f"\n## {name}\n\n{rows_table(own, {m: m for m in MEASURES}, _shown)}{_verdicts(name, own)}"
-        )
+        parts.append(f"\n## {name}\n\n{rows_table(own, {m: m for m in MEASURES}, _shown)}")
     return "".join(parts)
 
 
@@ -221,23 +220,6 @@ def _shown(row: Row, kind: str) -> str:
     factor, digits = MEASURES[kind]
     value, spread = factor * getattr(row, kind), factor * getattr(row, f"{kind}_sd")
     return f"{value:.{digits}f}" + (f" ({spread:.{digits}f})" if row.runs > 1 else "")
-
-
-def _verdicts(name: str, rows: list[Row]) -> str:
-    """Report whether the targets were met."""
-    lines = []
-    base = next((row.auc for row in rows if row.method == LOGISTIC), None)
-    for row in rows:
-        aim = TARGETS.get((name, row.noise), {}).get(row.epsilon or "")
-        if row.method != OURS or aim is None:
-            continue
-        if name == "adult":
-            met, said = 100 * row.accuracy >= aim, f"accuracy {100 * row.accuracy:.2f}, aim {aim}"
-        else:
-            gap = (base or 0.0) - row.auc
-            met, said = gap <= aim, f"AUC {gap:.4f} below logistic regression, aim at most {aim}"
-        lines.append(f"- {row.noise}, epsilon {row.epsilon}: {said}: {'met' if met else 'missed'}\n")
-    return "\n" + "".join(lines) if lines else ""
 
 
 if __name__ == "__main__":

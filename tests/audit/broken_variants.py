@@ -11,34 +11,39 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-import adlm.mechanism.class_sums as moments
-from adlm.audit.controls import Control, attacked, caught
-from adlm.audit.replay import DivergedError, replay
+from adlm.audit.replay import DivergedError, Records, Subject, replay
+from adlm.audit.runner import Control, attacked, caught
 from adlm.audit.separability import batch_separability, trial_images
 from adlm.audit.statistics import Finding, Reals
 from adlm.audit.subjects import (
     DELTA,
-    Records,
-    Subject,
-    of_moments,
-    of_target,
+    of_plan,
+    of_sums,
+    of_synthetic,
     public_relevance,
-    release_vectors,
+    release_plan,
+    table_of,
+)
+from adlm.audit.subjects import (
+    ROUNDS as SHORT,
 )
 from adlm.domain import Domain
 from adlm.domain.encoding import TARGET_UNIT
-from adlm.features.identity import Identity
-from adlm.mechanism.calibration import MomentConfig
-from adlm.mechanism.gradient_rounds import GradientClip, GradientRecords
-from adlm.mechanism.regression import ERROR_UNIT, TargetClip
-from adlm.model.head import Descent, GradientRounds
-from adlm.privacy.accounting import Charge, Epsilon
+from adlm.features.base import Identity
+from adlm.features.tables import ScaledTable
+from adlm.mechanism import synthetic
+from adlm.mechanism.gradient_rounds import GradientClip, RoundsStage, RoundSum, TargetClip, clip_of
+from adlm.mechanism.planner import Plan
+from adlm.mechanism.stages import Run
+from adlm.model.head import ERROR_UNIT, Descent, GradientRounds
+from adlm.privacy.accounting import Budget, Charge, Epsilon
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
 
@@ -53,10 +58,10 @@ CROWD = 400
 def _subject(name: str, neighbours: str, reads: Callable[[Records], Records]) -> Subject:
     """A release of one class sum at epsilon 2, of the records as `reads` returns them."""
     domain = Domain((1,), 0.0, 1.0, ("a", "b"), neighbours)
-    design = MomentConfig(Fraction(2), Fraction(0), 1, 1.0)
+    plan, budget = Plan("class sums", 2, 1, "laplace"), Budget(Fraction(2))
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        return release_vectors(reads(data), domain, design, ledger, source).certificate.charges
+        return release_plan(reads(data), domain, plan, budget, ledger, source).certificate.charges
 
     return Subject(name, neighbours, run, (0,), 1)
 
@@ -245,9 +250,10 @@ def refuted(name: str, claimed: Epsilon, lower: float, note: str) -> Finding:
     )
 
 
-def _design(clip_norm: float = 0.25) -> MomentConfig:
-    rounds = GradientRounds(2, clip_norm, 8.0, 2)
-    return MomentConfig(Fraction(4), DELTA, 3, 1.0, share_sums=Fraction(1, 2), rounds=rounds)
+def _rounds(name: str) -> Subject:
+    shares = {"sums": Fraction(1, 2), "gradients": Fraction(19, 40), "check": Fraction(1, 40)}
+    rounds = GradientRounds(2, 0.25, 8.0, 2)
+    return of_sums(name, "replace-one", delta=DELTA, rounds=rounds, shares=shares)
 
 
 def _pair() -> tuple[Records, Records]:
@@ -259,7 +265,7 @@ def _pair() -> tuple[Records, Records]:
 
 def _found(name: str, note: str, source: Source) -> Finding:
     """Replay the pair against the charge for the rounds."""
-    subject = of_moments(name, _design(), "replace-one")
+    subject = _rounds(name)
     return replayed(subject, _pair(), 1, note, source)
 
 
@@ -277,25 +283,27 @@ def half_the_sensitivity(runs: int, source: Source) -> Finding:
         return _found("sensitivity C under replace-one", "two gradients can point opposite ways", source)
 
 
+def no_progress(done: int) -> None:
+    """Show nothing."""
+
+
 def head_before_noise(runs: int, source: Source) -> Finding:
     """A head that was updated by a gradient sum before its noise was added."""
     del runs
 
-    def peeking(
-        records: GradientRecords, plan: GradientRounds, offsets: Any, noise: tuple[str, int], source: Source
-    ) -> Any:
-        descent = Descent(replace(plan, step=1e4), np.zeros_like(offsets), records.width)
-        released = []
-        for _ in range(plan.rounds):
-            total = records.gradient(descent.head())
-            released.append(total + source.gaussian(total.shape, noise[1]))
+    def peeking(self: RoundsStage, run: Run, scale: int) -> None:
+        clip, released = clip_of(self.rounds), []
+        descent = Descent(replace(self.rounds, step=1e4), np.zeros_like(run.offsets), self.width)
+        for _ in range(self.times):
+            (total,) = run.total(RoundSum(clip, descent.head()), no_progress, stores=False)
+            released.append(total + run.source.gaussian(total.shape, scale))
             descent.update(total)  # should be what was released
-        return np.stack(released)
+        run.head, run.tensors["gradients"] = descent.final(), np.stack(released)
 
-    with put(moments, "run_rounds", peeking):
+    with put(RoundsStage, "run", peeking):
         data, neighbour = _pair()
         crowd = Records(np.tile([[0.0, 1.0, 0.0]], (400, 1)), np.tile(np.array([0, 1]), 200))
-        subject = of_moments("head", _design(), "replace-one")
+        subject = _rounds("head")
         comparison = replay(subject, crowd.plus(data), crowd.plus(neighbour), source)
     return refuted(
         "head that saw a sum before its noise",
@@ -309,19 +317,17 @@ def noise_used_again(runs: int, source: Source) -> Finding:
     """Noise of one round reused in the next: the difference of the two carries none."""
     del runs
 
-    def reused(
-        records: GradientRecords, plan: GradientRounds, offsets: Any, noise: tuple[str, int], source: Source
-    ) -> Any:
-        descent = Descent(plan, offsets, records.width)
-        drawn, released = None, []
-        for _ in range(plan.rounds):
-            total = records.gradient(descent.head())
-            drawn = source.gaussian(total.shape, noise[1]) if drawn is None else drawn
+    def reused(self: RoundsStage, run: Run, scale: int) -> None:
+        clip, drawn, released = clip_of(self.rounds), None, []
+        descent = Descent(self.rounds, run.offsets, self.width)
+        for _ in range(self.times):
+            (total,) = run.total(RoundSum(clip, descent.head()), no_progress, stores=False)
+            drawn = run.source.gaussian(total.shape, scale) if drawn is None else drawn
             released.append(total + drawn)
             descent.update(released[-1])
-        return np.stack(released)
+        run.head, run.tensors["gradients"] = descent.final(), np.stack(released)
 
-    with put(moments, "run_rounds", reused):
+    with put(RoundsStage, "run", reused):
         return _found("noise of one round used in the next", "one draw covers two sums", source)
 
 
@@ -341,10 +347,21 @@ def target_pair(other: float = 0.0) -> tuple[Records, Records]:
     return Records(np.vstack([values, low]), codes), Records(np.vstack([values, high]), codes)
 
 
+def of_target(name: str) -> Subject:
+    """A release for a numeric target by gradient rounds."""
+    table, parts = (
+        table_of("replace-one", target=True),
+        {"indicators": 2, "target": 1, "gradients": 16, "check": 1},
+    )
+    shares = {stage: Fraction(part, 20) for stage, part in parts.items()}
+    width = ScaledTable.width_of(table, 2)
+    plan = Plan("gradient rounds", 1, width, "gaussian", shares, rounds=SHORT, form="scaled", fourier=2)
+    return of_plan(name, plan, Budget(Fraction(4), DELTA), table)
+
+
 def target_found(name: str, note: str, source: Source, charge: int = GRADIENTS, weaken: int = 1) -> Finding:
     """Replay the pair and report the lower bound against one charge."""
-    subject: Subject = of_target(name, "replace-one")
-    subject = replace(subject, weaken=Fraction(1, weaken))
+    subject = replace(of_target(name), weaken=Fraction(1, weaken))
     return replayed(subject, target_pair(0.5 if charge == ERRORS else 0.0), charge, note, source)
 
 
@@ -384,3 +401,52 @@ def errors_without_clip(runs: int, source: Source) -> Finding:
 
 
 TARGETS = (target_without_clip, target_half_sensitivity, target_half_noise, errors_without_clip)
+
+
+# Synthetic tables, patched
+
+
+def _synthetic(name: str, note: str, source: Source) -> Finding:
+    subject = of_synthetic("as it is", "replace-one")  # its draws are counted before the patch
+    values = np.array([[0.0, 0.0, 1.0], [1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
+    other = values.copy()
+    other[2] = 0.0
+    codes = np.array([0, 1, 1])
+    pair = Records(values, codes), Records(other, codes)
+    if name == "released twice":
+        patch = put(Source, "add", _twice)
+    else:
+        patch = put(synthetic, "chosen_pairs", _loudest)
+    with patch:
+        return replayed(replace(subject, name=name), pair, subject.charges[1], note, source)
+
+
+def _twice(self: Source, values: Any, mechanism: Any, scale: Any) -> Any:
+    """Add noise as usual, and once more: averaging both halves its variance."""
+    row = values.reshape(1, -1)
+    first, second = (row + self.draw(mechanism, row.shape, scale) for _ in range(2))
+    return ((first + second) // 2).reshape(values.shape)
+
+
+def _loudest(counts: Any, tables: Any, noise: float, scale: Fraction, source: Source) -> Any:
+    """Choose the pairs whose tables differ most from independence, without noise."""
+    chosen = Source.seeded_with(1).choose
+    return ORIGINAL(counts, tables, noise, scale, SimpleNamespace(choose=lambda s, _: chosen(s, 1)))  # type: ignore[arg-type]
+
+
+ORIGINAL = synthetic.chosen_pairs
+
+
+def counts_twice(runs: int, source: Source) -> Finding:
+    """Counts that are released twice and charged once."""
+    del runs
+    return _synthetic("released twice", "two draws for one charge", source)
+
+
+def choice_of_the_largest(runs: int, source: Source) -> Finding:
+    """Pairs of columns that are chosen past the source of noise."""
+    del runs
+    return _synthetic("choice without noise", "the choice is made by exact counts", source)
+
+
+SYNTHETIC = (counts_twice, choice_of_the_largest)

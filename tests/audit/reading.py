@@ -22,8 +22,7 @@ from tests.audit.reading_case import FOREIGN, TAG, Case, Written
 from tests.audit.reading_cases import FORMS, Form
 
 from adlm.audit.statistics import Finding
-from adlm.data.tables import kept_records, read_batches
-from adlm.domain.encoding import encode_frame, encode_labels
+from adlm.data.reading import read_batches, read_frame
 from adlm.errors import UserError
 
 CASES = 250  # neighbours of each form
@@ -51,11 +50,8 @@ def product(written: Written) -> Read:
     if written.file is not None:
         batches = read_batches(written.file, table, rows=written.rows, block=written.block)
         return Read(tuple(row for batch in batches for row in rows_of(batch.x, batch.y)))
-    frame = written.frame
-    y = encode_labels(table.label, frame[table.label.name], table.missing)
-    x = encode_frame(table, frame)
-    keep = kept_records(table, frame, y) if table.person else np.ones(len(x), np.bool_)
-    return Read(tuple(rows_of(x[keep], y[keep])))
+    batch = read_frame(written.frame, table)
+    return Read(tuple(rows_of(batch.x, batch.y)))
 
 
 @dataclass
@@ -75,7 +71,7 @@ class Outcome:
     example: str = ""
 
 
-def search(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outcome:
+def search(form: Form, reader: Reader, cases: int, seed: int = 0, *, until_found: bool = False) -> Outcome:
     """Compare the rows that a reader returns for random neighbours.
 
     Parameters
@@ -84,6 +80,7 @@ def search(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outcome:
     reader : returns the encoded rows of one.
     cases : pairs of neighbours drawn.
     seed : of the draw.
+    until_found : end with the first violation.
     """
     outcome = Outcome()
     with tempfile.TemporaryDirectory(prefix="adlm-audit-") as folder, warnings.catch_warnings():
@@ -102,6 +99,8 @@ def search(form: Form, reader: Reader, cases: int, seed: int = 0) -> Outcome:
             changed = others_changed(case, one, two)
             if changed > outcome.changed:
                 outcome.changed, outcome.example = changed, case.summary
+                if until_found:
+                    break
     return outcome
 
 

@@ -26,7 +26,7 @@ from pyarrow import parquet
 from tests.audit.reading import Outcome, finding
 
 from adlm.audit.statistics import Finding
-from adlm.data.images import input_batches
+from adlm.data.reading import read_batches
 from adlm.domain.columns import Column
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
@@ -78,7 +78,7 @@ def product(path: Path, domain: TableDomain, rng: Random) -> Rows:
     """Read as the product does, in batches of any size, up to the features of each record."""
     features, array = for_domain(domain.domain), domain.domain
     rows: list[bytes] = []
-    for batch in input_batches(path, domain, rows=rng.choice([1, 2, 256])):
+    for batch in read_batches(path, domain, rows=rng.choice([1, 2, 256])):
         with torch.inference_mode():
             z = features(torch.from_numpy(array.scale(batch.x))).numpy()
         rows += _rows(batch.x, z, batch.y)
@@ -95,7 +95,7 @@ def _rows(x: npt.NDArray[Any], z: npt.NDArray[Any], y: npt.NDArray[np.int64]) ->
 def brightened(path: Path, domain: TableDomain, rng: Random) -> Rows:
     """Records divided by the largest value of all: what a careless loader does (a control)."""
     del rng
-    batches = list(input_batches(path, domain))
+    batches = list(read_batches(path, domain))
     x = np.concatenate([batch.x for batch in batches]).astype(np.float32)
     y = np.concatenate([batch.y for batch in batches])
     return tuple(_rows(x / max(float(np.abs(x).max()), 1e-9), x[:, :0], y))

@@ -20,7 +20,7 @@ from tests.audit.reading_case import Case, Written, declared
 from tests.audit.reading_cases import FORMS, text_files
 
 from adlm.audit.statistics import CAUGHT, HOLDS, VIOLATED
-from adlm.data.tables import read_batches
+from adlm.data.reading import read_batches
 from adlm.domain.encoding import encode_frame
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
@@ -31,9 +31,9 @@ TABLE = declared(Random(0), persons=False)
 
 @pytest.mark.parametrize("name", FORMS)
 def test_no_record_changes_another_in_any_form(name: str) -> None:
-    found = search(FORMS[name], product, 250, seed=1)
+    found = search(FORMS[name], product, 120, seed=1)  # `make audit` has 1,500 from a fresh seed
     assert found.changed == 0, found.example
-    assert found.compared > 80  # a reader that refuses everything would pass otherwise
+    assert found.compared > 38  # a reader that refuses everything would pass otherwise
     assert finding(name, found).verdict == HOLDS
 
 
@@ -42,7 +42,7 @@ def test_a_reader_that_lets_one_record_change_others_is_caught(name: str, contro
     found = control(100, Source.seeded_with(0))
     assert (found.mechanism, found.verdict) == (name, CAUGHT)
     form, _ = WRONG[name]
-    assert search(form, product, 60).changed == 0  # on the same neighbours the product is not
+    assert search(form, product, 20).changed == 0  # on the same neighbours the product is not
 
 
 def test_a_changed_record_is_a_violation_and_a_reader_that_refuses_all_a_fault() -> None:
@@ -79,7 +79,7 @@ LINES = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters=
 RAW = LINES | st.text(alphabet="\",#'; a1?|\t", max_size=30)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(line=RAW, at=st.integers(0, 3), header=st.booleans(), end=st.sampled_from(["\n", "\r\n", "\r"]),
        block=st.sampled_from([16, 100, 1 << 20]), strict=st.booleans())  # fmt: skip
 def test_any_line_at_all_leaves_the_others_alone(
@@ -134,7 +134,7 @@ BASE: dict[str, list[list[Any]]] = {
 
 
 @pytest.mark.filterwarnings("ignore")
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(column=st.sampled_from(sorted(BASE)), pick=st.integers(0, 9), cell=CELLS, at=st.integers(0, 2),
        kind=st.sampled_from(["plain", "convert", "pyarrow", "category", "object"]))  # fmt: skip
 def test_any_cell_at_all_leaves_the_others_alone(

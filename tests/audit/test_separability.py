@@ -17,9 +17,8 @@ from adlm.audit.separability import (
 )
 from adlm.audit.statistics import VIOLATED
 from adlm.domain import NEIGHBOURS, Domain
-from adlm.features.base import unit_norm
-from adlm.features.identity import Identity
-from adlm.features.prior import NormedScattering, PriorProjection
+from adlm.features.base import Identity, unit_norm
+from adlm.features.drawn import NormedScattering, PriorProjection
 
 
 class BatchCentred(Identity):

@@ -73,7 +73,7 @@ def test_a_key_is_read_before_anything_is_charged(place: Path) -> None:
 
 def test_a_record_release_is_signed_too(place: Path) -> None:
     public = _public(place)
-    run("release-records", "--method", "ilm", "--data", "digits", "--limit", "40", "--network",
+    run("release-records", "--allocation", "identical", "--data", "digits", "--limit", "40", "--network",
         "mlp", "--batch-size", "10", "--sign", "p", "--out", "RS")  # fmt: skip
     assert figures("verify", "RS", "--trust", public)["trusted"]
 
@@ -146,7 +146,7 @@ def test_who_loses_a_race_for_the_last_of_a_budget_is_not_told_of_a_charge(
 def test_a_stopped_release_says_what_it_has_cost(
     after: bool, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from adlm.mechanism import class_sums as moments
+    from adlm.engine.passes import Records
     from adlm.privacy.noise import Source
 
     def stop(*_: object) -> None:
@@ -155,7 +155,8 @@ def test_a_stopped_release_says_what_it_has_cost(
     if after:
         monkeypatch.setattr(Source, "draw", stop)
     else:
-        monkeypatch.setattr(moments, "_sums", stop)
+        monkeypatch.setattr(Records, "total", stop)
+        monkeypatch.setattr(Records, "keep", stop)
     ledger = f"stopped-{after}"
     monkeypatch.setattr(sys, "argv", ["adlm", *DIGITS, "--ledger", ledger, "--out", "stopped-release"])
     with pytest.raises(SystemExit) as caught:
@@ -189,7 +190,8 @@ def test_other_commands_say_that_they_were_stopped(
 @pytest.mark.parametrize(
     ("options", "words", "stamp"),
     [
-        (["--epsilon", "20"], "epsilon 20 is large", None),
+        (["--epsilon", "20"], "epsilon 20 is large: the odds can change e^20 times", None),
+        (["--epsilon", "11", "--delta", "1e-5"], "right up to 86.0% of the time", None),
         (["--epsilon", "1000000000000"], "stamped NOT PRIVATE", WEAK_EPSILON),
         (["--delta", "0.5"], "publishing a random record", WEAK_DELTA),
         (["--delta", "0.007"], "", WEAK_DELTA),  # one in 150 is 0.0067
@@ -230,7 +232,7 @@ def test_a_ledger_is_shown_for_people_and_programs(place: Path) -> None:
 
 def test_under_add_remove_a_limit_does_not_let_one_record_bring_in_another(place: Path) -> None:
     words = ("release", "--data", "digits", "--limit", "300", "--k", "8")
-    made = figures(*words, "--neighbours", "add-remove", "--public-size", "300", "--out", "AR")
+    made = figures(*words, "--neighbours", "add-remove", "--size", "300", "--out", "AR")
     assert made["n"] is None
     assert figures(*words, "--out", "RO")["n"] == 300
 

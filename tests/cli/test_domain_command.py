@@ -12,7 +12,7 @@ from tests.declared import AGE, column
 from typer.testing import CliRunner
 
 from adlm.cli.app import app
-from adlm.data.tables import read_batches
+from adlm.data.reading import read_batches
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 
@@ -114,7 +114,7 @@ def test_a_check_says_that_its_output_is_not_protected(tmp_path: Path) -> None:
 
 def test_a_plan_of_a_table_draws_its_picture(tmp_path: Path) -> None:
     (tmp_path / "d.toml").write_text(TOML)
-    words = ["plan", "--domain", tmp_path / "d.toml", "--public-size", 200, "--epsilon", "1,3"]
+    words = ["plan", "--domain", tmp_path / "d.toml", "--size", 200, "--epsilon", "1,3"]
     assert asked(*words, "--picture", tmp_path / "p.svg").exit_code == 0
     assert "<svg" in (tmp_path / "p.svg").read_text()
     told = asked(*words, "--picture", tmp_path / "p.txt")
@@ -132,3 +132,23 @@ def test_a_peeked_domain_names_the_columns_that_it_leaves_out(tmp_path: Path) ->
     assert figures["ignored"] == ["who", "b"]
     kinds = {column.name: column.kind for column in TableDomain.load(tmp_path / "r.toml").columns}
     assert kinds["many"] == "categorical"  # 200 values in 3,000 records
+
+
+def test_a_draft_holds_nothing_of_the_cells_and_a_peeked_domain_stamps_its_releases(tmp_path: Path) -> None:
+    from adlm.data.drafts import draft, peek
+    from adlm.domain.table import TableDomain
+    from adlm.mechanism.privatise import privatise
+
+    file = tmp_path / "p.csv"
+    rows = [
+        f"p{i},{20 + i % 60},{'south' if i % 3 else 'north'},{'yes' if i % 2 else 'no'}" for i in range(400)
+    ]
+    file.write_text("\n".join(["id,age,town,back", *rows]) + "\n")
+    text = draft(file, label="back", person="id")
+    assert "south" not in text
+    with pytest.raises(UserError, match="the label needs at least two classes"):
+        TableDomain.from_toml(text)
+    table = peek(file, label="back", person="id")
+    assert TableDomain.from_toml(table.to_toml()) == table
+    release = privatise(file, domain=table, epsilon=1, seed=0)
+    assert "NOT PRIVATE: bounds learnt from data" in release.certificate.stamps

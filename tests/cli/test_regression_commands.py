@@ -13,7 +13,7 @@ from tests.declared import DAYS, WARD, column
 from typer.testing import CliRunner
 
 from adlm.cli.app import app
-from adlm.data.tables import read_batches
+from adlm.data.reading import read_batches
 from adlm.domain import Domain
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
@@ -49,7 +49,7 @@ def test_a_numeric_target_goes_all_the_way(tmp_path: Path, monkeypatch: pytest.M
     write(Path("new.csv"), 25, 2, label=False)
     Path("d.toml").write_text(TOML, encoding="utf-8")
     assert run("domain", "check", "d.toml", "t.csv")["fits"]
-    planned = run("plan", "--domain", "d.toml", "--public-size", "4000", "--epsilon", "2", "--delta", "1e-5")
+    planned = run("plan", "--domain", "d.toml", "--size", "4000", "--epsilon", "2", "--delta", "1e-5")
     assert 0 < planned["plans"][0]["accuracy"] < planned["plans"][0]["ceiling"] < 1
     made = run(
         "release",

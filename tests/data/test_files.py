@@ -12,9 +12,9 @@ import pytest
 from pyarrow import fs
 from tests.declared import AGE
 
-from adlm.data import files, tables
+from adlm.data import arrow, files
 from adlm.data.files import DataFile, find_files
-from adlm.data.tables import pieces_of, read_batches, read_compact
+from adlm.data.reading import pieces_of, read_batches, read_piece
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 
@@ -103,18 +103,19 @@ def test_pieces_of_a_parquet_file_have_every_row_once_and_name_rows_of_the_file(
     ages = pa.array([*map(str, range(40)), "old", *map(str, range(41, 90))])
     whole = pa.table({"age": ages, "ill": ["no", "yes"] * 45})
     pa.parquet.write_table(whole, tmp_path / "t.parquet", row_group_size=7)
-    monkeypatch.setattr(tables, "GROUP_BYTES", 200)
+    monkeypatch.setattr(arrow, "GROUP_BYTES", 200)
     pieces = pieces_of(tmp_path / "t.parquet", table)
     assert len(pieces) > 3
-    ends = [piece.first for piece in pieces[1:]] + [91]
+    firsts = [piece.first for piece in pieces if isinstance(piece, arrow.ArrowPiece)]
+    ends = [*firsts[1:], 91]
     rows = 0
-    for piece, end in zip(pieces, ends, strict=True):
-        if piece.first <= 41 < end:
+    for piece, first, end in zip(pieces, firsts, ends, strict=True):
+        if first <= 41 < end:
             with pytest.raises(UserError, match=r"t\.parquet, row 41, column 'age': 'old' is not a number"):
-                list(read_compact(piece, table))
+                list(read_piece(piece, table))
         else:
-            rows += sum(len(batch) for batch in read_compact(piece, table))
-            assert rows == end - 1 or piece.first > 41
+            rows += sum(len(batch) for batch in read_piece(piece, table))
+            assert rows == end - 1 or first > 41
     pa.parquet.write_table(whole.drop_columns("ill"), tmp_path / "u.parquet")
     with pytest.raises(UserError, match=r"has no column 'ill'"):
         pieces_of(tmp_path / "u.parquet", table)
@@ -124,5 +125,5 @@ def test_the_bytes_that_are_told_of_a_file_add_up_to_it(folder: Path) -> None:
     table = TableDomain.from_toml(TOML)
     for name in ("b.csv", "sub/a.csv.gz", "sub/c.parquet"):
         file = files.data_file(folder / name)
-        told = sum(batch.size for piece in pieces_of(file, table) for batch in read_compact(piece, table))
+        told = sum(batch.raw.size for piece in pieces_of(file, table) for batch in read_piece(piece, table))
         assert 0 < told <= max(file.size, 200)

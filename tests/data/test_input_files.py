@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from pyarrow import parquet
 
-from adlm.data import images as inputs
-from adlm.data.images import input_batches, read_inputs
+from adlm.data import images as image_files
+from adlm.data.reading import pieces_of, read_all, read_batches
 from adlm.domain.columns import Column
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
@@ -122,7 +122,7 @@ FORMS = [class_folders, csv_folder, parquet_file, plain_parquet, saved_dataset, 
 def test_every_form_gives_the_same_records_in_the_same_order(
     form: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    x, y = read_inputs(form(tmp_path), PHOTOS)
+    x, y = read_all(form(tmp_path), PHOTOS)
     expected, codes = images()
     assert (x == expected.transpose(0, 3, 1, 2)).all()
     assert (y == codes).all()
@@ -140,30 +140,37 @@ def test_what_a_library_saves_is_read_without_it(tmp_path: Path) -> None:
         ),
     )
     made.save_to_disk(tmp_path / "saved")
-    found, codes = read_inputs(tmp_path / "saved", PHOTOS)
+    found, codes = read_all(tmp_path / "saved", PHOTOS)
     assert (found == x.transpose(0, 3, 1, 2)).all()
     assert (codes == y).all()
 
 
-def test_records_do_not_depend_on_the_batch_nor_on_where_they_are_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_records_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     folder = class_folders(tmp_path)
-    whole = read_inputs(folder, PHOTOS)[0]
-    by_one = np.concatenate([b.x for b in input_batches(folder, PHOTOS, rows=1)])
-    monkeypatch.setattr(inputs, "BATCH", 3)
-    monkeypatch.setattr(inputs._Store.__init__, "__defaults__", (400,))
-    on_disk = read_inputs(folder, PHOTOS)[0]
-    assert (whole == by_one).all()
-    assert (whole == on_disk).all()
+    whole = read_all(folder, PHOTOS)[0]
+    for rows in (1, 5):
+        assert (whole == np.concatenate([b.x for b in read_batches(folder, PHOTOS, rows=rows)])).all()
+
+
+@pytest.mark.parametrize("form", [npz_file, npy_folder])
+def test_entries_of_arrays_keep_their_numbers_in_any_piece(
+    form: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(image_files, "GROUP_ROWS", 5)
+    source = form(tmp_path)
+    assert len(pieces_of(source, PHOTOS)) == 3
+    batches = list(read_batches(source, PHOTOS, rows=2))
+    names = [name for batch in batches for name in batch.names]
+    assert [int(name.split()[-1]) for name in names] == list(range(1, N + 1))
+    assert (np.concatenate([batch.x for batch in batches]) == images()[0].transpose(0, 3, 1, 2)).all()
 
 
 def test_images_without_labels_are_read_from_anywhere(tmp_path: Path) -> None:
     folder = class_folders(tmp_path)
-    batch = next(input_batches(folder, PHOTOS, labels=False))
+    batch = next(read_batches(folder, PHOTOS, labels=False))
     assert len(batch.x) == N
     assert len(batch.y) == 0
-    one = next(input_batches(Path(batch.names[3]), PHOTOS, labels=False))
+    one = next(read_batches(Path(batch.names[3]), PHOTOS, labels=False))
     assert (one.x[0] == batch.x[3]).all()
 
 
@@ -188,7 +195,7 @@ def vector_file(root: Path, kind: Any = None) -> tuple[Path, NDArray[np.float32]
 )
 def test_vectors_come_from_columns_of_lists(kind: Any, tmp_path: Path) -> None:
     file, x = vector_file(tmp_path, kind)
-    found, codes = read_inputs(file, VECTORS)
+    found, codes = read_all(file, VECTORS)
     assert found.dtype == np.float32
     assert (found == x).all()
     assert (codes == np.arange(N) % 3).all()
@@ -197,11 +204,11 @@ def test_vectors_come_from_columns_of_lists(kind: Any, tmp_path: Path) -> None:
 def test_a_person_keeps_the_declared_number_of_records(tmp_path: Path) -> None:
     file, x = vector_file(tmp_path)
     bounded = TableDomain((*VECTORS.columns, Column("who", "person", records=2)))
-    found, _ = read_inputs(file, bounded)
+    found, _ = read_all(file, bounded)
     assert len(found) == 6
     whose = [int(np.flatnonzero((x == row).all(1))[0]) // 4 for row in found]
     assert sorted(whose) == [0, 0, 1, 1, 2, 2]
-    assert len(read_inputs(file, bounded, bounded=False)[0]) == N
+    assert len(read_all(file, bounded, bounded=False)[0]) == N
 
 
 def test_which_records_of_a_person_are_kept_depends_on_that_person_alone(tmp_path: Path) -> None:
@@ -220,7 +227,7 @@ def test_which_records_of_a_person_are_kept_depends_on_that_person_alone(tmp_pat
                 "who": [f"p{person}" for person in who[rows]],
             }
             parquet.write_table(pa.table(columns), tmp_path / name / f"{at}.parquet")
-        found, codes = read_inputs(tmp_path / name, bounded)
+        found, codes = read_all(tmp_path / name, bounded)
         return {row.tobytes() + bytes([code]) for row, code in zip(found, codes.tolist(), strict=True)}
 
     order = rng.permutation(40)
@@ -238,7 +245,7 @@ def test_a_record_without_a_person_is_told(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "v.parquet")
     bounded = TableDomain((*VECTORS.columns, Column("who", "person", records=2)))
     with pytest.raises(UserError, match="row 2: the person is not named"):
-        read_inputs(tmp_path / "v.parquet", bounded)
+        read_all(tmp_path / "v.parquet", bounded)
 
 
 def test_vectors_that_do_not_fit_are_told_with_their_row(tmp_path: Path) -> None:
@@ -250,7 +257,7 @@ def test_vectors_that_do_not_fit_are_told_with_their_row(tmp_path: Path) -> None
         table = pa.table({"embedding": pa.array([[0.0] * 5, bad]), "label": ["cat", "dog"]})
         parquet.write_table(table, tmp_path / "bad.parquet")
         with pytest.raises(UserError, match=words):
-            read_inputs(tmp_path / "bad.parquet", VECTORS)
+            read_all(tmp_path / "bad.parquet", VECTORS)
 
 
 def broken(folder: Path) -> None:
@@ -334,7 +341,7 @@ def test_a_spoilt_folder_is_told_in_a_sentence(
     folder = class_folders(tmp_path)
     spoil(folder)
     with pytest.raises(UserError, match=words):
-        read_inputs(folder, PHOTOS)
+        read_all(folder, PHOTOS)
 
 
 def test_a_csv_file_names_files_of_its_folder_alone(tmp_path: Path) -> None:
@@ -349,7 +356,7 @@ def test_a_csv_file_names_files_of_its_folder_alone(tmp_path: Path) -> None:
     ):
         (folder / "metadata.csv").write_text(f"image,camera,label\n{cells}\n")
         with pytest.raises(UserError, match=words):
-            read_inputs(folder, PHOTOS)
+            read_all(folder, PHOTOS)
 
 
 @pytest.mark.parametrize(
@@ -364,7 +371,7 @@ def test_labels_of_a_parquet_file_are_names_or_codes(labels: list[Any], words: s
     table = pa.table({"embedding": [[0.0] * 5] * 2, "label": labels})
     parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(UserError, match=words):
-        read_inputs(tmp_path / "a.parquet", VECTORS)
+        read_all(tmp_path / "a.parquet", VECTORS)
 
 
 def test_what_is_not_there_or_of_another_kind_is_told(tmp_path: Path) -> None:
@@ -386,4 +393,4 @@ def test_what_is_not_there_or_of_another_kind_is_told(tmp_path: Path) -> None:
         ("splits", PHOTOS, "several splits"),
     ):
         with pytest.raises(UserError, match=words):
-            read_inputs(tmp_path / path, domain)
+            read_all(tmp_path / path, domain)

@@ -16,13 +16,12 @@ import pyarrow as pa
 import pytest
 from tests.declared import AGE_COLUMN, ILL, PERSON, column
 
-from adlm.data import tables as contributions
-from adlm.data import tables as files
+from adlm.data import csv as files
+from adlm.data import persons as contributions
 from adlm.data.drafts import check, peek
-from adlm.data.tables import read_batches, read_labelled
+from adlm.data.reading import read_batches
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.features.tables import TabularFeatures
 
 TOML = PERSON + AGE_COLUMN + column("town", "categorical", values=("Ulm, north", "Köln")) + ILL
 TOWNS = ["Ulm, north", "Köln"]
@@ -105,7 +104,7 @@ def test_persons_are_sorted_alike_at_once_and_a_share_at_a_time() -> None:
     records = generator.integers(0, 2**64, 500, dtype=np.uint64)
     expected = contributions.chosen(persons, records, 3)
     parts = [(persons[i : i + 60], records[i : i + 60]) for i in range(0, 500, 60)]
-    assert np.array_equal(contributions.chosen_in_parts(parts, 500, 3, at_once=40), expected)
+    assert np.array_equal(contributions.chosen_in_parts(lambda: parts, 500, 3, at_once=40), expected)
     assert expected.sum() == 150
 
 
@@ -266,13 +265,6 @@ def test_rows_in_later_batches_are_counted_from_the_start_of_the_file(
         list(read_batches(tmp_path / "long.csv", table, rows=16))
 
 
-def test_every_labelled_record_is_read_for_evaluation(tmp_path: Path, table: TableDomain) -> None:
-    frame().to_csv(tmp_path / "a.csv", index=False)
-    batches = list(read_labelled(tmp_path / "a.csv", TabularFeatures(table).spec()))
-    assert [batch.x.shape for batch in batches] == [(5, 3)]
-    assert batches[0].y.tolist() == [0, 1, 0, 0, 1]
-
-
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python's and numpy's peak while reading, for a file and for one four times as long.
 
@@ -280,11 +272,11 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, monkeypatch: pytest.
     """
     import tracemalloc
 
-    monkeypatch.setattr(files, "BLOCK", 1 << 16)
+    monkeypatch.setattr(files, "BLOCK", 1 << 14)
     table = TableDomain.from_toml(TOML.replace('kind = "person"\nrecords = 2', 'kind = "ignored"'))
     line = "someone,42,Köln,yes\n" * 4000
     peaks = []
-    for times in (80, 320):
+    for times in (10, 40):
         path = tmp_path / f"{times}.csv"
         path.write_text("person,age,town,ill\n" + line * times, encoding="utf-8")
         tracemalloc.start()

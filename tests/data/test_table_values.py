@@ -13,7 +13,7 @@ import pytest
 from tests.declared import AGE_COLUMN, DOSE, ILL, MISSING, SEEN
 
 from adlm.data.drafts import check, peek
-from adlm.data.tables import read_batches
+from adlm.data.reading import read_batches
 from adlm.domain.columns import Column
 from adlm.domain.encoding import encode_column, encode_frame
 from adlm.domain.table import TableDomain

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from adlm.domain import encoding
 from adlm.domain.columns import Column, plain_number
-from adlm.domain.values import CellError, numbers_in
+from adlm.domain.encoding import CellError, numbers_in
 from adlm.errors import UserError
 
 MISSING = ("", "?", "NA", "NaN", "nan", "null", "-999", "0.1")

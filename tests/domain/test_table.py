@@ -146,6 +146,7 @@ def test_a_value_at_a_cut_belongs_to_the_cell_above() -> None:
         ({"bins": 3}, "column 'age': a numeric column has no setting 'bins'"),
         ({"cuts": [5, 3]}, "column 'age': cuts must rise"),
         ({"lower": "x"}, "column 'age': bounds, cuts and constants must be finite numbers"),
+        ({"upper": 10**400}, "column 'age': bounds, cuts and constants must be finite numbers"),
         ({"lower": -1, "scale": "log"}, "a log scale needs a lower bound of at least 0"),
     ],
 )

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from adlm.domain import NEIGHBOURS, Domain
 from adlm.engine.records import featurise
 from adlm.features import Backbone, Narrowed, brought_along, provenance_of
-from adlm.features.identity import Identity
-from adlm.features.prior import PriorProjection
+from adlm.features.base import Identity
+from adlm.features.drawn import PriorProjection
 
 
 class Own(Identity):

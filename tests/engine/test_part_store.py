@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from adlm.engine.passes import LocalRecords, Part, PartStore
+from adlm.engine.passes import Part, PartStore, Records
 from adlm.errors import UserError
 
 
@@ -54,7 +54,7 @@ def test_memory_does_not_grow_with_what_is_kept_in_the_file(
         for _ in range(times):
             store.append((np.ones((1 << 14, 8), np.int16),))
         tracemalloc.start()
-        total = LocalRecords.of_store(store).total(lambda p: (p[0].sum(0, dtype=np.int64),))
+        total = Records(store).total(lambda p: (p[0].sum(0, dtype=np.int64),))
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
         assert total is not None

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_info
 
-from adlm.engine.passes import LocalRecords, Part, PartStore
+from adlm.engine.passes import Part, PartStore, Records
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,7 +29,7 @@ def threads_of_libraries() -> list[int]:
     store = PartStore()
     for _ in range(8):
         store.append((np.ones((4, 1), dtype=np.int16),))
-    records = LocalRecords.of_store(store)
+    records = Records(store)
     total = records.total(work)
     records.close()
     assert total is not None

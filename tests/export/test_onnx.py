@@ -23,7 +23,7 @@ from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.export.onnx import as_inputs, export_onnx
 from adlm.features import Features, build
-from adlm.features.colour import folded_pooling
+from adlm.features.photographs import folded_pooling
 from adlm.features.priors import strokes
 from adlm.mechanism.privatise import privatise
 from adlm.model.fit import fit
@@ -229,9 +229,8 @@ def test_arrays_in_their_own_units_are_served_with_the_same_predictions(tmp_path
         ),
         (
             {
-                "name": "tapered",
+                "name": "narrowed",
                 "width": 40,
-                "taper": 20,
                 "of": {"name": "prior-projection", "family": "drawn", "shape": [28, 28]},
             },
             (28, 28),

@@ -15,21 +15,22 @@ from adlm.features.scattering import (
     LINE,
     ROWS,
     SIZE,
-    FlipScattering,
+    OrderNorms,
     Plan,
     Pooling,
     Scattering,
-    _scatter,
     _transform,
     fold,
     gaussian,
     morlet,
     radices_of,
 )
-from adlm.features.tents import tent_means
 from adlm.runtime.compiled import LANES
 
 Image = NDArray[np.float64]
+COUNTS = (2, 13, 40)
+ORDERS = torch.arange(3).repeat_interleave(torch.tensor(COUNTS))
+SETTINGS = [(0.1, (0.0, 0.0, 0.0), 1e-6, 0), (0.0, (0.05, 0.1, 0.2), 0.0, 1)]
 
 STORED = [0.4852291, 0.0021511, 0.0051432, 0.0031293, 0.0106093, 0.0016052, 0.0010593, 0.0006598]
 
@@ -177,16 +178,6 @@ def test_a_line_of_every_size_is_transformed_in_every_lane(size: int) -> None:
     np.testing.assert_allclose(found[:, 0] + 1j * found[:, 1], expected, atol=4e-7 * size)
 
 
-@pytest.mark.parametrize(("size", "J", "L", "denser"), [(8, 2, 3, 0), (12, 2, 8, 1), (10, 1, 5, 0)])
-def test_compiled_code_gives_the_bits_of_plain_python(size: int, J: int, L: int, denser: int) -> None:
-    plan = (FlipScattering(size, L) if denser else Scattering(size, J, L)).plan
-    x = images(2, size).numpy()
-    out = np.empty((2, plan.channels, *plan.cells), np.float32)
-    s, padded = np.empty(plan.room, np.float32), np.zeros(int(plan.at[SIZE]) ** 2 + LANES, np.float32)
-    _scatter(x.ravel(), out.reshape(-1), s, padded, plan.table, plan.at)
-    assert np.array_equal(plan(x), out)
-
-
 @pytest.mark.parametrize(("size", "J", "L"), [(28, 2, 8), (64, 3, 8), (18, 2, 5), (16, 4, 2)])
 def test_both_forms_agree(size: int, J: int, L: int) -> None:
     transform, x = Scattering(size, J, L), images(3, size)
@@ -202,20 +193,6 @@ def test_a_flat_image_has_no_response_and_one_average(value: float) -> None:
     assert float(found[:, 1:].abs().max()) == 0.0
     assert len(found[0, 0].unique()) == 1
     assert float(found[0, 0, 0, 0]) == pytest.approx(value, rel=1e-5)
-
-
-@pytest.mark.parametrize(("size", "angles"), [(32, 8), (16, 6)])
-def test_the_flip_is_averaged_without_transforming_the_mirror_image(size: int, angles: int) -> None:
-    flipped, plain = FlipScattering(size, angles), Scattering(size, 2, angles)
-    x = torch.rand((5, size, size), generator=torch.Generator().manual_seed(0))
-    once, again = (tent_means(plain(images), size // 8) for images in (x, x.flip(2)))
-    slow = 0.5 * (once + again)[..., : flipped.cells[1]]
-    found, both = flipped(x), flipped.both(x)
-    assert found.shape == both.shape == slow.shape
-    for order in range(3):
-        mine, torchs, other = (z[:, plain.orders == order] for z in (found, both, slow))
-        assert float((mine - other).abs().max()) < 2e-6 * float(other.abs().max())
-        assert float((torchs - other).abs().max()) < 2e-6 * float(other.abs().max())
 
 
 def test_an_image_does_not_touch_its_neighbours() -> None:
@@ -273,3 +250,43 @@ def test_wrong_shapes_are_told() -> None:
         Scattering(3)
     with pytest.raises(UserError, match="1 to 8 angles"):
         Scattering(28, 2, 9)
+
+
+def slow_norms(
+    rows: torch.Tensor, share: float, added: tuple[float, ...], least: float, plain: int
+) -> torch.Tensor:
+    parts = []
+    for order, own in enumerate(torch.split(rows.double(), list(COUNTS), 1)):
+        roots = own
+        if order >= plain:
+            roots = own.maximum(share * own.mean(1, keepdim=True).clamp_min(0)).sqrt()
+        centred = roots - roots.mean(1, keepdim=True)
+        parts.append(centred / (centred.norm(dim=1, keepdim=True) + added[order]).clamp_min(least))
+    return torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize(("share", "added", "least", "plain"), SETTINGS)
+def test_both_forms_of_norms_are_the_formula(
+    share: float, added: tuple[float, ...], least: float, plain: int
+) -> None:
+    rows = torch.rand((4, sum(COUNTS)), generator=torch.Generator().manual_seed(0))
+    norms = OrderNorms(ORDERS, share, added, least, plain)
+    slow = slow_norms(rows, share, added, least, plain)
+    torch.testing.assert_close(norms(rows).double(), slow, atol=1e-6, rtol=0)
+    torch.testing.assert_close(
+        torch.from_numpy(norms.compiled(rows.numpy().copy())).double(), slow, atol=1e-6, rtol=0
+    )
+
+
+def test_a_constant_order_is_exactly_zero() -> None:
+    rows = torch.tensor([0.1, 0.3, 0.7])[ORDERS][None]
+    norms = OrderNorms(ORDERS, *SETTINGS[0])
+    assert float(norms(rows).abs().max()) == 0.0
+    assert float(abs(norms.compiled(rows.numpy().copy())).max()) == 0.0
+
+
+def test_a_norm_of_nothing_has_a_slope() -> None:
+    rows = torch.zeros((1, sum(COUNTS)), requires_grad=True)
+    OrderNorms(ORDERS, *SETTINGS[1])(rows).sum().backward()
+    assert rows.grad is not None
+    assert bool(rows.grad.isfinite().all())

@@ -13,33 +13,37 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.audit.broken_variants import ROUNDS
 
-from adlm.domain import NEIGHBOURS
+from adlm.domain import NEIGHBOURS, Domain
 from adlm.engine import passes
-from adlm.engine.passes import LocalRecords, PartStore
+from adlm.engine.passes import PartStore, Records
 from adlm.errors import UserError
-from adlm.mechanism.calibration import Indicators, MomentConfig, calibrate
 from adlm.mechanism.gradient_rounds import (
+    Centred,
     GradientClip,
-    GradientRecords,
+    PredictedSum,
+    RoundSum,
     feature_integers,
     on_grid,
     predicted_sensitivity,
 )
-from adlm.mechanism.privatise import privatise
-from adlm.model.closed_form import below_majority_baseline, estimated_accuracy, rounds_head
+from adlm.mechanism.planner import Plan
+from adlm.mechanism.privatise import calibrated_plan, privatise
+from adlm.model.closed_form import below_majority_baseline, estimated_accuracy, released_head
 from adlm.model.estimates import class_offsets, plausible_counts, posterior_counts
 from adlm.model.fit import fit
 from adlm.model.head import (
     FEATURE_UNIT,
     GRADIENT_UNIT,
+    RESIDUAL_UNIT,
     WEIGHT_UNIT,
     Descent,
     GradientRounds,
     Head,
-    calibrated,
+    calibrated_head,
     feature_mean,
     final_head,
 )
+from adlm.model.training import default_plan
 from adlm.privacy.accounting import Budget, compose
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
@@ -117,15 +121,21 @@ def test_a_records_integers_do_not_depend_on_its_batch_place_or_threads(
     order = np.random.default_rng(3).permutation(9000)
     shuffled = clip.residuals(z[order].astype(float), codes[order], at)
     assert np.array_equal(shuffled[np.argsort(order)], clip.residuals(z.astype(float), codes, at))
-    whole = GradientRecords.of(z, codes, clip)
-    store = PartStore()
-    for i in range(0, 9000, 1234):
-        store.append(on_grid(z[i : i + 1234], codes[i : i + 1234], clip))
-    parts = GradientRecords(LocalRecords.of_store(store), clip, 33, 9000)
+
+    def total(*parts: Any) -> Any:
+        store = PartStore()
+        for part in parts:
+            store.append(on_grid(part[0], part[1], clip))
+        sums = Records(store).total(RoundSum(clip, at))
+        assert sums is not None
+        return sums[0].integers()
+
+    whole = total((z, codes))
+    parts = [(z[i : i + 1234], codes[i : i + 1234]) for i in range(0, 9000, 1234)]
     for threads in (1, 4):
         monkeypatch.setattr(passes, "threads_here", lambda threads=threads: threads)
-        assert np.array_equal(whole.gradient(at), parts.gradient(at))
-    assert np.array_equal(GradientRecords.of(z[order], codes[order], clip).gradient(at), whole.gradient(at))
+        assert np.array_equal(whole, total(*parts))
+    assert np.array_equal(total((z[order], codes[order])), whole)
 
 
 def test_two_records_can_attain_twice_the_bound_under_replace_one() -> None:
@@ -139,20 +149,18 @@ def test_two_records_can_attain_twice_the_bound_under_replace_one() -> None:
 
 
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
-@pytest.mark.parametrize("delta", [Fraction(0), DELTA])
 @pytest.mark.parametrize("people", [1, 3])
-def test_the_charges_keep_to_the_budget_and_use_it(neighbours: str, delta: Fraction, people: int) -> None:
-    design = MomentConfig(
-        Fraction(1), delta, 10, 1.0, share_sums=Fraction(1, 10), contributions=people, pure="radial",
-        rounds=PLAN, indicators=Indicators(20, 4, Fraction(1, 10)),
-    )  # fmt: skip
-    scales, charges = calibrate(design, neighbours)
-    assert Fraction(99, 100) < compose(charges).epsilon_proved <= 1
-    assert charges[2].what == "gradients of 5 rounds"
+def test_the_charges_keep_to_the_budget_and_use_it(neighbours: str, people: int) -> None:
+    domain = Domain((10,), 0.0, 1.0, ("a", "b", "c"), neighbours)
+    shares = {"sums": Fraction(1, 10), "gradients": Fraction(88, 100), "check": Fraction(1, 50)}
+    plan = Plan("gradient rounds", 3, 10, "gaussian", shares, rounds=PLAN)
+    made = calibrated_plan(plan, domain, Budget(Fraction(1), DELTA), people)
+    assert Fraction(99, 100) < compose(made.charges).epsilon_proved <= 1
+    charge = made.charges[1]
+    assert charge.what == "gradients of 5 rounds"
     one = people * GradientClip(PLAN.clip_norm, PLAN.constant).sensitivity(neighbours)
-    due = math.sqrt(5) * float(one) if delta else 5 * float(one)
-    assert float(charges[2].sensitivity) == pytest.approx(due, rel=1e-9)
-    assert charges[2].scale == scales.gradients
+    assert float(charge.sensitivity) == pytest.approx(math.sqrt(5) * float(one), rel=1e-9)
+    assert charge.scale == made.scales[1]
 
 
 @pytest.mark.parametrize("neighbours", NEIGHBOURS)
@@ -167,8 +175,8 @@ def test_sums_of_predicted_probabilities_move_as_far_as_is_charged(neighbours: s
     sums = [np.zeros(2)] if neighbours == "add-remove" else []
     for row in rows:
         clip = GradientClip(PLAN.clip_norm, PLAN.constant)
-        kept = GradientRecords.of(row.astype(np.int16), np.zeros(1, dtype=np.int64), clip)
-        sums.append(kept.predicted(head).astype(float))
+        part = on_grid(row.astype(np.int16), np.zeros(1, dtype=np.int64), clip)
+        sums.append(PredictedSum(clip, head)(part)[0].astype(float))
     if neighbours == "add-remove":
         moved = [float(np.linalg.norm(s)) for s in sums]
     else:
@@ -177,21 +185,21 @@ def test_sums_of_predicted_probabilities_move_as_far_as_is_charged(neighbours: s
 
 
 def test_offsets_follow_the_counts_and_noise_alone_moves_them_little() -> None:
-    head = Head(np.zeros((2, 3)), 0.25)
-    moved = calibrated(head, np.array([900.0, 100.0]), np.array([500.0, 500.0]), 1.0)
+    head, step = Head(np.zeros((2, 3)), 0.25), np.ones(3)
+    sums, even = np.array([[900, 0, 0], [100, 0, 0]]), np.array([500, 500]) * RESIDUAL_UNIT
+    moved = calibrated_head(head, sums, step, 0.0, even, 0.0)
     assert moved.bias[0] - moved.bias[1] == pytest.approx(math.log(9), abs=0.03)
     assert np.array_equal(moved.integers[:, 1:], head.integers[:, 1:])
-    noisy = calibrated(head, np.array([900.0, 100.0]), np.array([500.0, 500.0]), 1e6)
+    noisy = calibrated_head(head, sums, step, 0.0, even, 1e6 * RESIDUAL_UNIT)
     assert np.abs(noisy.bias).max() < 0.01
-    assert np.isfinite(calibrated(head, np.array([-5.0, 0.0]), np.array([-9.0, 1e9]), 0.0).bias).all()
+    odd = np.array([-9, 10**9]) * RESIDUAL_UNIT
+    assert np.isfinite(calibrated_head(head, -sums, step, 0.0, odd, 0.0).bias).all()
 
 
 def test_rounds_refuse_settings_that_make_no_sense() -> None:
     for wrong in ({"rounds": 0}, {"clip_norm": 0.0}, {"momentum": 1.0}, {"average": 0.0}, {"constant": 2.0}):
         with pytest.raises(UserError):
             replace(PLAN, **wrong)
-    with pytest.raises(UserError, match="Gaussian or radial"):
-        MomentConfig(Fraction(1), Fraction(0), 3, 1.0, rounds=PLAN)
 
 
 def test_descent_is_that_of_its_definition() -> None:
@@ -257,9 +265,10 @@ def test_a_mean_is_that_of_the_sums_and_noise_alone_is_no_mean() -> None:
 def test_centred_records_have_the_gradients_of_their_definition() -> None:
     z, codes = records(60, 7, 3)
     clip, at, centre = GradientClip(0.25, 0.25), head(7, 3), np.arange(-900, 1200, 300)
-    kept = GradientRecords.of(z, codes, clip).around(centre)
+    part, _ = Centred(centre, clip)(on_grid(z, codes, clip))
     expected = sum(slow_gradient(row - centre, int(c), at, 0.25) for row, c in zip(z, codes, strict=True))
-    assert np.abs(kept.gradient(at).astype(float) / GRADIENT_UNIT - expected).max() < 60 * 3e-4
+    found = RoundSum(clip, at)(part)[0].astype(float) / GRADIENT_UNIT
+    assert np.abs(found - expected).max() < 60 * 3e-4
 
 
 def test_a_head_for_centred_features_says_the_same_of_features_as_they_are() -> None:
@@ -276,7 +285,8 @@ def test_no_pair_of_neighbours_moves_centred_gradients_further_than_is_charged(n
     clip, at = GradientClip(0.25, 0.25), Head(np.zeros((2, 3)), 0.25)
     centre, bound = np.array([1 << 14, 0]), float(clip.sensitivity(neighbours))
     z = feature_integers(np.array([[-1.0, 0.0]]))
-    one, other = (GradientRecords.of(z, np.array([c]), clip).around(centre).gradient(at) for c in (0, 1))
+    parts = (Centred(centre, clip)(on_grid(z, np.array([c]), clip))[0] for c in (0, 1))
+    one, other = (RoundSum(clip, at)(part)[0] for part in parts)
     moved = one if neighbours == "add-remove" else one - other
     length = math.sqrt(float((moved.astype(float) ** 2).sum()))
     assert 0.99 * bound < length <= bound
@@ -294,8 +304,6 @@ def blobs(n: int, seed: int) -> tuple[Any, Any]:
 def test_a_release_with_rounds_learns_is_verified_and_its_head_is_computed_anew(
     neighbours: str, tmp_path: Any
 ) -> None:
-    from adlm.domain import Domain
-
     domain = Domain((6,), 0.0, 1.0, ("a", "b", "c"), neighbours)
     x, y = blobs(6000, 1)
     made = privatise(x, y, domain=domain, epsilon=1, delta="1e-5", seed=1, size=6000)
@@ -303,7 +311,7 @@ def test_a_release_with_rounds_learns_is_verified_and_its_head_is_computed_anew(
     release = Release.load(tmp_path / "r")
     assert "gradients" in release.tensors
     assert release.certificate.settings["rounds"]["centred"]
-    assert np.array_equal(rounds_head(release).integers, rounds_head(made).integers)
+    assert np.array_equal(released_head(release).integers, released_head(made).integers)
     model = fit(release)
     test, truth = blobs(2000, 2)
     accuracy = (model.predict(test) == truth).mean()
@@ -311,15 +319,14 @@ def test_a_release_with_rounds_learns_is_verified_and_its_head_is_computed_anew(
     found = estimated_accuracy(release)
     assert found is not None
     assert abs(found[0] - accuracy) < 0.05
-    network = fit(release, "mlp", draws=4000)
-    assert (network.predict(test) == truth).mean() > accuracy - 0.03
+    if neighbours == "replace-one":
+        network = fit(release, "mlp", replace(default_plan(2000), epochs=10), draws=2000)
+        assert (network.predict(test) == truth).mean() > accuracy - 0.05
 
 
 def test_charges_are_written_before_the_first_noise() -> None:
-    from adlm.domain import Domain
-
     ledger = Ledger(budget=Budget(Fraction(1), DELTA))
-    x, y = blobs(6000, 1)
+    x, y = blobs(3000, 1)
     domain = Domain((6,), 0.0, 1.0, ("a", "b", "c"))
     privatise(x, y, domain=domain, epsilon=1, delta="1e-5", ledger=ledger, seed=1)
     with pytest.raises(UserError, match="overspent"):
@@ -327,8 +334,6 @@ def test_charges_are_written_before_the_first_noise() -> None:
 
 
 def test_a_model_without_a_signal_says_so_and_gives_the_largest_class() -> None:
-    from adlm.domain import Domain
-
     rng = np.random.default_rng(0)
     x, y = rng.random((4000, 6)), (rng.random(4000) < 0.1).astype(int)
     domain = Domain((6,), 0.0, 1.0, ("a", "b"))

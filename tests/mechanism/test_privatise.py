@@ -17,7 +17,7 @@ from adlm.data import datasets
 from adlm.engine.local import LocalEngine
 from adlm.engine.passes import Records
 from adlm.features import Backbone
-from adlm.features.identity import Identity
+from adlm.features.base import Identity
 from adlm.privacy.certificate import SEEDED
 from adlm.privacy.folders import CERTIFICATE
 

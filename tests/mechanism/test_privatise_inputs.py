@@ -122,9 +122,7 @@ def test_the_whole_way_by_command(place: Path) -> None:
         "label",
     ]
     assert run("domain", "check", "photos.toml", "photos")["classes"] == {"blue": 120, "red": 120}
-    plans = run(
-        "plan", "--domain", "photos.toml", "--public-size", "240", "--epsilon", "8", "--delta", "1e-5"
-    )
+    plans = run("plan", "--domain", "photos.toml", "--size", "240", "--epsilon", "8", "--delta", "1e-5")
     assert plans["features"]["name"] == "identity"
     budget = ("--epsilon", "8", "--delta", "1e-5")
     assert run("release", "photos", "--domain", "photos.toml", *budget, "--out", "R")["n"] == 240
@@ -142,8 +140,8 @@ def test_the_whole_way_by_command(place: Path) -> None:
         "photos.toml",
         "--epsilon",
         "8",
-        "--method",
-        "ilm",
+        "--allocation",
+        "identical",
         "--network",
         "mlp",
         "--batch-size",
@@ -244,7 +242,7 @@ def test_a_persons_records_are_bounded_and_cost_as_many(place: Path) -> None:
     budget = ("--epsilon", "2", "--delta", "1e-5")
     told = run("release", "v.parquet", "--domain", "v.toml", *budget, "--out", "R", code=2)
     assert "the number of records is private" in told
-    made = run("release", "v.parquet", "--domain", "v.toml", *budget, "--public-size", "200", "--out", "R")
+    made = run("release", "v.parquet", "--domain", "v.toml", *budget, "--size", "200", "--out", "R")
     assert made["n"] is None
     one, two = (
         privatise(file, domain=TableDomain.from_toml(VECTORS + text), epsilon=20, seed=0, size=200)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,29 +14,19 @@ import pytest
 from adlm.domain.columns import Column
 from adlm.domain.encoding import TARGET_UNIT
 from adlm.domain.table import TableDomain
-from adlm.engine.passes import LocalRecords, PartStore
+from adlm.engine.passes import PartStore, Records
 from adlm.engine.records import IndicatorCounts
 from adlm.errors import UserError
 from adlm.features.tables import TableIndicators
-from adlm.mechanism.calibration import Indicators
-from adlm.mechanism.gradient_rounds import FINE, GradientRecords, feature_integers, on_grid
-from adlm.mechanism.planner import PurePlan
-from adlm.mechanism.planning import RegressionPlan
-from adlm.mechanism.privatise import plan_release, privatise
-from adlm.mechanism.regression import (
-    ERROR_UNIT,
-    RegressionConfig,
-    RegressionCounts,
-    TargetClip,
-    bins_of,
-    calibrate,
-    release,
-    target_bins,
-)
-from adlm.model.closed_form import draw, regression_head, target_scale, train
+from adlm.mechanism.class_sums import TargetCounts, bins_of, indicators_clip
+from adlm.mechanism.gradient_rounds import FINE, RoundSum, TargetClip, feature_integers, on_grid
+from adlm.mechanism.planner import Plan
+from adlm.mechanism.privatise import calibrated_plan, plan_release, privatise, release_by_plan
+from adlm.model.closed_form import draw, released_head, target_model, target_scale
 from adlm.model.head import (
     BINS,
     ERROR_BOUND,
+    ERROR_UNIT,
     FARTHEST,
     FEATURE_UNIT,
     GRADIENT_UNIT,
@@ -45,6 +36,7 @@ from adlm.model.head import (
     TargetScale,
 )
 from adlm.privacy.accounting import Budget, compose
+from adlm.privacy.clipping import Clip
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
 
@@ -117,12 +109,14 @@ def test_two_targets_can_attain_twice_the_bound_under_replace_one() -> None:
 def test_a_targets_integers_do_not_depend_on_its_batch_place_or_threads() -> None:
     clip = TargetClip(0.25, 0.25, TargetScale(0.3, 0.17))
     z, positions, head = drawn(9000, 7, 1)
-    total = GradientRecords.of(z, positions, clip).gradient(head)
+    total = sum(RoundSum(clip, head)(on_grid(z[i::3], positions[i::3], clip))[0] for i in range(3))
     order = np.random.default_rng(0).permutation(9000)
     store = PartStore()
     for i in range(0, 9000, 1234):
         store.append(on_grid(z[order][i : i + 1234], positions[order][i : i + 1234], clip))
-    assert np.array_equal(total, GradientRecords(LocalRecords.of_store(store), clip, 7, 9000).gradient(head))
+    parts = Records(store).total(RoundSum(clip, head))
+    assert parts is not None
+    assert np.array_equal(total, parts[0].integers())
     alone = clip.residuals(z.astype(np.float64), positions, head)
     both = clip.squared_errors(z.astype(np.float64), positions, head)
     for i in (0, 1, 4095, 4096, 8999):
@@ -137,13 +131,14 @@ def test_a_reader_that_breaks_its_contract_moves_the_counts_no_further_than_is_c
 ) -> None:
     """Its numbers lie outside [0, 1] and its positions outside 0..TARGET_UNIT."""
     rng, counted = np.random.default_rng(3), TableIndicators(TABLE)
-    clip, bins = Indicators(counted.width, len(counted.blocks), Fraction(1, 2)).clip(), target_bins()
-    counts = RegressionCounts(IndicatorCounts(counted, clip), bins)
+    clip, bins = indicators_clip(counted), Clip("l2", (1.0,) * (BINS + 1), 1.0)
+    indicators, target = IndicatorCounts(counted, clip), TargetCounts(bins)
     for _ in range(200):
         x = rng.choice([-9.0, -1.0, 0.0, 0.4, 1.0, 9.0], (2, counted.inputs)).astype(np.float32)
         positions = rng.choice([-(TARGET_UNIT**2), -TARGET_UNIT, 0, 7, TARGET_UNIT, 9 * TARGET_UNIT], 2)
-        one, two = (counts((x[i : i + 1], positions[i : i + 1])) for i in range(2))
-        for of_one, of_two, ball in zip(one[:2], two[:2], (clip, bins), strict=True):
+        parts = [(x[i : i + 1], positions[i : i + 1]) for i in range(2)]
+        one, two = ((*indicators(part), *target(part)) for part in parts)
+        for of_one, of_two, ball in zip(one, two, (clip, bins), strict=True):
             moved = (of_one - of_two * (neighbours == "replace-one")).astype(object)
             assert (moved * moved).sum() <= ball.counts_sensitivity(neighbours) ** 2
 
@@ -179,36 +174,32 @@ def test_a_mean_and_spread_come_from_counts_whatever_their_noise() -> None:
         assert 0 < scale.spread <= 1
 
 
-def design(delta: Fraction, contributions: int = 1) -> RegressionConfig:
-    plan = RegressionPlan(GradientRounds(7, 0.25, 1.0, 100), 0)
-    return RegressionConfig(
-        Budget(Fraction(3, 2), delta), 6, plan, Indicators(15, 2, Fraction(1, 10)), contributions
-    )
+def planned(rounds: int, n: int, fourier: int = 0) -> Plan:
+    """The planner's settings with other gradient rounds."""
+    plan = plan_release(TABLE, n, Fraction(1), DELTA, fourier or "auto")
+    if not fourier:
+        plan = replace(plan, fourier=0, k=plan.k - plan.fourier)
+    return replace(plan, rounds=GradientRounds(rounds, 0.5, 2.0, n))
 
 
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
-@pytest.mark.parametrize("delta", [Fraction(0), DELTA])
 @pytest.mark.parametrize("contributions", [1, 3])
-def test_the_charges_of_a_target_keep_to_the_budget_and_use_it(
-    neighbours: str, delta: Fraction, contributions: int
-) -> None:
-    made = design(delta, contributions)
-    scales, charges = calibrate(made, neighbours)
-    spent = float(compose(charges).epsilon_proved)
-    assert 1.4999 < spent <= 1.5
-    assert [c.scale for c in charges] == [scales.indicators, scales.target, scales.learnt, scales.errors]
-    one = made.clip().sensitivity(neighbours)
-    rounds = math.sqrt(7) if delta else 7
-    assert float(charges[2].sensitivity) == pytest.approx(contributions * rounds * float(one), rel=1e-9)
+def test_the_charges_of_a_target_keep_to_the_budget_and_use_it(neighbours: str, contributions: int) -> None:
+    table = replace(TABLE, neighbours=neighbours)
+    made = calibrated_plan(planned(7, 100), table, Budget(Fraction(3, 2), DELTA), contributions)
+    assert 1.4999 < float(compose(made.charges).epsilon_proved) <= 1.5
+    assert [c.scale for c in made.charges] == list(made.scales)
+    one = TargetClip(0.5, 0.25).sensitivity(neighbours)
+    due = contributions * math.sqrt(7) * float(one)
+    assert float(made.charges[2].sensitivity) == pytest.approx(due, rel=1e-9)
 
 
 def test_the_analyst_has_the_head_that_the_curator_checked() -> None:
     x, y = records(2000)
-    plan = RegressionPlan(GradientRounds(20, 0.5, 2.0, 2000), 10)
-    made = release(
+    made = release_by_plan(
         lambda: [(x, y)],
         TABLE,
-        plan=plan,
+        plan=planned(20, 2000, 10),
         budget=Budget(Fraction(10**5), DELTA),
         ledger=Ledger(),
         source=Source.seeded_with(0),
@@ -216,7 +207,7 @@ def test_the_analyst_has_the_head_that_the_curator_checked() -> None:
     z = feature_integers(made.features()(_tensor(x)).numpy()).astype(np.float64)
     limit = float(made.certificate.settings["error_limit"])
     clip = TargetClip(0.5, 0.25, target_scale(made), error_limit=limit)
-    again = clip.squared_errors(z, y, regression_head(made)).sum(0)
+    again = clip.squared_errors(z, y, released_head(made)).sum(0)
     sd = float(made.certificate.settings["sd_errors"])
     assert np.abs(again - made.tensors["errors"].numpy()).max() < 8 * sd  # of 2 draws, once in 10^14
 
@@ -248,8 +239,6 @@ def test_charges_of_a_target_are_durable_before_noise_is_drawn(tmp_path: Path) -
 
 @pytest.mark.parametrize("delta", ["0", "1e-5"])
 def test_a_release_learns_its_target_and_protects_n_under_add_remove(delta: str) -> None:
-    from dataclasses import replace
-
     x, y = records(6000)
     table = replace(TABLE, neighbours="add-remove")
     with pytest.raises(UserError, match="public guess"):
@@ -257,7 +246,7 @@ def test_a_release_learns_its_target_and_protects_n_under_add_remove(delta: str)
     made = privatise(lambda: [(x, y)], domain=table, epsilon=5, delta=delta, size=5000)
     assert made.certificate.settings["n"] is None
     test, truth = records(1000, 1)
-    model = train(made)
+    model = target_model(made)
     error = model.values(test) - (1 + 13 * truth / TARGET_UNIT)
     assert 1 - float((error**2).mean()) / float((13 * truth / TARGET_UNIT).var()) > 0.6
     assert 0.5 < model.training["estimated_r2"] < 1
@@ -282,9 +271,9 @@ def test_the_estimated_r2_is_as_near_to_the_true_one_as_it_says(n: int, epsilon:
     """
     x, y = long_stays(n, 0)
     truth, scores = 1 + 13 * y / TARGET_UNIT, []
-    plan = RegressionPlan(GradientRounds(10, 0.5, 2.0, n), 0)
+    plan = planned(10, n)
     for seed in range(6):
-        made = release(
+        made = release_by_plan(
             lambda: [(x, y)],
             TABLE,
             plan=plan,
@@ -292,7 +281,7 @@ def test_the_estimated_r2_is_as_near_to_the_true_one_as_it_says(n: int, epsilon:
             ledger=Ledger(),
             source=Source.seeded_with(seed),
         )
-        model = train(made)
+        model = target_model(made)
         assert "warning" not in model.training
         r2 = 1 - float(((model.values(x) - truth) ** 2).mean()) / float(truth.var())
         scores.append((model.training["estimated_r2"] - r2) / model.training["estimated_r2_sd"])
@@ -309,10 +298,10 @@ def test_squared_errors_are_clipped_only_as_far_as_the_noise_requires() -> None:
     assert scale.beyond(4)[-1] == pytest.approx((0.7 / 0.2) ** 2 - 4)
 
 
-def test_the_rule_has_the_perturbed_loss_under_pure_epsilon_and_rounds_with_delta() -> None:
+def test_the_planner_has_the_perturbed_loss_under_pure_epsilon_and_rounds_with_delta() -> None:
     for n in (100, 1000, 10**6):
-        assert isinstance(plan_release(TABLE, n, Fraction(1), Fraction(0)), PurePlan)
-        assert isinstance(plan_release(TABLE, n, Fraction(1), DELTA), RegressionPlan)
+        assert plan_release(TABLE, n, Fraction(1), Fraction(0)).method == "perturbed loss"
+        assert plan_release(TABLE, n, Fraction(1), DELTA).method == "gradient rounds"
 
 
 @pytest.mark.parametrize("delta", ["0", "1e-5"])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from torch import Tensor
+from torch import Tensor, nn
 
 from adlm.errors import UserError
 from adlm.features.base import PriorStatistics, unit_norm
-from adlm.model.estimates import LinearHead, Moments, shrunk_counts
+from adlm.model.estimates import Moments, fit_class_model, shrunk_counts
 from adlm.model.estimates import fit_discriminant as fit
 
 M, K = 4, 12
@@ -26,9 +28,7 @@ def records(n: int, seed: int = 0, shares: tuple[float, ...] = (0.25,) * M) -> t
     return z, y
 
 
-def moments(
-    z: Tensor, y: Tensor, sd: float | Tensor = 0.0, q: int = 0, sd2: float = 0.0, seed: int = 1
-) -> Moments:
+def moments(z: Tensor, y: Tensor, sd: float | Tensor = 0.0, seed: int = 1) -> Moments:
     """Moments of records with Gaussian noise."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -37,10 +37,6 @@ def moments(
 
     member = torch.nn.functional.one_hot(y, M).double()
     spread = torch.as_tensor(sd, dtype=torch.float64).expand(z.shape[1])
-    second = None
-    if q:
-        error = torch.triu(normal(q, q))
-        second = z[:, :q].T @ z[:, :q] + sd2 * (error + error.triu(1).T)
     sd_counts = float(spread.mean())
     return Moments(
         sums=member.T @ z + spread * normal(M, z.shape[1]),
@@ -48,69 +44,43 @@ def moments(
         sd_sums=spread,
         sd_counts=sd_counts,
         n=float(len(z)),
-        second=second,
-        sd_second=torch.full((q, q), sd2, dtype=torch.float64) if q else None,
     )
 
 
-def accuracy(head: LinearHead, z: Tensor, y: Tensor) -> float:
-    return float((head.logits(z).argmax(1) == y).double().mean())
+def accuracy(head: nn.Linear, z: Tensor, y: Tensor) -> float:
+    return float((head(z).argmax(1) == y).double().mean())
 
 
-def test_without_noise_it_is_linear_discriminant_analysis() -> None:
-    z, y = records(4000)
-    head = fit(moments(z, y, q=K))
+def test_without_noise_it_is_linear_discriminant_analysis_of_isotropic_records() -> None:
+    """Whitened records on the unit sphere: the covariance within classes is what the estimate assumes."""
+    z, y = records(8000)
+    means = torch.stack([z[y == c].mean(0) for c in range(M)])
+    apart = z - means[y]
+    white = torch.linalg.cholesky(torch.linalg.inv(apart.T @ apart / len(z)))
+    z = (z @ white) / (z @ white).norm(dim=1).max()
+    within = (z - torch.stack([z[y == c].mean(0) for c in range(M)])[y]).square().sum(1).mean()
+    given = moments(z, y)
+    head = fit(given)
     reference = LinearDiscriminantAnalysis(solver="lsqr").fit(z.numpy(), y.numpy())
-    expected = torch.from_numpy(reference.predict_log_proba(z.numpy()))
-    torch.testing.assert_close(torch.log_softmax(head.logits(z), 1), expected, atol=0.02, rtol=0.02)
+    assert accuracy(head, z, y) > reference.score(z.numpy(), y.numpy()) - 0.01
+    expected = torch.from_numpy(reference.decision_function(z.numpy()))
+    assumed = 1 - (given.sums / given.counts[:, None]).square().sum(1).mean()
+    found = head(z) * (assumed / within)  # records are shorter than the sphere, which is public
+    found, expected = found - found.mean(1, keepdim=True), expected - expected.mean(1, keepdim=True)
+    assert float(torch.corrcoef(torch.stack([found.flatten(), expected.flatten()]))[0, 1]) > 0.99
 
 
 def test_unequal_classes_and_their_shares() -> None:
     shares = (0.7, 0.1, 0.1, 0.1)
     z, y = records(20000, shares=shares)
-    head = fit(moments(z, y, sd=1.0, q=K, sd2=0.1))
     held, truth = records(5000, seed=5, shares=shares)
-    best = LinearDiscriminantAnalysis().fit(z.numpy(), y.numpy()).score(held.numpy(), truth.numpy())
-    assert accuracy(head, held, truth) > best - 0.01
-    torch.testing.assert_close(
-        head.logits(held).softmax(1).mean(0), torch.tensor(shares).double(), atol=0.02, rtol=0.1
-    )
+    even = accuracy(fit(moments(*records(20000), sd=1.0)), held, truth)
+    head = fit(moments(z, y, sd=1.0))
+    assert accuracy(head, held, truth) > max(even, 0.68)
+    assert float(head(held).softmax(1).mean(0)[0]) > 0.6
 
 
-def test_probabilities_are_calibrated() -> None:
-    z, y = records(20000)
-    held, truth = records(5000, seed=6)
-    sure = fit(moments(z, y, sd=2.0, q=K, sd2=0.2)).logits(held).softmax(1)
-    right = (sure.argmax(1) == truth).double()
-    assert abs(float(sure.amax(1).mean() - right.mean())) < 0.02
-
-
-def test_second_moments_help_when_clean_and_do_not_ruin_when_noisy() -> None:
-    z, y = records(20000)
-    held, truth = records(5000, seed=7)
-    plain = accuracy(fit(moments(z, y)), held, truth)
-    assert accuracy(fit(moments(z, y, q=K)), held, truth) > plain + 0.02
-    assert accuracy(fit(moments(z, y, q=K, sd2=2000.0)), held, truth) > plain - 0.05
-
-
-def test_second_moments_of_some_coordinates_or_in_a_basis() -> None:
-    z, y = records(20000)
-    held, truth = records(5000, seed=8)
-    plain, some, all_of_them = (accuracy(fit(moments(z, y, q=q)), held, truth) for q in (0, 6, K))
-    assert plain - 0.01 < some < all_of_them + 0.01
-    given = moments(z, y, q=K)
-    turn, _ = torch.linalg.qr(
-        torch.randn(K, K, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    )
-    assert given.second is not None
-    turned = Moments(
-        given.sums, given.counts, given.sd_sums, given.sd_counts, given.n, turn.T @ given.second @ turn,
-        given.sd_second, turn,
-    )  # fmt: skip
-    torch.testing.assert_close(fit(turned).logits(held), fit(given).logits(held), atol=1e-6, rtol=1e-6)
-
-
-def test_coordinates_drowned_in_noise_are_left_out() -> None:
+def test_coordinates_that_noise_hides_are_left_out() -> None:
     z, y = records(20000)
     held, truth = records(5000, seed=9)
     sd = torch.full((K,), 5.0)
@@ -140,28 +110,10 @@ def test_a_prior_cools_scores_and_leaves_decisions() -> None:
     given = moments(z, y)
     cooled, plain = fit(given, prior), fit(given)
     assert cooled.weight.abs().max() < plain.weight.abs().max() / 2
-    assert (cooled.logits(z).argmax(1) == plain.logits(z).argmax(1)).double().mean() > 0.99
+    assert (cooled(z).argmax(1) == plain(z).argmax(1)).double().mean() > 0.99
 
 
-def test_a_prior_warms_scores_that_noisy_second_moments_cooled() -> None:
-    """Noise on the covariance makes a model less sure than it is right; what is public tells by how much."""
-    z, y = records(20000)
-    held, truth = records(5000, seed=6)
-    within = torch.cov((z - torch.stack([z[y == c].mean(0) for c in range(M)])[y]).T).float()
-    prior = PriorStatistics(torch.ones(K), torch.ones(K), within, torch.zeros(K), temperature=1.0)
-    given = moments(z, y, sd=2.0, q=K, sd2=100.0)
-
-    def gap(head: LinearHead) -> float:
-        sure = head.logits(held).softmax(1)
-        return float((sure.argmax(1) == truth).double().mean() - sure.amax(1).mean())
-
-    assert gap(fit(given)) > 0.05
-    assert abs(gap(fit(given, prior))) < 0.7 * gap(fit(given))
-    clean = moments(z, y, sd=2.0, q=K, sd2=0.2)
-    torch.testing.assert_close(fit(clean, prior).weight, fit(clean).weight, rtol=0.05, atol=0)
-
-
-def test_nothing_released_is_told() -> None:
+def test_a_release_of_no_records_is_refused() -> None:
     z, y = records(10)
     given = moments(z, y)
     empty = Moments(given.sums, given.counts, given.sd_sums, given.sd_counts, -3.0)
@@ -175,3 +127,22 @@ def test_noise_alone_never_makes_a_class_vanish() -> None:
     sums = torch.ones(10, 3, dtype=torch.float64)
     noisy = Moments(sums, counts, torch.full((3,), 14.0, dtype=torch.float64), 138.6, 1437.0)
     assert shrunk_counts(noisy).min() > 0.3 * 143.7
+
+
+def test_noise_that_says_nobody_is_there_leaves_shares_that_can_be_drawn_from() -> None:
+    """Under add-remove the number of records is the sum of noisy counts, and that can be negative."""
+    nobody = replace(moments(*records(50)), n=-40.0, counts=torch.tensor([-60.0, 30.0, -20.0, 10.0]).double())
+    nobody = replace(nobody, sd_counts=40.0)
+    drawn, codes = fit_class_model(nobody, None).sample(100, torch.Generator().manual_seed(0))
+    assert drawn.isfinite().all()
+    assert len(set(codes.tolist())) > 1
+
+
+def test_drawn_records_vary_as_the_estimate_says() -> None:
+    z, y = records(20_000)
+    given = moments(unit_norm(z), y)
+    drawn, codes = fit_class_model(given, None).sample(100_000, torch.Generator().manual_seed(0))
+    means = given.sums / given.counts[:, None]
+    apart = (drawn.double() - means[codes]).square().sum(1).mean()
+    left = 1 - (given.counts / given.n) @ means.square().sum(1)
+    assert float(apart) == pytest.approx(float(left), rel=0.03)

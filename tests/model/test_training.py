@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from adlm.domain import Domain
 from adlm.errors import UserError
 from adlm.model.training import Checkpoint, Examples, TrainingConfig, accuracy, predict, train
-from adlm.paper.loss import CROSS_ENTROPY, Coefficients, coefficients, loss
-from adlm.paper.networks import build
+from adlm.paper.networks import CROSS_ENTROPY, Coefficients, build, coefficients, loss
 from adlm.paper.release import PrivateRecords, Settings
 from adlm.paper.release import release as release_records
 from adlm.paper.training import from_records

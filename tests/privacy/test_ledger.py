@@ -6,6 +6,7 @@ import multiprocessing
 import resource
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from adlm.errors import UserError
 from adlm.privacy.accounting import Budget, Charge, compose, gaussian_epsilon, gaussian_mu
-from adlm.privacy.ledger import Ledger
+from adlm.privacy.ledger import Ledger, _hashed
 
 
 def charge(epsilon: Fraction | str, **other: object) -> Charge:
@@ -256,3 +257,23 @@ def test_a_ledger_knows_its_own_charges_from_those_of_others(tmp_path: Path) -> 
     mine.charge(charge("1/2"))
     assert mine.made == [charge("1/2")]
     assert len(mine.charges) == 2
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{"adlm ledger": 1}],
+        [{"adlm ledger": 1, "budget": [1]}],
+        [{"adlm ledger": 1, "budget": {"epsilon": "9" * 10**6, "delta": "0"}}],
+        [{"adlm ledger": 1, "budget": {"epsilon": "1e400000000", "delta": "0"}}],
+        [{"adlm ledger": 1, "budget": None}, {"charge": []}],
+        [{"adlm ledger": 1, "budget": None}, {"charges": 5}],
+        [{"adlm ledger": 1, "budget": None}, {"charges": [{"sensitivity": "1e30000"}]}],
+    ],
+)
+def test_a_ledger_of_other_content_is_refused_in_a_sentence(tmp_path: Path, lines: list[Any]) -> None:
+    """Whoever alters a file can write its digests again."""
+    path = tmp_path / "ledger"
+    path.write_bytes(b"".join(map(_hashed, lines)))
+    with pytest.raises(UserError):
+        Ledger(path)

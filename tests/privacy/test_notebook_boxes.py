@@ -13,8 +13,8 @@ import pytest
 from tests.report.artefacts import model, moments, noisy_records
 
 from adlm import AdLMClassifier, Domain
-from adlm.features.identity import Identity
-from adlm.mechanism.planning import plan_moments
+from adlm.features.base import Identity
+from adlm.mechanism.planner import plan_class_sums
 from adlm.privacy.accounting import Budget, show
 from adlm.privacy.certificate import SEEDED, Part, box
 from adlm.privacy.ledger import Ledger
@@ -63,9 +63,9 @@ def test_a_release_a_model_and_a_certificate_show_their_guarantee_and_stamps() -
 
 
 def test_a_plan_shows_its_reasons() -> None:
-    plan = plan_moments(1000, 3, 1.0, 0.0, "replace-one", Identity((36,)))
+    plan = plan_class_sums(Identity((36,)), 1000, 3, 1.0, 0.0, "replace-one")
     text = sound(plan._repr_html_())
-    assert f"coordinates <strong>{plan.k}</strong>" in text
+    assert f"features <strong>{plan.k}</strong>" in text
     assert all(reason.split(":")[0] in text for reason in plan.reasons)
 
 

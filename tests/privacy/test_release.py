@@ -6,7 +6,6 @@ import random
 import resource
 import subprocess
 import sys
-from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +13,10 @@ import pytest
 
 from adlm.domain import Domain
 from adlm.errors import UserError
-from adlm.features.identity import Identity
-from adlm.mechanism.calibration import MomentConfig
-from adlm.mechanism.class_sums import release as release_moments
-from adlm.mechanism.second_moments import Second
+from adlm.features.base import Identity
+from adlm.mechanism.planner import Plan
+from adlm.mechanism.privatise import release_by_plan
+from adlm.privacy.accounting import Budget
 from adlm.privacy.certificate import SEEDED
 from adlm.privacy.folders import CERTIFICATE, TENSORS
 from adlm.privacy.ledger import Ledger
@@ -30,11 +29,12 @@ DOMAIN = Domain(shape=(6,), lower=0, upper=1, classes=("no", "yes"))
 def make(source: Source | None = None, ledger: Ledger | None = None) -> Release:
     rng = np.random.default_rng(3)
     z, y = rng.normal(size=(200, 6)), rng.integers(0, 2, 200)
-    return release_moments(
+    return release_by_plan(
         lambda: [(z, y)],
-        domain=DOMAIN,
+        DOMAIN,
         features=Identity((6,)),
-        config=MomentConfig(Fraction(1), Fraction(0), 6, 4.0, second=Second(4)),
+        plan=Plan("class sums", 2, 6, "laplace", sums_norm=4.0),
+        budget=Budget.of(1),
         ledger=ledger or Ledger(),
         source=source or Source.system(),
     )

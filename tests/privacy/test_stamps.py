@@ -26,9 +26,9 @@ from adlm.domain.columns import Column
 from adlm.domain.table import TableDomain
 from adlm.export.verification import verify
 from adlm.features import Backbone, Features, unit_norm
-from adlm.features.identity import Identity
-from adlm.mechanism.calibration import MomentConfig, Upstream
-from adlm.mechanism.class_sums import release as release_moments
+from adlm.features.base import Identity
+from adlm.mechanism.planner import Plan
+from adlm.mechanism.privatise import release_by_plan
 from adlm.paper import Budgets, PrivateRecords, RelevanceSource, make_release
 from adlm.privacy.certificate import NOT_PUBLIC, PEEKED, SEEDED, WEAK_DELTA, WEAK_EPSILON, weaknesses
 from adlm.privacy.folders import CERTIFICATE
@@ -44,14 +44,16 @@ X, Y = RNG.random((80, 6)), RNG.integers(0, 2, 80)
 
 def moments(*, seed: int | None = None, stamps: tuple[str, ...] = (), contributions: int = 1,
             neighbours: str = "replace-one", epsilon: str = "1", delta: str = "0") -> Release:  # fmt: skip
-    return release_moments(
+    return release_by_plan(
         lambda: [(X, Y)],
-        domain=Domain((6,), 0, 1, ("no", "yes"), neighbours=neighbours),
+        Domain((6,), 0, 1, ("no", "yes"), neighbours=neighbours),
         features=Identity((6,)),
-        config=MomentConfig(Fraction(epsilon), Fraction(delta), 6, 4.0, contributions=contributions),
+        plan=Plan("class sums", 2, 6, "gaussian" if Fraction(delta) else "laplace", sums_norm=4.0),
+        budget=Budget(Fraction(epsilon), Fraction(delta)),
+        contributions=contributions,
         ledger=Ledger(),
         source=Source.system() if seed is None else Source.seeded_with(seed),
-        upstream=Upstream(stamps=stamps),
+        stamps=stamps,
     )
 
 
@@ -227,8 +229,9 @@ def test_an_audit_reports_what_is_stamped_not_private(tmp_path: Path) -> None:
 def rewritten(folder: Path, **changes: Any) -> None:
     """Change a certificate and make its digest again, as anybody can."""
     path = folder / CERTIFICATE
-    body = {k: v for k, v in (json.loads(path.read_bytes()) | changes).items() if k != "digest"}
-    path.write_bytes(canonical(body | {"digest": sha256(canonical(body))}))
+    whole = json.loads(path.read_bytes()) | changes
+    body = {k: v for k, v in whole.items() if k not in ("digest", "engine")}  # the digest is of these
+    path.write_bytes(canonical(whole | {"digest": sha256(canonical(body))}))
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ import torch
 from torch import nn
 
 from adlm.domain import Domain
-from adlm.features.identity import Identity
-from adlm.mechanism.calibration import MomentConfig, Upstream
-from adlm.mechanism.class_sums import release as release_moments
-from adlm.mechanism.second_moments import Second
+from adlm.features.base import Identity
+from adlm.mechanism.planner import Plan
+from adlm.mechanism.privatise import release_by_plan
 from adlm.model.model import Model
 from adlm.paper.release import PrivateRecords, Settings
 from adlm.paper.release import release as release_records
 from adlm.paper.relevance import RelevanceSource, private_relevance
+from adlm.privacy.accounting import Budget
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
@@ -46,15 +46,15 @@ def moments(
     x, y = records()
     features = Identity(SHAPE)
     z = features(torch.from_numpy(DOMAIN.scale(x))).numpy()
-    second = Second(9) if delta else None
-    return release_moments(
+    return release_by_plan(
         lambda: [(z, y)],
-        domain=replace(DOMAIN, neighbours=neighbours),
+        replace(DOMAIN, neighbours=neighbours),
         features=features,
-        config=MomentConfig(Fraction(2), delta, 36, 1.0, second=second),
+        plan=Plan("class sums", len(DOMAIN.classes), 36, "gaussian" if delta else "laplace"),
+        budget=Budget(Fraction(2), delta),
         ledger=Ledger(),
         source=Source.seeded_with(5) if seeded else Source.system(),
-        upstream=Upstream(stamps=stamps),
+        stamps=stamps,
     )
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from adlm.privacy.accounting import Charge, Totals, TradeOff, compose, gaussian_delta, gaussian_mu
-from adlm.report import guarantee as attacker
+from adlm.report import sections as attacker
 
 epsilons = st.floats(1e-3, 8)
 rates = st.floats(0, 1)
@@ -147,10 +147,10 @@ def test_the_words_name_what_the_relation_protects() -> None:
     assert "test for the presence of one record falls" in present
     assert "may cost twice as much" in present
     replaced = attacker.explanation(pure(1))
-    assert "one thing and not another" in replaced
-    assert "test for the value of one record falls" in replaced
+    assert "has two hypotheses about it" in replaced
+    assert "test for the values of one record falls" in replaced
     assert "twice" not in replaced
-    assert "false in 1% of cases" in attacker.explanation(gaussian(1))
+    assert "a test with a 1% false-alarm rate" in attacker.explanation(gaussian(1))
 
 
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])

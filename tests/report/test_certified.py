@@ -34,7 +34,7 @@ def test_noise_is_called_what_it_is(allocation: str | None, words: str, tmp_path
     release = privatise(TRAIN.x, TRAIN.y, domain=TRAIN.domain, epsilon=4, k=8, allocation=allocation)
     release.save(tmp_path / "r")
     page = write_report(tmp_path / "r", tmp_path / "r.html").read_text()
-    assert f"Allocation of noise over the coordinates: {words}." in page
+    assert f"Noise over the features: {words}." in page
 
 
 @pytest.mark.parametrize("delta", ["0", "1e-6"])
@@ -44,7 +44,7 @@ def test_a_tables_noise_is_identical_and_its_charges_are_named(
     release = privatise(table[0], domain=table[1], epsilon=4, delta=delta)
     release.save(tmp_path / "r")
     page = write_report(tmp_path / "r", tmp_path / "r.html").read_text()
-    assert "Allocation of noise over the coordinates: identical." in page
+    assert "Noise over the features: identical." in page
     assert all(charge.what in page for charge in release.certificate.charges)
 
 
@@ -55,7 +55,7 @@ def test_a_table_is_made_again_from_its_file_and_its_domain(table: tuple[Path, P
     assert "--fourier 3" in page
     assert "--data" not in page
     privatise(table[0], domain=table[1], epsilon=4, neighbours="add-remove", size=400).save(tmp_path / "a")
-    assert "--public-size GUESS" in write_report(tmp_path / "a", tmp_path / "a.html").read_text()
+    assert "--size GUESS" in write_report(tmp_path / "a", tmp_path / "a.html").read_text()
 
 
 def test_a_report_names_who_signed_the_release(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_report_shows_stamps_of_a_model_and_of_weak_budgets(tmp_path: Path) ->
     release.save(tmp_path / "weak")
     page = write_report(tmp_path / "weak", tmp_path / "weak.html").read_text()
     assert "NOT PRIVATE: epsilon above 100" in page
-    assert "Nobody would call this private" in page
+    assert "This release is not private" in page
     head = nn.Linear(release.features().width, 10)
     fit(release, head, TrainingConfig(epochs=1, batch_size=100), draws=200).save(tmp_path / "m")
     page = write_report(tmp_path / "m", tmp_path / "m.html").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import xml.etree.ElementTree as ElementTree
 from fractions import Fraction
 from html.parser import HTMLParser
 from pathlib import Path
@@ -16,10 +17,24 @@ from typer.testing import CliRunner
 
 from adlm.cli.report import report
 from adlm.errors import UserError
+from adlm.model.closed_form import NOISE_EXCEEDS_SIGNAL
 from adlm.privacy.certificate import PEEKED, SEEDED
 from adlm.report import write_report
-from adlm.report.html import MOST_CELLS, Markup, bars, heatmap, nice, tag, text, thinned
-from adlm.report.results import audit as audit_section
+from adlm.report.html import (
+    MOST_CELLS,
+    Markup,
+    accuracy_over_epsilon,
+    bars,
+    heatmap,
+    logarithmic,
+    nice,
+    tag,
+    text,
+    thinned,
+)
+from adlm.report.sections import accuracy as accuracy_section
+from adlm.report.sections import audit as audit_section
+from adlm.report.subject import Trained
 from adlm.runtime.artefact import canonical
 
 
@@ -75,9 +90,9 @@ def said(reader: Reader) -> str:
 
 
 def test_every_part_is_there_with_its_pictures(demo: Reader) -> None:
-    assert demo.ids == ["plain-words", "claimed-and-proved", "allocation", "accuracy", "audit", "cite"]
+    assert demo.ids == ["plain-words", "charges", "allocation", "accuracy", "audit", "cite"]
     assert [r for r in demo.references if r.startswith("#")] == [f"#{name}" for name in demo.ids]
-    assert demo.tags.count("svg") == demo.tags.count("figure") == 10
+    assert demo.tags.count("svg") == demo.tags.count("figure") == 8
     assert demo.tags.count("svg") == demo.tags.count("title") - 1
 
 
@@ -147,7 +162,7 @@ def test_an_unstamped_release_shows_no_stamp(tmp_path: Path) -> None:
     artefacts.moments(delta=Fraction(1, 10**5)).save(tmp_path / "r")
     page = write_report(tmp_path / "r", tmp_path / "r.html").read_text()
     assert 'class="stamp"' not in page
-    assert "docs/proof-moments.md Theorem 3" in page
+    assert "docs/proof-moments.md Theorem 2" in page
 
 
 def test_where_nothing_is_proved_no_protection_is_described(tmp_path: Path) -> None:
@@ -157,9 +172,9 @@ def test_where_nothing_is_proved_no_protection_is_described(tmp_path: Path) -> N
     assert (
         "No epsilon is proved for this release: the relevance network was trained on private records" in words
     )
-    assert "fold" not in words
+    assert "-fold" not in words
     assert words.index("No epsilon is proved") < words.index("Contents")
-    assert reader.ids == ["plain-words", "claimed-and-proved", "relevance", "allocation", "cite"]
+    assert reader.ids == ["plain-words", "charges", "relevance", "allocation", "cite"]
     assert "Budget ratio of each feature" in words
 
 
@@ -274,3 +289,42 @@ def command() -> typer.Typer:
     app = typer.Typer()
     app.command()(report)
     return app
+
+
+def shown(training: dict[str, object]) -> str:
+    section = accuracy_section([Trained("M", training, {}, None, ())], ["no", "yes"])
+    assert section is not None
+    return str(section.body)
+
+
+def test_the_report_says_when_a_model_is_mostly_noise() -> None:
+    assert NOISE_EXCEEDS_SIGNAL in shown({"network": "linear", "warning": NOISE_EXCEEDS_SIGNAL})
+    assert "noise" not in shown({"network": "linear"})
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def test_accuracy_rises_over_epsilons_that_stand_at_equal_factors(tmp_path: Path) -> None:
+    accuracy_over_epsilon(tmp_path / "a.svg", [(4, 0.9, 0.01), (1, 0.5, 0.02), (2, 0.8, 0.01)], "forecast")
+    root = ElementTree.parse(tmp_path / "a.svg").getroot()
+    dots = [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in root.iter(f"{SVG}circle")]
+    assert [x for x, _ in dots] == sorted(x for x, _ in dots)
+    assert dots[1][0] - dots[0][0] == pytest.approx(dots[2][0] - dots[1][0], abs=0.1)
+    assert dots[0][1] > dots[1][1] > dots[2][1]
+    assert any("accuracy, % (forecast)" in (t.text or "") for t in root.iter(f"{SVG}text"))
+    assert root.find(f"{SVG}style") is not None
+
+
+def test_one_epsilon_can_be_drawn_and_none_cannot(tmp_path: Path) -> None:
+    accuracy_over_epsilon(tmp_path / "a.svg", [(1, 0.5, 0.0)], "measured")
+    ElementTree.parse(tmp_path / "a.svg")
+    with pytest.raises(UserError, match="nothing to draw"):
+        accuracy_over_epsilon(tmp_path / "b.svg", [], "measured")
+    with pytest.raises(UserError, match=r"an \.svg file, got 'b\.png'"):
+        accuracy_over_epsilon(tmp_path / "b.png", [(1, 0.5, 0.0)], "measured")
+
+
+def test_a_logarithmic_axis_has_its_geometric_mean_in_the_middle() -> None:
+    axis = logarithmic(0.1, 10, "", ())
+    assert axis.at(1) == pytest.approx((axis.start + axis.stop) / 2, abs=0.01)

@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import FunctionTransformer, StandardScaler
+from sklearn.preprocessing import FunctionTransformer, MinMaxScaler, StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from tests.declared import AGE_AND_TOWN
 
@@ -23,7 +24,7 @@ from adlm.errors import NoisyModelWarning, UserError
 from adlm.model.fit import search_on_release
 from adlm.privacy.accounting import parse_epsilon
 from adlm.privacy.certificate import PEEKED, SEEDED
-from adlm.sklearn.estimators import AdLMClassifier
+from adlm.sklearn.estimators import AdLMClassifier, AdLMRegressor
 from adlm.sklearn.inputs import PrivacyWarning
 
 EXPECTED_TO_FAIL: dict[str, str] = {}  # none: every check that applies to a classifier passes
@@ -322,11 +323,20 @@ def test_a_classifier_no_better_than_the_largest_class_always_warns(kind: str) -
 def test_a_pipeline_that_learns_from_the_records_is_seen_and_stamped() -> None:
     x, y = np.random.default_rng(0).random((100, 2)), np.arange(100) % 2
     domain = Domain((2,), -3, 3, ("a", "b"))
-    with pytest.warns(PrivacyWarning, match="the pipeline fitted standardscaler on the private records"):
+    with pytest.warns(PrivacyWarning, match="scikit-learn fitted standardscaler on the private records"):
         made = make_pipeline(FunctionTransformer(), StandardScaler(), AdLMClassifier(domain=domain)).fit(x, y)
     assert made[-1].certificate_.stamps == (PEEKED,)
     plain = make_pipeline(FunctionTransformer(), "passthrough", AdLMClassifier(domain=domain)).fit(x, y)
     assert plain[-1].certificate_.stamps == ()
+
+
+def test_a_scaling_of_targets_that_is_learnt_from_the_records_is_seen_and_stamped() -> None:
+    x = np.random.default_rng(0).random((100, 2))
+    regressor = AdLMRegressor(domain=Domain((2,), 0, 1, (), target=(0, 1)))
+    with pytest.warns(PrivacyWarning, match="scikit-learn fitted MinMaxScaler on the private records"):
+        made = TransformedTargetRegressor(regressor, transformer=MinMaxScaler()).fit(x, 100 * x[:, 0])
+    assert made.regressor_.certificate_.stamps == (PEEKED,)
+    assert made.regressor_.certificate_.totals.epsilon_proved == float("inf")
 
 
 def test_a_budget_is_kept_over_fits(tmp_path: Path) -> None:
@@ -349,3 +359,10 @@ def test_a_budget_is_kept_over_fits(tmp_path: Path) -> None:
         again.fit(frame, labels)
     with pytest.raises(UserError, match="a budget needs a ledger"):
         AdLMClassifier(domain=TableDomain.from_toml(TOML), budget=5).fit(frame, labels)
+
+
+def test_an_array_where_a_frame_was_fitted_is_refused_with_the_columns() -> None:
+    frame, labels = people(200, 0)
+    made = AdLMClassifier(epsilon=5, domain=TableDomain.from_toml(TOML)).fit(frame, labels)
+    with pytest.raises(UserError, match=r"the columns age, town \(got an array of shape \(200, 2\)\)"):
+        made.predict(frame.to_numpy())

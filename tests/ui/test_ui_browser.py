@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from adlm.cli.app import app
 from adlm.privacy.accounting import TradeOff, gaussian_mu
-from adlm.report import guarantee as attacker
+from adlm.report import sections as attacker
 from adlm.runtime import progress
 from adlm.ui.page import gather, write_static
 from adlm.ui.server import Server
@@ -34,6 +34,12 @@ TEXT = "(id => document.getElementById(id).textContent)"
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("page")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    with made.quick_forecasts():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -144,13 +150,12 @@ def test_the_interval_the_plan_and_the_remark_are_those_of_the_point(
             page.evaluate("[...document.querySelectorAll('#words li')].map(l => l.textContent)")
             == point["words"]
         )
-    assert "expect rather more than this" in text(page, "remark")
     labels = page.evaluate("[...document.querySelectorAll('#legend li')].map(l => l.textContent)")
     assert any("linear head on our features (add-remove)" in words for words in labels)
     assert "published by others" in labels
     assert "published, and disputed since" in labels
     rows = page.evaluate("document.querySelectorAll('#figures-table tbody tr').length")
-    assert rows > 60
+    assert rows > 30
 
 
 @pytest.mark.parametrize(
@@ -172,6 +177,67 @@ def test_belief_is_computed_as_the_report_computes_it(
     for prior in (0.01, 0.5, 0.9):
         there = page.evaluate(f"adlm.posterior({prior}, {factor})")
         assert there == pytest.approx(attacker.posterior(prior, factor))
+
+
+def change(page: chromium.Page, name: str, value: str) -> str:
+    """Type into a field; return the note beside it."""
+    page.evaluate(
+        f"(i => {{ i.value = {value!r}; i.dispatchEvent(new Event('change')) }})"
+        f"(document.getElementById({name!r}))"
+    )
+    return text(page, f"{name}-note")
+
+
+def test_epsilon_follows_from_the_accuracy_that_is_needed(page: chromium.Page, static: Path) -> None:
+    page.open(static, width=1280)
+    choose(page, "digits")
+    points = {p["epsilon"]: p["accuracy"] for p in page.evaluate("adlm.known()")}
+    least = min(e for e, accuracy in points.items() if accuracy >= 0.7)
+    assert change(page, "need", "70") == f"epsilon {least:g}"
+    assert page.evaluate("adlm.state.epsilon") == least
+    assert f"--epsilon {least:g} " in text(page, "command")
+    assert "no budget on this page reaches" in change(page, "need", "99.9")
+    assert "between 0 and 100" in change(page, "need", "much")
+    assert page.evaluate("document.getElementById('need').getAttribute('aria-invalid')") == "true"
+    assert page.evaluate("adlm.state.epsilon") == least
+
+
+@pytest.mark.parametrize("delta", ["0", "1e-5"])
+def test_epsilon_and_mu_follow_from_the_guesses_that_are_accepted(
+    page: chromium.Page, static: Path, delta: str
+) -> None:
+    page.open(static, width=1280)
+    choose(page, "digits")
+    page.evaluate(f"adlm.state.delta = {delta!r}")
+    note = change(page, "accept", "75")
+    epsilon = page.evaluate("adlm.state.epsilon")
+    bound = TradeOff(epsilon=epsilon)
+    if delta != "0":
+        mu = float(gaussian_mu(Fraction(str(epsilon)), Fraction(delta)))
+        bound = TradeOff(mu=mu)
+        assert float(note.rsplit("mu ", 1)[1]) == pytest.approx(mu, rel=1e-3)
+    assert 0.6 < bound.best_guess() <= 0.75
+    assert note.startswith(f"epsilon {epsilon:g}")
+    assert "no budget on this page is that private" in change(page, "accept", "50.01")
+    assert "between 50 and 100" in change(page, "accept", "40")
+
+
+def test_what_is_out_of_range_is_said_beside_its_field(page: chromium.Page, static: Path) -> None:
+    page.open(static, width=1280)
+    assert "above 0 and at most 100" in change(page, "exact", "-3")
+    assert "between 1 and 1,000,000,000" in change(page, "size", "none")
+
+
+def test_pure_epsilon_is_compared_with_pure_epsilon(page: chromium.Page, static: Path) -> None:
+    page.open(static, width=1280)
+    choose(page, "mnist")
+    labels = "[...document.querySelectorAll('#legend li')].map(l => l.textContent)"
+    assert not [words for words in page.evaluate(labels) if "linear head" in words]
+    page.evaluate("(d => { d.value = 3; d.dispatchEvent(new Event('input')) })"
+                  "(document.getElementById('delta'))")  # fmt: skip
+    assert [words for words in page.evaluate(labels) if "linear head" in words]
+    marks = "[...document.querySelectorAll('#legend svg > *')].map(m => getComputedStyle(m))"
+    assert page.evaluate(f"{marks}.every(s => s.stroke !== 'none' || s.fill !== 'none')")
 
 
 def test_the_prior_is_dragged_by_keys_and_the_sentence_follows(page: chromium.Page, static: Path) -> None:
@@ -310,6 +376,8 @@ def test_light_and_dark_can_be_read(page: chromium.Page, static: Path) -> None:
     grounds = []
     for dark in (False, True):
         page.open(static, width=1280, dark=dark)
+        page.evaluate("(d => { d.value = 3; d.dispatchEvent(new Event('input')) })"
+                      "(document.getElementById('delta'))")  # fmt: skip
         ground = luminance(page.evaluate("getComputedStyle(document.querySelector('.card')).backgroundColor"))
         for selector in ("body", ".lead", ".tile p", ".tile.theirs b", ".badge", "summary", ".legend"):
             ink = luminance(page.evaluate(f"getComputedStyle(document.querySelector({selector!r})).color"))

@@ -1,40 +1,60 @@
-"""Audit a release on disk: do its charges follow from its settings, and has its noise the stated scales?
+"""Artefacts: a release on disk, and every file that the library writes.
 
-Loading has already checked hashes, digest and totals. Here the sensitivities are recomputed from the
-settings by the code that clips, the stated noise is compared with the scales that were charged, and the
-product's sampler is attacked at exactly those scales. The records are not needed.
+A release on disk: do its charges follow from its settings, and has its noise the stated scales? Loading has
+already checked hashes, digest and totals. Here the sensitivities are recomputed from the settings by the code
+that clips, the stated noise is compared with the scales that were charged, and the product's sampler is
+attacked at exactly those scales. The records are not needed.
+
+Written files: do they depend on the records in another way than through noisy numbers? A saved estimator, a
+certificate, a card, a report and every other file are outputs of the mechanism too. A release is made,
+trained on and explained twice, on neighbouring data sets; the second run gets the noisy numbers of the first
+(`Tap`). All that is written must then be the same, byte for byte. A refusal is no violation: it is an error
+before anything is charged or released.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 
 from adlm.audit.attacks import Law, judge, scores
+from adlm.audit.replay import DivergedError, Tap
 from adlm.audit.statistics import Finding
+from adlm.domain import Domain
+from adlm.domain.columns import Column
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
+from adlm.export.onnx import export_onnx
 from adlm.features.tables import GRID, TableIndicators, decorrelation, frequencies
-from adlm.mechanism.calibration import Indicators, MomentConfig, calibrate
-from adlm.mechanism.planner import PurePlan
-from adlm.mechanism.planning import RegressionPlan
-from adlm.mechanism.pure import calibrate as calibrate_pure
-from adlm.mechanism.regression import RegressionConfig
-from adlm.mechanism.regression import calibrate as calibrate_regression
-from adlm.mechanism.second_moments import Second
-from adlm.model.head import GradientRounds
-from adlm.paper.loss import by_name
+from adlm.mechanism.class_sums import indicators_clip
+from adlm.mechanism.objective import Objective
+from adlm.mechanism.planner import Plan
+from adlm.mechanism.privatise import calibrated_plan
+from adlm.model.model import Model
+from adlm.paper.networks import by_name
 from adlm.privacy.accounting import Budget, Charge
 from adlm.privacy.certificate import SEEDED
+from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
+from adlm.report import write_report
+from adlm.report.card import model_card
+from adlm.report.subject import find
+from adlm.sklearn.estimators import AdLMClassifier, AdLMRegressor, PrivateEstimator
+from adlm.ui.page import gather, write_static
 
 FINE = 1 << 20  # small sensitivities that are not integers are audited on a finer grid
 
@@ -58,10 +78,8 @@ def audit_release(folder: Path, runs: int, source: Source) -> list[Finding]:
         note="; ".join(faults) or "sensitivities and noise are what the settings amount to",
         fault=bool(faults),
     )
-    return [
-        checked,
-        *(_attacked(charge, folder.name, runs, source) for charge in release.certificate.charges),
-    ]
+    drawn = [c for c in release.certificate.charges if c.mechanism in ("laplace", "radial", "gaussian")]
+    return [checked, *(_attacked(charge, folder.name, runs, source) for charge in drawn)]
 
 
 def _stamped(release: Release) -> list[str]:
@@ -72,15 +90,7 @@ def _stamped(release: Release) -> list[str]:
 
 def _rederived(release: Release) -> list[str]:
     """Recompute the charges from the settings, by the code of the release's mechanism."""
-    if "objective" in release.certificate.settings:
-        return _perturbed(release)
-    derive = {
-        "records": _records,
-        "moments": _moments,
-        "rounds": _moments,
-        "regression": _regression,
-    }
-    return derive[release.kind](release)
+    return _records(release) if release.kind == "records" else _stages(release)
 
 
 def _records(release: Release) -> list[str]:
@@ -108,146 +118,71 @@ def _records(release: Release) -> list[str]:
     ]
 
 
-def _perturbed(release: Release) -> list[str]:
-    """Recompute the charges of a release whose loss was perturbed, from its plan."""
+def _stages(release: Release) -> list[str]:
+    """Recompute the charges of a release from its plan, and compare stated noise with charged scales."""
     certificate, settings = release.certificate, release.certificate.settings
-    plan = PurePlan.from_dict(settings["plan"])
-    if plan.objective.to_dict() != dict(settings["objective"]):
-        return ["the objective is not that of the plan"]
-    budget = Budget.of(settings["asked"]["epsilon"], 0)  # sensitivities do not depend on it
-    spec = certificate.features["spec"]
-    table = TableDomain.from_dict(spec["table"]) if plan.form is not None else None
-    inputs = 0 if table is None else sum(column.width for column in table.features)
-    most = int(settings["contributions"])
+    plan = Plan.from_dict(settings["plan"])
+    totals, spec = certificate.totals, certificate.features["spec"]
+    subject = certificate.domain if plan.form is None else TableDomain.from_dict(spec["table"])
+    subject = replace(subject, neighbours=certificate.domain.neighbours)
+    # Sensitivities do not depend on the budget; twice the spent one leaves room for any ridge.
+    budget = Budget(2 * Fraction(totals.epsilon_proved), totals.delta)
     try:
-        expected = calibrate_pure(plan, budget, certificate.domain.neighbours, most, inputs).charges
+        expected = calibrated_plan(plan, subject, budget, int(settings["contributions"])).charges
     except UserError as error:
         return [f"no charges follow from the settings: {error}"]
-    faults = _compared(certificate.charges, expected)
-    ridge = next(charge for charge in certificate.charges if charge.mechanism == "curvature")
-    if ridge.scale != Fraction(plan.objective.ridge):
-        faults.append("the ridge that was charged is not that of the plan")
-    linear = next(charge for charge in certificate.charges if charge.what == expected_noise(expected))
-    if linear.scale != Fraction(float(settings["noise_scale"])):
-        faults.append("the noise in the loss that is stated is not the one that was charged")
-    shape = (plan.objective.rows, 1 + plan.k)
-    if tuple(release.tensors["weights"].shape) != shape or release.tensors["weights"].dtype != torch.int64:
-        faults.append("the weights are not integers of the stated shape")
-    return faults
-
-
-def expected_noise(charges: Sequence[Charge]) -> str:
-    """Return what the charge of the noise in the loss is called: the one before the ridge."""
-    names = [charge.what for charge in charges]
-    return names[[charge.mechanism for charge in charges].index("curvature") - 1]
-
-
-def _regression(release: Release) -> list[str]:
-    """Recompute the sensitivities of a release for a numeric target."""
-    settings, certificate = release.certificate.settings, release.certificate
-    totals = certificate.totals
-    config = RegressionConfig(
-        Budget(Fraction(totals.epsilon_proved), totals.delta),
-        int(settings["k"]),
-        RegressionPlan.from_dict(settings["plan"]),
-        Indicators.from_dict(settings["indicators"]),
-        int(settings["contributions"]),
-    )
-    counted = TableIndicators(TableDomain.from_dict(certificate.features["spec"]["table"]))
-    if (config.indicators.width, config.indicators.blocks) != (counted.width, len(counted.blocks)):
-        return ["the counts of indicators are not those of the table"]
-    recomputed = calibrate_regression(config, certificate.domain.neighbours).charges
-    return _compared(certificate.charges, recomputed)
-
-
-def _compared(charges: Sequence[Charge], expected: Sequence[Charge]) -> list[str]:
-    if [(c.what, c.mechanism) for c in expected] != [(c.what, c.mechanism) for c in charges]:
+    own = certificate.charges[-len(expected) :]  # before them come those of a synthetic release
+    if [(c.what, c.mechanism) for c in expected] != [(c.what, c.mechanism) for c in own]:
         return ["the charges are not those of the settings"]
-    return _too_small(charges, expected)
-
-
-def _too_small(charges: Sequence[Charge], expected: Sequence[Charge]) -> list[str]:
-    """Report the sensitivities that are below those recomputed from the settings."""
-    return [
+    faults = [
         f"{charge.what}: sensitivity {charge.sensitivity}, should be {recomputed.sensitivity}"
-        for charge, recomputed in zip(charges, expected, strict=True)
-        if charge.scale != 1
-        and charge.sensitivity < recomputed.sensitivity  # scale 1: the number is mu itself
+        for charge, recomputed in zip(own, expected, strict=True)
+        if charge.sensitivity < recomputed.sensitivity
     ]
-
-
-def rebuilt_design(release: Release) -> MomentConfig:
-    """Return a design with the settings of a moment release and the budget of its charges."""
-    settings = release.certificate.settings
-    design = _design_of(settings, release)
-    if settings["allocation"] == "identical":
-        return design
-    steps = release.tensors["step"][1:].double().numpy()
-    scales = tuple(float(b) for b in steps * (design.clip().feature_norm_bound / design.clip_norm))
-    return replace(design, scales=scales)
-
-
-def _design_of(settings: Mapping[str, Any], release: Release) -> MomentConfig:
-    """The same for settings with identical noise, of this release."""
-    totals, second = release.certificate.totals, settings["second"]
-    delta = totals.delta
-    return MomentConfig(
-        Fraction(totals.epsilon_proved),
-        delta,
-        int(settings["k"]),
-        float(settings["level"]),
-        constant=float(settings["constant"]),
-        share_sums=Fraction(settings["share_sums"]),
-        second=second and Second.from_dict(second),
-        contributions=int(settings["contributions"]),
-        pure="radial" if settings["mechanism"] == "radial" else "laplace",
-        rounds=GradientRounds.from_dict(settings["rounds"]) if settings.get("rounds") else None,
-        indicators=Indicators.from_dict(settings["indicators"]) if settings.get("indicators") else None,
-    )
-
-
-def _moments(release: Release) -> list[str]:
-    """Recompute a moment release's sensitivities and compare them with its charges."""
-    settings, charges = release.certificate.settings, release.certificate.charges
-    faults: list[str] = []
-    design = rebuilt_design(release)
-    neighbours = release.certificate.domain.neighbours
-    _, recomputed = calibrate(design, neighbours)
-    own = charges
-    if [c.mechanism for c in recomputed] != [c.mechanism for c in own]:
-        return ["the charges are not those of the settings"]
-    faults.extend(_too_small(own, recomputed))
-    if not design.joint:
+    shapes: dict[str, tuple[int, ...]] = {}
+    if plan.classes > 1:
+        shapes["class_sums"] = (plan.classes, 1 + plan.k)
         sums = next(charge for charge in own if charge.what.startswith("class sums"))
-        faults.extend(_stated_noise(settings["sd_sums"], sums, design))
-    table = release.tensors["class_sums"]
-    classes = len(release.certificate.domain.classes)
-    shape = (classes, 1 + design.k)
-    if table.dtype != torch.int64 or tuple(table.shape) != shape:
-        faults.append("class sums are not multiples of the grid step, or not of the stated shape")
-    if design.rounds is not None and tuple(release.tensors["gradients"].shape) != (
-        design.rounds.rounds,
-        classes,
-        1 + design.k,
-    ):
-        faults.append("the gradients are not of the stated shape")
-    if design.indicators is not None:
-        faults.extend(_stated_frequencies(release, design.indicators))
-    if design.joint and (fault := _joint(settings, own[0], design, neighbours)):
-        faults.append(fault)
+        faults.extend(_stated_noise(settings["sd_sums"], sums, plan.k))
+    if plan.rounds is not None:
+        shapes["gradients"] = (plan.rounds.rounds, plan.classes, 1 + plan.k)
+    if plan.objective is not None:
+        shapes["weights"] = (plan.objective.rows, 1 + plan.k)
+        faults.extend(_stated_loss(release, plan.objective))
+    for name, shape in shapes.items():
+        tensor = release.tensors[name]
+        if tensor.dtype != torch.int64 or tuple(tensor.shape) != shape:
+            faults.append(f"{name.replace('_', ' ')} are not integers of the stated shape")
+    if plan.form == "scaled" and plan.classes > 1:
+        faults.extend(_stated_frequencies(release))
     return faults
 
 
-def _stated_frequencies(release: Release, counted: Indicators) -> list[str]:
+def _stated_loss(release: Release, objective: Objective) -> list[str]:
+    """Compare the perturbed loss that is stated with what was charged."""
+    settings, charges = release.certificate.settings, release.certificate.charges
+    faults = []
+    if objective.to_dict() != dict(settings["objective"]):
+        faults.append("the objective is not that of the plan")
+    at = [charge.mechanism for charge in charges].index("curvature")
+    if charges[at].scale != Fraction(objective.ridge):
+        faults.append("the ridge that was charged is not that of the plan")
+    if charges[at - 1].scale != Fraction(float(settings["noise_scale"])):
+        faults.append("the noise in the loss that is stated is not the one that was charged")
+    return faults
+
+
+def _stated_frequencies(release: Release) -> list[str]:
     """Compare the frequencies that scale a table's features with the released counts of indicators."""
     spec = release.certificate.features["spec"]
-    blocks = TableIndicators(TableDomain.from_dict(spec["table"])).blocks
-    steps, sd = counted.clip().steps, float(release.certificate.settings["sd_indicators"])
-    recomputed = frequencies(release.tensors["indicators"].numpy() * steps, blocks, sd * float(steps[0]))
+    counted = TableIndicators(TableDomain.from_dict(spec["table"]))
+    steps, sd = indicators_clip(counted).steps, float(release.certificate.settings["sd_indicators"])
+    counts = release.tensors["indicators"].numpy()
+    recomputed = frequencies(counts * steps, counted.blocks, sd * float(steps[0]))
     faults = []
     if not np.allclose(recomputed, spec["frequencies"], rtol=0, atol=2e-6):
         faults.append("the frequencies that scale the columns are not those of the released counts")
-    if counted.values:
+    if "values" in release.tensors:
         sd = float(release.certificate.settings["sd_values"])
         mixing = decorrelation(release.tensors["values"].numpy(), sd)
         if "mixing" not in spec or not np.allclose(mixing, np.array(spec["mixing"]) / GRID, atol=1e-4):
@@ -257,20 +192,12 @@ def _stated_frequencies(release: Release, counted: Indicators) -> list[str]:
     return faults
 
 
-def _stated_noise(sd: float, charge: Charge, design: MomentConfig) -> list[str]:
+def _stated_noise(sd: float, charge: Charge, k: int) -> list[str]:
     """Compare the standard deviation that the settings state with the scale that was charged."""
-    spread = {"laplace": math.sqrt(2), "radial": math.sqrt(2 + design.k), "gaussian": 1.0}[charge.mechanism]
+    spread = {"laplace": math.sqrt(2), "radial": math.sqrt(2 + k), "gaussian": 1.0}[charge.mechanism]
     if not math.isclose(sd, spread * float(charge.scale), rel_tol=1e-9):
         return [f"{charge.what}: noise of deviation {sd:g} is stated, scale {charge.scale} was charged"]
     return []
-
-
-def _joint(settings: Mapping[str, Any], charge: Charge, design: MomentConfig, neighbours: str) -> str:
-    """Recompute the joint cost of class sums and second moments from the stated noise."""
-    sums, second = (Fraction(settings[key]) for key in ("sd_sums", "sd_second_diagonal"))
-    loss = design.clip().joint_loss_squared(sums, second, neighbours) * design.contributions**2
-    charged = charge.loss**2
-    return f"joint mu^2 is {float(loss):g}, charged was {float(charged):g}" if loss > charged else ""
 
 
 def _attacked(charge: Charge, name: str, runs: int, source: Source) -> Finding:
@@ -283,3 +210,289 @@ def _attacked(charge: Charge, name: str, runs: int, source: Source) -> Finding:
     drawn = scores((law,), few, source)
     found = judge(f"{name}: {charge.what}", charge.neighbours, (charge,), drawn, laws=(law,))
     return replace(found, note=charge.unproved or found.note)
+
+
+# ---- Written files
+
+LABEL_CASES = 4  # times as many of labels, where only some types and places are dangerous
+EXPLAINED = 1  # of these, neighbours of which reports, cards, ONNX files and pages are compared too
+EPSILON = 3
+REFUSALS = 20  # further neighbours that are tried where all were refused
+N = 12  # records of a case
+ESTIMATOR = "estimator"  # folder of a saved one
+DIVERGED = "(the second run could not be continued with the noisy numbers of the first)"
+
+Write = Callable[[Any, Source, Path], Model]  # data set, noise, folder: write it all, and return the model
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two neighbouring data sets, what writes the files of one, and what differs, for a finding's note."""
+
+    one: Any
+    two: Any
+    write: Write
+    summary: str
+
+
+Form = Callable[[Random, Path], Pair | None]  # None where a library itself refuses such data
+
+
+def differing_files(pair: Pair, source: Source, *, explained: bool = False) -> list[str]:
+    """Return the names of the files that differ between neighbours with the same noisy numbers.
+
+    Parameters
+    ----------
+    pair : the neighbours.
+    source : of the first run's noise.
+    explained : whether to write report, card, ONNX file and the page of `adlm ui` too. They are made from the
+        saved artefacts.
+    """
+    with tempfile.TemporaryDirectory(prefix="adlm-audit-") as place:
+        folders = [Path(place) / side / "out" for side in ("one", "two")]  # reports show the last name
+        tap = Tap(source, Ledger())
+        _written(pair, pair.one, tap, folders[0], explained=explained)
+        try:
+            _written(pair, pair.two, Tap(source, Ledger(), tap.finished()), folders[1], explained=explained)
+        except DivergedError:
+            return [DIVERGED]
+        one, two = ({p.relative_to(f): p.read_bytes() for p in f.rglob("*") if p.is_file()} for f in folders)
+    return sorted(str(name) for name in one.keys() | two.keys() if one.get(name) != two.get(name))
+
+
+def _written(pair: Pair, data: Any, source: Source, folder: Path, *, explained: bool) -> None:
+    """Write all files that there are for a data set: artefacts, ledger, views of a notebook, and the rest."""
+    folder.mkdir(parents=True)
+    model = pair.write(data, source, folder)
+    views = (model.certificate, model)
+    (folder / "shown.txt").write_text("\n".join(f"{view}\n{view._repr_html_()}" for view in views))
+    if not explained:
+        return
+    place = folder / ESTIMATOR if (folder / ESTIMATOR).exists() else folder
+    try:
+        write_report(place, folder / "report.html")
+        (folder / "card.md").write_text(model_card(find(place)))
+        if importlib.util.find_spec("onnx") and importlib.util.find_spec("onnxruntime"):  # the extra `export`
+            export_onnx(model, folder / "model.onnx")
+        write_static(gather([place], [folder / "ledger"]), folder / "page.html")
+    except UserError as error:  # the data were taken, so this is no refusal of them
+        raise AssertionError(f"an artefact cannot be explained: {error}") from error
+
+
+def estimator_files(
+    estimator: PrivateEstimator, data: tuple[Any, Any], source: Source, folder: Path
+) -> Model:
+    """Fit an estimator on records and labels with a noise source, and save it.
+
+    Parameters
+    ----------
+    estimator : unfitted; its ledger is set.
+    data : X and y.
+    source, folder : the noise, and where to write.
+    """
+    estimator.ledger = folder / "ledger"
+    estimator._source = source
+    estimator.fit(*data)
+    estimator.save(folder / ESTIMATOR)
+    fitted = {name: value for name, value in sorted(vars(estimator).items()) if name.endswith("_")}
+    texts = [f"{name} {value!r}" for name, value in fitted.items() if name not in ("release_", "model_")]
+    (folder / "attributes.txt").write_text("\n".join([*texts, estimator._privacy_html()]))
+    return estimator.model_
+
+
+# Forms
+
+
+def classifier_files(
+    domain: TableDomain | Domain, data: tuple[Any, Any], source: Source, folder: Path
+) -> Model:
+    """Fit a classifier of a declared domain and save it.
+
+    Parameters
+    ----------
+    domain : the declaration.
+    data : X and y.
+    source, folder : the noise, and where to write.
+    """
+    return estimator_files(AdLMClassifier(EPSILON, domain=domain, size=N), data, source, folder)
+
+
+def _regressor(domain: TableDomain | Domain, data: tuple[Any, Any], source: Source, folder: Path) -> Model:
+    return estimator_files(AdLMRegressor(EPSILON, domain=domain, size=N), data, source, folder)
+
+
+LABELS: dict[tuple[str, ...], tuple[Any, ...]] = {  # how labels of these classes may be given
+    ("true", "false"): (True, False, "true", "false"),
+    ("1", "0"): (0, 1, "0", "1"),
+    ("true", "1", "no"): (True, 1, "no", "1"),
+}
+
+
+def _containers(labels: list[Any]) -> dict[str, Callable[[], Any]]:
+    """Labels as every library holds them."""
+    makers: dict[str, Callable[[], Any]] = {"list": lambda: labels, "NumPy": lambda: np.array(labels)}
+    makers["NumPy objects"] = lambda: np.array(labels, dtype=object)
+    try:
+        import pandas as pd
+    except ImportError:  # an optional library
+        return makers
+    kinds = {
+        "pandas": None,
+        "pandas objects": object,
+        "pandas categories": "category",
+        "pandas numbers": "Int64",
+    }
+    kinds["pandas truth"] = "boolean"
+    return makers | {name: partial(pd.Series, labels, dtype=kind) for name, kind in kinds.items()}
+
+
+def labels_of_any_type(
+    rng: Random, folder: Path, *, write: Callable[..., Model] = classifier_files
+) -> Pair | None:
+    """Frames whose labels are texts, numbers or truth values, with one label of another type or missing.
+
+    Parameters
+    ----------
+    rng : of the draws.
+    folder : not used; nothing is read from files.
+    write : fits the classifier of a domain.
+    """
+    del folder
+    classes = rng.choice(list(LABELS))
+    spellings = LABELS[classes]
+    kind = rng.choice([type(spellings[0]), type(spellings[0]), str])
+    usual = [cell for cell in spellings if type(cell) is kind]
+    relation = rng.choice(["replace-one", "add-remove"])
+    missing = classes[0] if rng.random() < 0.9 else None
+    table = TableDomain(
+        (Column("age", "numeric", 0, 1), Column("ill", "label", classes=classes, missing=missing)),
+        neighbours=relation,
+    )
+    ages, labels = [rng.random() for _ in range(N)], [rng.choice(usual) for _ in range(N)]
+    at = rng.choice([0, 0, 0, rng.randrange(N)])
+    other_ages, others = list(ages), list(labels)
+    other_ages[at], others[at] = rng.random(), rng.choice([None, None, *spellings[:3]])
+    if relation == "add-remove":
+        del ages[at], labels[at]
+    name = rng.choice(sorted(_containers(labels)))
+    try:
+        data = [
+            (pa.table({"age": cells}), _containers(given)[name]())
+            for cells, given in ((ages, labels), (other_ages, others))
+        ]
+    except (TypeError, ValueError):
+        return None
+    return Pair(data[0], data[1], partial(write, table), f"{name}: {others[at]!r}, {relation}")
+
+
+def arrays(rng: Random, folder: Path, *, shape: tuple[int, ...] = (3,), family: str = "tabular") -> Pair:
+    """Arrays with labels that are names or codes, and one record at the bounds or beyond.
+
+    Parameters
+    ----------
+    rng : of the draws.
+    folder : not used.
+    shape, family : of the records.
+    """
+    del folder
+    classes = rng.choice([("a", "b"), ("0", "1"), ("true", "false")])
+    relation = rng.choice(["replace-one", "add-remove"])
+    domain = Domain(shape, 0, 1, classes, relation, family)
+    draws = np.random.default_rng(rng.randrange(1 << 30))
+    x, codes = draws.random((N, *shape)), draws.integers(0, 2, N)
+    other, changed = x.copy(), codes.copy()
+    at = rng.randrange(N)
+    other[at], changed[at] = rng.choice([-5.0, 0.0, 0.5, 1.0, 1e30]), 1 - codes[at]
+    if relation == "add-remove":
+        x, codes = np.delete(x, at, 0), np.delete(codes, at)
+    spelt = np.array(classes) if classes[0] != "0" or rng.random() < 0.5 else np.array([0, 1])
+    spelt = rng.choice([spelt, spelt.astype(object)])
+    return Pair(
+        (x, spelt[codes]),
+        (other, spelt[changed]),
+        partial(classifier_files, domain),
+        f"record {at}, {relation}",
+    )
+
+
+def targets(rng: Random, folder: Path) -> Pair:
+    """Frames with a numeric target, and one target that is missing, far out or a text."""
+    del folder
+    relation = rng.choice(["replace-one", "add-remove"])
+    target = Column("days", "target", 0, 10, missing=5)
+    table = TableDomain((Column("age", "numeric", 0, 1), target), neighbours=relation)
+    ages, days = [rng.random() for _ in range(N)], [rng.choice([0, 3.5, 10, 7]) for _ in range(N)]
+    at = rng.randrange(N)
+    others: list[Any] = list(days)
+    others[at] = rng.choice([None, float("nan"), "4", -1e9, 1e300, 10, 0])
+    if relation == "add-remove":
+        one = (pa.table({"age": np.delete(ages, at)}), [*days[:at], *days[at + 1 :]])
+    else:
+        one = (pa.table({"age": ages}), days)
+    two = (pa.table({"age": ages}), others)
+    return Pair(one, two, partial(_regressor, table), f"{others[at]!r}, {relation}")
+
+
+FORMS: dict[str, Form] = {
+    "classifiers of labels of every type": labels_of_any_type,
+    "classifiers of arrays": arrays,
+    "classifiers of images": partial(arrays, shape=(8, 8), family="drawn"),
+    "regressors": targets,
+}
+
+
+def search_files(
+    form: Form, cases: int, source: Source, *, seed: int = 0, explained: int = EXPLAINED
+) -> Finding:
+    """Compare all written files of random neighbours.
+
+    Parameters
+    ----------
+    form : draws neighbours.
+    cases : pairs that are drawn.
+    source : of the noise.
+    seed : of the draws.
+    explained : pairs of which reports, cards, ONNX files and pages are compared too.
+    """
+    compared, refused, changed, example = 0, 0, set[str](), ""
+    with tempfile.TemporaryDirectory(prefix="adlm-audit-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of noisy models, and a library's about odd columns
+        for number in range(cases + REFUSALS):
+            if number >= cases and compared:
+                break
+            pair = form(Random(f"{seed} {number}"), Path(folder))
+            try:
+                found = (
+                    None if pair is None else differing_files(pair, source, explained=compared < explained)
+                )
+            except UserError:
+                found = None
+            if pair is None or found is None:
+                refused += 1
+                continue
+            compared += 1
+            if found and not changed:
+                example = pair.summary
+            changed |= set(found)
+    shown = f"; {', '.join(sorted(changed)[:4])} differ ({example[:80]})" if changed else ""
+    return Finding(
+        attack="written files",
+        mechanism="",
+        neighbours="both",
+        claimed=Fraction(1),
+        proved=Fraction(1),
+        lower=float("inf") if changed else 0.0,
+        confidence=1.0,
+        runs=compared + refused,
+        fault=compared == 0,
+        note=f"{compared} neighbours compared, {refused} refused{shown}",
+    )
+
+
+def product_files(cases: int, source: Source, seed: int = 0) -> list[Finding]:
+    """Search every form for a record that shows in a file otherwise than through noisy numbers."""
+    findings = []
+    for name, form in FORMS.items():
+        times = LABEL_CASES if form is labels_of_any_type else 1
+        findings.append(replace(search_files(form, times * cases, source, seed=seed), mechanism=name))
+    return findings

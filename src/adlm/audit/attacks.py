@@ -10,30 +10,48 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import ndtr
+import torch
+from scipy.special import log_softmax, ndtr
 
-from adlm.audit.replay import Call, Comparison, Neighbours, Worst, declared, record
+from adlm.audit.replay import (
+    FREE,
+    Call,
+    Comparison,
+    Minimum,
+    Neighbours,
+    Records,
+    Subject,
+    Tap,
+    Worst,
+    declared,
+)
 from adlm.audit.statistics import (
     ALPHA,
     Finding,
     Point,
     Reals,
+    clopper_pearson_lower,
     clopper_pearson_upper,
     guess_bound,
+    one_run_bound,
     right_guesses,
     threshold_bound,
 )
-from adlm.audit.subjects import Records, Subject, release_vectors
-from adlm.domain import NEIGHBOURS, Domain
-from adlm.mechanism.calibration import MomentConfig
-from adlm.mechanism.objective import FINE_UNIT, NOISE_STEPS, Objective, ObjectiveNoise, residuals
-from adlm.mechanism.objective import calibrate as calibrate_objective
-from adlm.privacy.accounting import Charge, Mechanism, compose, gaussian_epsilon
+from adlm.audit.subjects import release_plan
+from adlm.domain import Domain
+from adlm.engine.passes import as_records
+from adlm.mechanism.objective import PRECISION_UNIT, perturbed_minimum
+from adlm.mechanism.planner import Plan
+from adlm.model.estimates import fit_class_model
+from adlm.model.head import FEATURE_UNIT, WEIGHT_UNIT
+from adlm.model.training import Examples, TrainingConfig, train
+from adlm.privacy.accounting import GAUSSIAN, Budget, Charge, compose, gaussian_epsilon
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
 from adlm.runtime.arithmetic import root_up
@@ -44,8 +62,13 @@ GUESSES, SIMULATED = 0.6, 0.2  # shares of a test's level: right guesses, and wh
 CLASSES = 500  # runs in one release of many classes; its time grows with their square
 BYSTANDER = 0.25  # a record in each of these classes that is the same in both data sets
 DRAWS, FEWEST = 4_000_000, 4_000  # most numbers drawn for a test on one data set; fewest runs all the same
-RADIAL_RUNS = 5_000  # most runs on radial noise, which is slow to draw
-RADIAL = 25  # numbers of other noise that cost as much as one of radial noise
+RADIAL, CHOICE = 25, 200  # numbers of other noise that cost as much as one of radial noise, or a choice
+MINIMA, STATED = 300, 4_000  # minima of a perturbed loss that are released on each data set, and simulated
+ABOVE, BELOW = (1.25, 1.5, 2.0), (0.75, 0.5, 0.25)  # factors on how far apart the simulated ones are
+NEWTON = 40  # steps towards a simulated minimum
+CANARY_CLASSES, GUESSED = 10, 0.4  # classes of canaries, and the share of them that is guessed
+DRAWN = 4000  # vectors that a model is trained on
+COARSE = 1 << 12  # steps of a noise scale, below which Laplace noise is simulated on integers
 SEARCH = 8  # doubles on either side of the u that inverts a floating-point sampler
 STEPS = 1 << 20  # grid steps in one unit, for the support attack on the product's noise
 Sampler = Callable[[int], Reals]
@@ -61,12 +84,13 @@ class Law:
     Attributes
     ----------
     mechanism, scale : of the noise; scale in grid steps. Radial noise is independent in each row of the last
-        axis, other noise in each number.
+        axis, other noise in each number. A `choice` is made once, by scores.
     one, two : inputs on the two data sets, of equal shape, in grid steps.
-    stretch : factor on the distance of the inputs at which they would be as far apart as is charged.
+    stretch : factor on the distance of the inputs at which they would be as far apart as is charged; of a
+        choice, the share of the stated scale that it is made with.
     """
 
-    mechanism: Mechanism
+    mechanism: str
     scale: Fraction
     one: Reals
     two: Reals
@@ -81,6 +105,8 @@ class Law:
             rows = zip(np.atleast_2d(self.one), np.atleast_2d(self.two), strict=True)
             return [(a, b) for a, b in rows if (a != b).any()]
         differ = self.one != self.two
+        if self.mechanism == "choice":
+            differ = np.full(len(differ), differ.any())
         return [(self.one[differ], self.two[differ])] if differ.any() else []
 
     def add_scores(self, scores: tuple[Reals, Reals], source: Source) -> None:
@@ -88,12 +114,39 @@ class Law:
         for one, two in self.moved():
             block = max(1, BLOCK // one.size)
             for total, centre in zip(scores, (one, two), strict=True):
+                if self.mechanism == "choice":
+                    given = centre.astype(np.int64)
+                    picked = [source.choose(given, self.scale) for _ in range(len(total))]
+                    total += self.log_odds()[picked]
+                    continue
                 for start in range(0, len(total), block):
                     rows = min(block, len(total) - start)
-                    noise = source.draw(self.mechanism, (rows, one.size), self.scale)
+                    noise = source.draw(self.mechanism, (rows, one.size), self.scale)  # type: ignore[arg-type]
                     total[start : start + rows] += log_ratio(
                         self.mechanism, self.scale, centre + noise, one, two
                     )
+
+    def log_odds(self, factor: float = 1.0) -> Reals:
+        """Return log Pr[i | one] - log Pr[i | two] of a choice at the stated scale over `factor`."""
+        sharp = factor * self.stretch / float(self.scale)
+        return np.asarray(log_softmax(self.one * sharp) - log_softmax(self.two * sharp))
+
+    def choices(self, runs: int, rng: np.random.Generator) -> Callable[[float], Reals]:
+        """Simulate stated choices: log likelihood ratios for the data set that each was made from."""
+        half, uniform = runs // 2, rng.random(runs)
+
+        def losses(factor: float) -> Reals:
+            sharp = factor * self.stretch / float(self.scale)
+            ratio = self.log_odds(factor)
+            sides = [np.exp(log_softmax(side * sharp)).cumsum() for side in (self.one, self.two)]
+            last = len(ratio) - 1
+            first, second = (
+                np.minimum(np.searchsorted(side, part), last)
+                for side, part in zip(sides, (uniform[:half], uniform[half:]), strict=True)
+            )
+            return np.concatenate([ratio[first], -ratio[second]])
+
+        return losses
 
 
 def log_ratio(mechanism: str, scale: Fraction, output: npt.ArrayLike, one: Reals, two: Reals) -> Reals:
@@ -124,9 +177,8 @@ def scores(laws: Sequence[Law], runs: int, source: Source) -> tuple[Reals, Reals
 
 def affordable(laws: Sequence[Law]) -> int:
     """Return the number of runs that a test can draw: fewer for many numbers, and for radial noise."""
-    numbers = sum(
-        one.size * (RADIAL if law.mechanism == "radial" else 1) for law in laws for one, _ in law.moved()
-    )
+    cost = {"radial": RADIAL, "choice": CHOICE}
+    numbers = sum(one.size * cost.get(law.mechanism, 1) for law in laws for one, _ in law.moved())
     return max(FEWEST, DRAWS // max(1, numbers))
 
 
@@ -134,8 +186,9 @@ def stated_guesses(laws: Sequence[Law], rng: np.random.Generator, alpha: float) 
     """Return how often the best attacker guesses right between inputs as far apart as charged, and farther.
 
     The function maps a factor on that distance to an upper bound on the share of right guesses at even odds.
-    It is exact for Gaussian noise. Other noise is simulated in floating point, once for all factors, and a
-    Clopper-Pearson bound is taken at level `alpha`.
+    It is exact for Gaussian noise. Other noise is simulated, once for all factors, and a Clopper-Pearson
+    bound is taken at level `alpha`. Laplace noise of a few steps is simulated on integers, where it is easier
+    to guess than in the limit of a fine grid; other noise is rounded, which makes nothing easier.
 
     Formal guarantees
     -----------------
@@ -151,9 +204,18 @@ def stated_guesses(laws: Sequence[Law], rng: np.random.Generator, alpha: float) 
     widest = max((a.size for law, a, _ in moved if law.mechanism == "laplace"), default=1)
     runs = min(REFERENCE, 8 * BLOCK // widest)
     for law, one, two in moved:
+        if law.mechanism == "choice":
+            parts.append(law.choices(runs, rng))
+            continue
         apart = np.abs(one - two) * law.stretch / float(law.scale)
         if law.mechanism == "gaussian":
             squared += float(apart @ apart)
+        elif law.mechanism == "laplace" and law.scale < COARSE:
+            distance, scale = (
+                np.abs(one - two) * max(law.stretch, 1.0),
+                float(law.scale) / min(law.stretch, 1.0),
+            )
+            parts.append(_discrete_loss(distance, scale, runs, rng))
         elif law.mechanism == "laplace":
             parts.append(_laplace_loss(apart, rng.laplace(size=(runs, apart.size))))
         else:
@@ -178,6 +240,20 @@ def stated_guesses(laws: Sequence[Law], rng: np.random.Generator, alpha: float) 
 def _laplace_loss(apart: Reals, noise: Reals) -> Callable[[float], Reals]:
     size = np.abs(noise)
     return lambda factor: np.asarray((np.abs(noise + factor * apart) - size).sum(1))
+
+
+def _discrete_loss(
+    distance: Reals, scale: float, runs: int, rng: np.random.Generator
+) -> Callable[[float], Reals]:
+    """Simulate Laplace noise on integers, of few steps; distances are rounded up to whole ones."""
+    stop = 1 - math.exp(-1 / scale)
+    noise = rng.geometric(stop, (runs, distance.size)) - rng.geometric(stop, (runs, distance.size))
+
+    def losses(factor: float) -> Reals:
+        moved = np.ceil(factor * distance - 1e-9)
+        return np.asarray((np.abs(noise + moved) - np.abs(noise)).sum(1) / scale)
+
+    return losses
 
 
 def _radial_loss(apart: float, along: Reals, across: Reals) -> Callable[[float], Reals]:
@@ -217,7 +293,7 @@ def judge(
     """
     totals = compose(charges)
     delta = float(totals.delta)
-    gaussian = all(charge.mechanism == "gaussian" for charge in charges)
+    gaussian = all(c.mechanism == "gaussian" for c in charges) and all(w.mechanism != "choice" for w in laws)
     mu = root_up(sum((c.loss**2 for c in charges if c.mechanism == "gaussian"), Fraction(0)))
 
     def at(factor: float) -> float:
@@ -252,6 +328,7 @@ def judge(
         delta=delta,
         note="epsilon at least, by " + ", ".join(f"{key} {value:.3f}" for key, value in bounds.items()),
         curve=curve(runs),
+        mu=float(mu) if gaussian else 0.0,
     )
 
 
@@ -281,10 +358,12 @@ def laws_of(subject: Subject, comparison: Comparison, focus: int | None = None) 
     """Return the noise laws of one charge, or of all, at a pair of neighbours that was replayed."""
     laws = []
     for (one, two), index in zip(comparison.pairs, subject.covers, strict=True):
-        if index is None or focus not in (None, index) or not comparison.powers[index]:
+        if index is None or index == FREE or focus not in (None, index) or not comparison.powers[index]:
             continue
         share = float(declared(comparison.charges[index]) / comparison.powers[index])
         stretch = math.sqrt(share) if one.mechanism == "gaussian" else share
+        if one.mechanism == "choice":
+            stretch = float(subject.weaken)
         laws.append(Law(one.mechanism, one.scale, *_inputs(one, two), stretch))
     return tuple(laws)
 
@@ -301,8 +380,9 @@ def distinguish(
     *,
     focus: int | None = None,
     alpha: float = ALPHA,
+    minima: int = MINIMA,
 ) -> Finding:
-    """Attack one charge of a mechanism, or all together, at a pair of neighbours, with noise in blocks.
+    """Attack one charge of a mechanism, or all of its sums together, at a pair of neighbours.
 
     Parameters
     ----------
@@ -310,79 +390,169 @@ def distinguish(
     pair : two neighbouring data sets, replayed.
     runs : on each data set, as far as they are `affordable`.
     source : of the noise.
-    focus : index of the charge; None for all.
+    focus : index of the charge; None for all but those of a perturbed loss.
     alpha : level of the test.
+    minima : of a perturbed loss: most runs on each data set.
     """
     comparison = pair.comparison
-    charges = comparison.charged(focus)
-    laws = laws_of(subject, comparison, focus)
-    few = min(runs, affordable(laws))
+    chosen = [focus] if focus is not None else [i for i in subject.charges if i not in subject.losses]
+    charges = [comparison.charges[i] for i in chosen]
     what = "" if focus is None or len(comparison.charges) == 1 else f": {charges[0].what}"
-    drawn = scores(laws, few, source)
+    if focus in subject.losses:
+        assert focus is not None
+        one, two = comparison.minima[subject.losses.index(focus)]
+        drawn = minima_scores(one, two, min(runs, minima), source, subject.weaken)
+        stated = comparison.charges[focus : focus + 3]
+        return judge_minima(subject.name + what, stated, drawn, (one, two), alpha)
+    laws = laws_of(subject, comparison, focus)
+    drawn = scores(laws, min(runs, affordable(laws)), source)
     return judge(subject.name + what, subject.neighbours, charges, drawn, laws=laws, alpha=alpha)
 
 
-def distinguish_all(subject: Subject, worst: Worst, runs: int, source: Source) -> list[Finding]:
-    """Attack each charge of a mechanism at its worst neighbours, and all together.
+def distinguish_all(
+    subject: Subject, worst: Worst, runs: int, source: Source, *, alpha: float = ALPHA, minima: int = MINIMA
+) -> list[Finding]:
+    """Attack each charge of a mechanism at its worst neighbours; parameters as for `distinguish`."""
+    return [
+        distinguish(subject, worst[i], runs, source, focus=i, alpha=alpha, minima=minima)
+        for i in subject.charges
+    ]
+
+
+# The perturbed loss
+
+
+def minima_scores(
+    one: Minimum, two: Minimum, runs: int, source: Source, weaken: Fraction = Fraction(1)
+) -> tuple[Reals, Reals]:
+    """Return log likelihood ratios of minima that the product releases, on each of two data sets.
 
     Parameters
     ----------
-    subject, runs, source : as for `distinguish`.
-    worst : what the search for neighbours found.
-    """
-    foci = [None] if len(worst) == 2 else list(worst)
-    return [distinguish(subject, worst[focus], runs, source, focus=focus) for focus in foci]
-
-
-def whole_scores(subject: Subject, pair: Neighbours, runs: int, source: Source) -> tuple[Reals, Reals]:
-    """Return log likelihood ratios where every run is a new, whole release.
-
-    A release made of one data set is replayed on the other with its outputs frozen, so that stages which
-    depend on earlier outputs have the right inputs on both.
-
-    Parameters
-    ----------
-    subject : the mechanism.
-    pair : two neighbouring data sets.
-    runs : on each data set.
+    one, two : the loss on either data set.
+    runs : on each.
     source : of the noise.
+    weaken : factor on the noise.
     """
+    tap = Tap(source, Ledger(), weaken=weaken)
 
-    def score(data: Records, other: Records) -> float:
-        calls = record(subject, data, source).calls
-        replayed = record(subject, other, source, calls).calls
-        return sum(
-            float(log_ratio(one.mechanism, one.scale, one.output, *_inputs(one, two)).sum())
-            for one, two in zip(calls, replayed, strict=True)
-        )
+    def released(side: Minimum) -> Reals:
+        part: Any = (np.rint(side.rows * FEATURE_UNIT).astype(np.int16), side.answers)
+        records, width = as_records(lambda: [part]), side.rows.shape[1] - 1
+        made = [
+            perturbed_minimum(records, side.objective, side.noise, side.offsets, tap, width)
+            for _ in range(runs)
+        ]
+        return np.stack(made) / WEIGHT_UNIT
 
-    totals = (np.empty(runs), np.empty(runs))
-    for run in range(runs):
-        totals[0][run] = score(pair.data, pair.neighbour)
-        totals[1][run] = -score(pair.neighbour, pair.data)
-    return totals
+    first, second = (
+        one.log_density(weights) - two.log_density(weights) for weights in (released(one), released(two))
+    )
+    return first, second
 
 
-def whole_releases(
-    subject: Subject, pair: Neighbours, runs: int, source: Source, *, alpha: float = ALPHA
-) -> Finding:
-    """Attack a mechanism at a pair of neighbours, each run a whole release.
+def simulated_minima(side: Minimum, runs: int, factor: float, rng: np.random.Generator) -> Reals:
+    """Return (runs, R, 1 + k) minima with the stated noise over `factor`, in floating point, by Newton steps.
 
     Parameters
     ----------
-    subject, pair, runs, source : as for `whole_scores`.
-    alpha : level of the test.
+    side : the loss on a data set.
+    runs : number of minima.
+    factor : of less noise.
+    rng : of the noise.
     """
-    drawn = whole_scores(subject, pair, runs, source)
-    laws = laws_of(subject, pair.comparison) if len(subject.covers) == 1 else ()  # else inputs vary by run
-    return judge(
-        subject.name,
-        subject.neighbours,
-        pair.comparison.charges,
-        drawn,
-        laws=laws,
-        attack="distinguishing, whole release",
-        alpha=alpha,
+    objective, shape = side.objective, (runs, *side.weights.shape)
+    if objective.noise == "laplace":
+        noise = rng.laplace(size=shape)
+    else:
+        noise = rng.normal(size=shape)
+        if objective.noise == "radial":
+            noise *= rng.gamma(shape[2], size=shape[:2])[..., None] / np.linalg.norm(noise, axis=2)[..., None]
+    noise *= side.noise.scale / factor
+    if objective.precision is not None:
+        noise *= PRECISION_UNIT / objective.weighting
+    if objective.rows > 1:
+        noise -= noise.mean(1, keepdims=True)
+    weights = np.zeros(shape)
+    slope = side.slope(weights) + noise
+    size = np.linalg.norm(slope, axis=(1, 2))
+    steepest = objective.ridge + float(objective.curvature) * float((side.rows**2).sum())
+    for _ in range(NEWTON):
+        if size.max() < 1e-7 * objective.ridge:
+            break
+        step = np.linalg.solve(side.hessian(weights), slope.reshape(runs, -1, 1)).reshape(shape)
+        moved = weights - step
+        after = side.slope(moved) + noise
+        worse = np.linalg.norm(after, axis=(1, 2)) >= size
+        if worse.any():  # the loss bends at its cap: a short step along the gradient always helps
+            moved[worse] = (weights - slope / steepest)[worse]
+            after = side.slope(moved) + noise
+        weights, slope, size = moved, after, np.linalg.norm(after, axis=(1, 2))
+    return weights
+
+
+def judge_minima(
+    name: str,
+    charges: Sequence[Charge],
+    runs: tuple[Reals, Reals],
+    pair: tuple[Minimum, Minimum],
+    alpha: float,
+) -> Finding:
+    """Turn scores of minima on two neighbours into a finding.
+
+    Two bounds share the level: a threshold on the score against epsilon, where the noise is pure; and the
+    share of right guesses against that of simulated minima with the stated noise, or with less of it.
+
+    Parameters
+    ----------
+    name : of the finding.
+    charges : of noise, ridge and error of the minimum.
+    runs : log likelihood ratios of released minima on either data set.
+    pair : the loss on either data set.
+    alpha : level of both bounds.
+    """
+    totals, rng = compose(charges), np.random.default_rng()
+    one, two = pair
+
+    def stated(factor: float) -> float:
+        first, second = (simulated_minima(side, STATED, factor, rng) for side in pair)
+        right = right_guesses(one.log_density(first) - two.log_density(first))
+        right += right_guesses(two.log_density(second) - one.log_density(second))
+        return float(clopper_pearson_upper(right, 2 * STATED, SIMULATED * alpha))
+
+    right = right_guesses(runs[0]) + right_guesses(-runs[1])
+    share = float(clopper_pearson_lower(right, len(runs[0]) + len(runs[1]), GUESSES * alpha))
+    exceeds = share > stated(1.0)
+    found = 1.0 if exceeds else 0.0
+    if exceeds:  # the largest factor that is refuted, on a grid
+        for factor in ABOVE:
+            if share <= stated(factor):
+                break
+            found = factor
+    else:
+        found = next((factor for factor in BELOW if share > stated(factor)), 0.0)
+    pure = sum(float(c.loss) for c in charges if c.mechanism not in GAUSSIAN)
+    mu = charges[0].loss if charges[0].mechanism in GAUSSIAN else Fraction(0)
+    lower = found * pure
+    if mu:
+        noise = replace(charges[0], sensitivity=charges[0].sensitivity * Fraction(max(found, 0.01)))
+        lower = pure + float(noise.epsilon_proved) if found else 0.0
+    bounds = {"guesses": lower}
+    rest = (1 - GUESSES - SIMULATED) * alpha
+    bounds["threshold"] = threshold_bound(*runs, alpha=rest, delta=float(totals.delta)).value
+    return Finding(
+        attack="distinguishing",
+        mechanism=name,
+        neighbours=totals.neighbours,
+        claimed=totals.epsilon_claimed,
+        proved=totals.epsilon_proved,
+        lower=max(bounds.values()),
+        confidence=1 - alpha,
+        runs=len(runs[0]),
+        delta=float(totals.delta),
+        note="epsilon at least, by " + ", ".join(f"{key} {value:.3f}" for key, value in bounds.items()),
+        fault=exceeds,
+        curve=curve(runs),
     )
 
 
@@ -390,7 +560,7 @@ def whole_releases(
 
 
 def released_sums(
-    design: MomentConfig, neighbours: str, runs: int, value: float | None, source: Source
+    budget: Budget, neighbours: str, runs: int, value: float | None, source: Source
 ) -> tuple[Reals, tuple[Charge, ...]]:
     """Return (runs,) released sums of as many classes, and the charges of each release.
 
@@ -400,13 +570,14 @@ def released_sums(
 
     Parameters
     ----------
-    design, neighbours : the public settings, and the relation.
+    budget, neighbours : of each release.
     runs : numbers to return.
     value : of the record besides the bystander in every class; None for no such record.
     source : of the noise.
     """
     classes = min(runs, CLASSES)
     domain = Domain((1,), -1.0, 1.0, tuple(map(str, range(classes))), neighbours)
+    plan = Plan("class sums", classes, 1, "gaussian" if budget.delta else "laplace", sums_constant=0.0)
     codes = np.arange(classes)
     values = np.full((classes, 1), BYSTANDER)
     if value is not None:
@@ -414,7 +585,7 @@ def released_sums(
     sums: list[Reals] = []
     charges: tuple[Charge, ...] = ()
     for _ in range(-(-runs // classes)):
-        release = release_vectors(Records(values, codes), domain, design, Ledger(), source)
+        release = release_plan(Records(values, codes), domain, plan, budget, Ledger(), source)
         charges = release.certificate.charges
         sums.append(release.moments().sums[:, 0].numpy())
     return np.concatenate(sums)[:runs], charges
@@ -436,10 +607,10 @@ def released_class_sums(
     source : of the noise.
     alpha : level of the test.
     """
-    design = MomentConfig(epsilon, delta, 1, 1.0, constant=0.0)
+    budget = Budget(epsilon, delta)
     other = 0.0 if neighbours == "add-remove" else -1.0
-    with_record, charges = released_sums(design, neighbours, runs, 1.0, source)
-    without, _ = released_sums(design, neighbours, runs, other or None, source)
+    with_record, charges = released_sums(budget, neighbours, runs, 1.0, source)
+    without, _ = released_sums(budget, neighbours, runs, other or None, source)
     middle = BYSTANDER + (1.0 + other) / 2
     name = f"one class sum, {'Gaussian' if delta else 'Laplace'}, from the released numbers"
     loss = np.array([float(charges[0].loss)])
@@ -568,71 +739,66 @@ def support(
     )
 
 
-# The perturbed loss
+# Canaries in one run
+#
+# Each canary is a record chosen by the attacker, which an independent fair coin puts into the data or not
+# (under replace-one: itself or its opposite). The attacker sees the release, or a model trained on it,
+# guesses the most confident coins and abstains on the rest; too many correct guesses refute epsilon (Steinke,
+# Nasr and Jagielski 2023). A longer training must not make the guesses better.
 
 
-def perturbed_losses(runs: int, source: Source, *, weaken: float = 1.0) -> list[Finding]:
-    """Attack the minimum of a perturbed loss, whose density is known: noise density times Hessian.
+def canaries(
+    k: int, neighbours: str, source: Source, rng: np.random.Generator, epochs: Sequence[int] = (1, 100)
+) -> list[Finding]:
+    """Plant canaries in a release of class sums: coordinate j alone, in class c, for all j and c.
 
-    One record of two classes with one feature, whose label differs between neighbours (replace-one) or which
-    is missing (add-remove). The ridge is so large that the minimum stays where the bound is attained. Noise,
-    its calibration and the gradient of the loss are the product's; the minimum of one weight is found for all
-    runs at once, by bisection.
+    Such a canary puts the whole norm bound of a record into one released number, the best case for the
+    attacker. It guesses from the release, and from a linear model that is trained on draws from it.
 
     Parameters
     ----------
-    runs : on each data set.
+    k : number of coordinates; there are CANARY_CLASSES times as many canaries.
+    neighbours : the relation.
     source : of the noise.
-    weaken : factor on the noise that the charges do not know of; 1 except for negative controls.
+    rng : decides which canaries are in.
+    epochs : of the models.
     """
-    findings, runs = [], min(runs, RADIAL_RUNS)
-    for neighbours in NEIGHBOURS:
-        objective = Objective("classes", 2, "laplace", 1.0, 200.0, 1.0, 1.0, 0.01, 1)
-        calibrated = calibrate_objective(objective, Fraction(2), neighbours)
-        two = (0,) if neighbours == "replace-one" else ()
-        outputs = [_minima(objective, calibrated, labels, runs, source, weaken) for labels in ((1,), two)]
-        ratios = [
-            _log_density(objective, calibrated.scale, (1,), w)
-            - _log_density(objective, calibrated.scale, two, w)
-            for w in outputs
-        ]
-        name = f"loss perturbed once, {neighbours}"
-        findings.append(judge(name, neighbours, calibrated.charges, (ratios[0], ratios[1])))
+    plan = Plan("class sums", CANARY_CLASSES, k, "laplace", sums_constant=0.05)
+    domain = Domain((k,), 0.0, 1.0, tuple(map(str, range(CANARY_CLASSES))), neighbours)
+    coins = rng.random((CANARY_CLASSES, k)) < 0.5
+    values, codes = np.tile(np.eye(k), (CANARY_CLASSES, 1)), np.repeat(np.arange(CANARY_CLASSES), k)
+    if neighbours == "add-remove":
+        values, codes = values[coins.ravel()], codes[coins.ravel()]
+    else:
+        values = np.where(coins.ravel()[:, None], values, -values)
+    release = release_plan(Records(values, codes), domain, plan, Budget(Fraction(1)), Ledger(), source)
+    moments, totals = release.moments(), release.certificate.totals
+    by_source = {"canaries in a whole release": moments.sums.numpy()}
+    x, y = fit_class_model(moments, None).sample(DRAWN, torch.Generator().manual_seed(0))
+    for count in epochs:
+        head = torch.nn.Linear(k, CANARY_CLASSES)
+        torch.nn.init.zeros_(head.weight)
+        torch.nn.init.zeros_(head.bias)
+        config = TrainingConfig(epochs=count, batch_size=500, optimiser="SGD", learning_rate=0.5)
+        train(head, Examples(x, y), config, device="cpu")
+        weight = head.weight.detach().double().numpy()
+        by_source[f"canaries, model after {count} epoch{'s' * (count > 1)}"] = weight - weight.mean(0)
+    findings = []
+    for name, evidence in by_source.items():
+        order, truth = np.argsort(evidence.ravel()), coins.ravel()
+        each = max(1, int(GUESSED * truth.size / 2))
+        right = int((~truth[order[:each]]).sum() + truth[order[-each:]].sum())
+        findings.append(
+            Finding(
+                attack="canaries",
+                mechanism=name,
+                neighbours=neighbours,
+                claimed=totals.epsilon_claimed,
+                proved=totals.epsilon_proved,
+                lower=one_run_bound(right, 2 * each, truth.size, alpha=ALPHA),
+                confidence=1 - ALPHA,
+                runs=truth.size,
+                note=f"{right} of {2 * each} guesses right, {truth.size} canaries",
+            )
+        )
     return findings
-
-
-def _slope(objective: Objective, labels: tuple[int, ...], weights: Reals) -> Reals:
-    """Gradient of the loss and the ridge at (runs,) weights of one feature that is 1."""
-    total = objective.ridge * weights
-    for label in labels:
-        total = total + residuals(weights[:, None].copy(), np.full(len(weights), label), objective)[:, 0]
-    return np.asarray(total)
-
-
-def _minima(
-    objective: Objective,
-    calibrated: ObjectiveNoise,
-    labels: tuple[int, ...],
-    runs: int,
-    source: Source,
-    weaken: float,
-) -> Reals:
-    """Return (runs,) released minima."""
-    drawn = source.radial(runs, 1, NOISE_STEPS)[:, 0].astype(np.float64)
-    linear = drawn * (calibrated.scale * weaken / NOISE_STEPS)
-    far = (np.abs(linear).max() + len(labels)) / objective.ridge + 1.0
-    low, high = np.full(runs, -far), np.full(runs, far)
-    for _ in range(80):
-        middle = (low + high) / 2
-        below = _slope(objective, labels, middle) + linear < 0
-        low, high = np.where(below, middle, low), np.where(below, high, middle)
-    rounding = source.radial(runs, 1, calibrated.rounding)[:, 0].astype(np.float64) / FINE_UNIT
-    return np.asarray((low + high) / 2 + weaken * rounding)
-
-
-def _log_density(objective: Objective, scale: float, labels: tuple[int, ...], weights: Reals) -> Reals:
-    """Log density of the minimum, but for a constant: noise at minus the slope, times the Hessian."""
-    step = 1e-6
-    slope = _slope(objective, labels, weights)
-    hessian = (_slope(objective, labels, weights + step) - slope) / step
-    return np.asarray(-np.abs(slope) / scale + np.log(np.maximum(hessian, objective.ridge)))

@@ -9,6 +9,10 @@ that comes nearest to what is charged, or exceeds it; it treats mechanisms as bl
 Every mechanism takes a `Source`, draws noise by its methods, and adds it. A `Tap` is a source whose noise is
 a proxy that records what it is added to: the mechanism's input. The code under audit is the product's own,
 unchanged; noise made in any other way is detected, because a tap refuses to return random bytes.
+
+The minimum of a perturbed loss is not a sum with noise. There the released weights are frozen, and the noise
+that each data set would have needed for them is compared: the gradient of its loss, and its curvature
+(`Minimum`).
 """
 
 from __future__ import annotations
@@ -22,17 +26,143 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from adlm.audit.statistics import Finding
-from adlm.audit.subjects import Reals, Records, Subject
-from adlm.privacy.accounting import Charge, Epsilon, Mechanism, compose, gaussian_epsilon
+from adlm.audit.statistics import Finding, Reals
+from adlm.mechanism.objective import PRECISION_UNIT, Objective, ObjectiveNoise, residuals
+from adlm.mechanism.synthetic import CHOICE_MU
+from adlm.privacy.accounting import GAUSSIAN, Charge, Epsilon, Mechanism, compose, gaussian_epsilon
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Scale, Source
 from adlm.runtime.arithmetic import root_up
 
 Integers = npt.NDArray[np.int64]
+Codes = npt.NDArray[np.int64]
 Shape = int | tuple[int, ...]
-EVALUATIONS = 160  # pairs of neighbours that a search tries
 KEPT = 4  # pairs that the search goes on from, for each charge
+FREE = -1  # in `Subject.covers`: noise whose input is not compared, because something else is
+STEP = 1e-6  # of the derivative of a residual
+WEISZFELD = 25  # steps towards a geometric median
+ROUNDED = Fraction(10**9 - 1, 10**9)  # of powers that are computed in floating point
+
+
+@dataclass(frozen=True)
+class Records:
+    """A data set: (n, k) values and (n,) class codes."""
+
+    values: Reals
+    codes: Codes
+
+    def plus(self, other: Records) -> Records:
+        """These records and then others."""
+        return Records(np.vstack([self.values, other.values]), np.concatenate([self.codes, other.codes]))
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A mechanism under audit.
+
+    Attributes
+    ----------
+    name, neighbours : of the mechanism and of the relation it is audited for.
+    run : makes the release by the product's own code and returns the charges on its certificate.
+    covers : for each draw of noise in order, the index of its charge; None for noise on no record, and FREE
+        for the two draws of a perturbed loss.
+    width, classes : of the records.
+    box : whether records lie in [0, 1] (raw records) or are unbounded (feature vectors).
+    contributions : records in which neighbours differ.
+    losses : index of the charge of noise in each perturbed loss; the next one is that of its ridge.
+    weaken : factor on every noise scale that the charges do not know of; 1 except for negative controls.
+    """
+
+    name: str
+    neighbours: str
+    run: Callable[[Records, Ledger, Source], tuple[Charge, ...]]
+    covers: tuple[int | None, ...]
+    width: int
+    classes: int = 2
+    box: bool = False
+    contributions: int = 1
+    losses: tuple[int, ...] = ()
+    weaken: Fraction = Fraction(1)
+
+    @property
+    def label(self) -> str:
+        """Name and relation in one line."""
+        return f"{self.name}, {self.neighbours}"
+
+    @property
+    def charges(self) -> tuple[int, ...]:
+        """Indices of the charges that an attack can be made on."""
+        return tuple(sorted({c for c in self.covers if c is not None and c != FREE} | set(self.losses)))
+
+
+@dataclass(frozen=True, eq=False)
+class Minimum:
+    """A perturbed loss as it was minimised: its records and settings, and the weights that were released.
+
+    Attributes
+    ----------
+    objective, noise : the public settings, and the calibrated noise.
+    rows, answers : (n, 1 + k) bounded features, real, and (n,) class codes or standardised targets.
+    offsets, shift : (M,) as released, and (R,) as added to the scores.
+    weights : (R, 1 + k) released weights, real.
+    """
+
+    objective: Objective
+    noise: ObjectiveNoise
+    rows: Reals
+    answers: Reals
+    offsets: Reals
+    shift: Reals
+    weights: Reals
+
+    def _residuals(self, scores: Reals) -> Reals:
+        """Return (runs, n, R) gradients in (runs, n, R) scores."""
+        flat = np.ascontiguousarray(scores.reshape(-1, scores.shape[2]))
+        labels = np.tile(self.answers, len(scores))
+        return residuals(flat, labels, self.objective).reshape(scores.shape)
+
+    def _scores(self, weights: Reals) -> Reals:
+        return np.asarray(np.einsum("nk,trk->tnr", self.rows, weights) + self.shift)
+
+    def slope(self, weights: Reals) -> Reals:
+        """Return the (runs, R, 1 + k) gradients of loss and ridge at as many weights: minus the noise."""
+        found = np.einsum("tnr,nk->trk", self._residuals(self._scores(weights)), self.rows)
+        return np.asarray(found + self.objective.ridge * weights)
+
+    def hessian(self, weights: Reals) -> Reals:
+        """Return the (runs, D, D) Hessians of loss and ridge, D = R (1 + k)."""
+        scores = self._scores(weights)
+        runs, _, rows = scores.shape
+        bend = np.empty((*scores.shape, rows))
+        for r in range(rows):
+            side = np.zeros(rows)
+            side[r] = STEP
+            bend[..., r] = (self._residuals(scores + side) - self._residuals(scores - side)) / (2 * STEP)
+        found = np.einsum("tnrs,nk,nl->trksl", bend, self.rows, self.rows)
+        size = rows * self.rows.shape[1]
+        return np.asarray(found.reshape(runs, size, size) + self.objective.ridge * np.eye(size))
+
+    def loss_of(self, moved: Reals) -> Reals:
+        """Return the norms of (runs, R, 1 + k) noise over its scale; one shift of all rows costs nothing."""
+        if self.objective.precision is not None:
+            moved = moved * self.objective.weighting / PRECISION_UNIT
+        shift = np.zeros_like(moved[:, :1])
+        if self.objective.rows > 1:
+            shift = np.median(moved, axis=1, keepdims=True)
+        if self.objective.noise == "laplace":
+            return np.asarray(np.abs(moved - shift).sum((1, 2)) / self.noise.scale)
+        least = np.sqrt(((moved - shift) ** 2).sum(2)).sum(1)
+        for _ in range(WEISZFELD if self.objective.rows > 1 else 0):  # the best shift is a geometric median
+            near = 1 / np.maximum(np.sqrt(((moved - shift) ** 2).sum(2, keepdims=True)), 1e-12)
+            shift = (moved * near).sum(1, keepdims=True) / near.sum(1, keepdims=True)
+            least = np.minimum(least, np.sqrt(((moved - shift) ** 2).sum(2)).sum(1))
+        return np.asarray(least / self.noise.scale)
+
+    def log_density(self, weights: Reals) -> Reals:
+        """Return the log densities of released weights, up to a constant: of the noise, and the Hessian."""
+        size = self.loss_of(self.slope(weights))
+        cost = size**2 / 2 if self.objective.noise == "gaussian" else size
+        return np.asarray(np.linalg.slogdet(self.hessian(weights))[1] - cost)
 
 
 @dataclass(frozen=True)
@@ -41,14 +171,14 @@ class Call:
 
     Attributes
     ----------
-    mechanism : `laplace`, `gaussian` or `radial`.
+    mechanism : `laplace`, `gaussian`, `radial`, or `choice` by the exponential mechanism.
     scale : of the noise, in grid steps.
-    inputs : integers that the noise was added to; zeros when it was used alone.
-    output : their sum with the noise.
+    inputs : integers that the noise was added to; zeros when it was used alone; scores of a choice.
+    output : their sum with the noise, or the index chosen.
     charged : number of charges in the ledger when the noise was drawn.
     """
 
-    mechanism: Mechanism
+    mechanism: str
     scale: Fraction
     inputs: Integers
     output: Integers
@@ -76,6 +206,7 @@ class Tap(Source):
         super().__init__(bytes(32), seeded=False)
         self.source, self.ledger, self.frozen, self.weaken = source, ledger, frozen, weaken
         self.calls: list[Call | None] = []
+        self.minima: list[Minimum] = []
 
     def octets(self, count: int) -> npt.NDArray[np.uint8]:
         """Refuse."""
@@ -96,6 +227,19 @@ class Tap(Source):
     def radial(self, rows: int, width: int, scale: Scale) -> Any:
         """Stand in for radial noise."""
         return self._recorded("radial", (rows, width), scale)
+
+    def choose(self, scores: Integers, scale: Scale) -> int:
+        """Stand in for the exponential mechanism; with no noise at all if `weaken` is 0."""
+        exact = Fraction(scale) * self.weaken
+        picked = int(np.argmax(scores)) if not exact else self.source.choose(scores, exact)
+        if self.frozen is not None:
+            index = len(self.calls)
+            if index >= len(self.frozen) or self.frozen[index].inputs.shape != scores.shape:
+                raise DivergedError(f"choice {index + 1} has no counterpart of {len(scores)} scores")
+            picked = int(self.frozen[index].output[0])
+        inputs, charged = scores.astype(np.int64), len(self.ledger.charges)
+        self.calls.append(Call("choice", exact, inputs, np.array([picked]), charged))
+        return picked
 
     def _recorded(self, mechanism: Mechanism, shape: tuple[int, ...], scale: Scale) -> _Noise:
         index, exact = len(self.calls), Fraction(scale)
@@ -155,10 +299,11 @@ class _Noise(np.lib.mixins.NDArrayOperatorsMixin):
 
 @dataclass(frozen=True)
 class Recording:
-    """One run: its noise calls and the charges on its certificate."""
+    """One run: its noise calls, the charges on its certificate, and its perturbed losses."""
 
     calls: tuple[Call, ...]
     charges: tuple[Charge, ...]
+    minima: tuple[Minimum, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -170,15 +315,18 @@ class Comparison:
     charges : as declared, of the first run.
     powers : for each charge the loss that these neighbours cause. For Laplace noise it is the L1 distance
         over the scale, for radial noise the sum of the rows' L2 distances over it, for Gaussian noise the
-        square of the L2 distance over it. Exact (radial: rounded up by 10^-12).
+        square of the L2 distance over it. Exact (radial: rounded up by 10^-12). For a choice the range of
+        the differences of scores over the scale. For a perturbed loss the difference of the gradients at the
+        released weights, and of the log determinants of the Hessians, in floating point.
     faults : sentences on control flow, shapes, scales, charges; empty when all is the same.
-    pairs : the calls of both runs.
+    pairs, minima : the calls and the perturbed losses of both runs.
     """
 
     charges: tuple[Charge, ...]
     powers: tuple[Fraction, ...]
     faults: tuple[str, ...]
     pairs: tuple[tuple[Call, Call], ...]
+    minima: tuple[tuple[Minimum, Minimum], ...] = ()
 
     @property
     def within(self) -> bool:
@@ -194,11 +342,11 @@ class Comparison:
     def used(self, focus: int | None = None) -> float:
         """Return the share of the declared loss that these neighbours cause, of one charge or of all."""
         charges = self.charged(focus)
-        if len({charge.mechanism == "gaussian" for charge in charges}) > 1:  # the two kinds add as epsilons
+        if len({charge.mechanism in GAUSSIAN for charge in charges}) > 1:  # the two kinds add as epsilons
             return float(self.epsilon(focus)) / float(compose(charges).epsilon_proved)
         caused = sum(self.powers) if focus is None else self.powers[focus]
         share = float(caused / sum(map(declared, charges), Fraction(0)))
-        return math.sqrt(share) if charges[0].mechanism == "gaussian" else share
+        return math.sqrt(share) if charges[0].mechanism in GAUSSIAN else share
 
     def epsilon(self, focus: int | None = None) -> Epsilon:
         """Return the lower bound on epsilon from these neighbours, by the exact distribution of the noise.
@@ -209,7 +357,7 @@ class Comparison:
         chosen = range(len(self.charges)) if focus is None else [focus]
         total, mu = Fraction(0), Fraction(0)
         for i in chosen:
-            if self.charges[i].mechanism == "gaussian":
+            if self.charges[i].mechanism in GAUSSIAN:
                 mu += self.powers[i]
             else:
                 total += self.powers[i]
@@ -220,7 +368,7 @@ class Comparison:
 
 def declared(charge: Charge) -> Fraction:
     """Return the loss that a charge allows, in the units of `Comparison.powers`."""
-    return charge.loss**2 if charge.mechanism == "gaussian" else charge.loss
+    return charge.loss**2 if charge.mechanism in GAUSSIAN else charge.loss
 
 
 def record(
@@ -238,7 +386,7 @@ def record(
     ledger = Ledger()
     tap = Tap(source, ledger, frozen, subject.weaken)
     charges = subject.run(data, ledger, tap)
-    return Recording(tap.finished(), charges)
+    return Recording(tap.finished(), charges, tuple(tap.minima))
 
 
 def replay(subject: Subject, data: Records, neighbour: Records, source: Source) -> Comparison:
@@ -280,18 +428,30 @@ def compare(subject: Subject, first: Recording, neighbour: Records, source: Sour
         return Comparison(first.charges, (Fraction(0),) * len(first.charges), tuple(faults), pairs)
     powers = [Fraction(0)] * len(first.charges)
     for (one, two), charge in zip(pairs, subject.covers, strict=True):
-        power = distance(one, two)
+        if charge == FREE:
+            continue
+        power = distance(one, two, squared=charge is not None and first.charges[charge].mechanism in GAUSSIAN)
         if charge is None:
             if power:
                 faults.append("noise that is charged to nobody was added to something private")
         else:
             powers[charge] += power
-    return Comparison(first.charges, tuple(powers), tuple(faults), pairs)
+    minima = tuple(zip(first.minima, second.minima, strict=True))
+    for (here, there), charge in zip(minima, subject.losses, strict=True):
+        at = here.weights[None]
+        moved = Fraction(float(here.loss_of(here.slope(at) - there.slope(at))[0])) * ROUNDED
+        powers[charge] = moved**2 if first.charges[charge].mechanism in GAUSSIAN else moved
+        bends = [float(np.linalg.slogdet(side.hessian(at))[1][0]) for side in (here, there)]
+        powers[charge + 1] = Fraction(abs(bends[0] - bends[1])) * ROUNDED
+    return Comparison(first.charges, tuple(powers), tuple(faults), pairs, minima)
 
 
-def distance(one: Call, two: Call) -> Fraction:
-    """Return the loss between two inputs; see `Comparison.powers`."""
+def distance(one: Call, two: Call, *, squared: bool = False) -> Fraction:
+    """Return the loss between two inputs, of a choice as mu^2 if `squared`; see `Comparison.powers`."""
     moved = (one.inputs - two.inputs).astype(object)
+    if one.mechanism == "choice":
+        spread = Fraction(int(moved.max() - moved.min())) / one.scale if one.scale else Fraction(10**9)
+        return (spread * CHOICE_MU / 2) ** 2 if squared else spread
     if one.mechanism == "laplace":
         return Fraction(int(abs(moved).sum())) / one.scale
     if one.mechanism == "gaussian":
@@ -304,11 +464,11 @@ def _faults(subject: Subject, run: Recording) -> list[str]:
     if len(run.calls) != len(subject.covers):
         return [f"{len(run.calls)} draws of noise were made, {len(subject.covers)} are accounted for"]
     for call, charge in zip(run.calls, subject.covers, strict=True):
-        if charge is None:
+        if charge is None or charge == FREE:
             continue
         if call.charged <= charge:
             return [f"noise for charge {charge + 1} was drawn before it was in the ledger"]
-        if call.mechanism != run.charges[charge].mechanism:
+        if call.mechanism not in (run.charges[charge].mechanism, "choice"):
             return [f"charge {charge + 1} is {run.charges[charge].mechanism}, its noise {call.mechanism}"]
     return []
 
@@ -348,9 +508,7 @@ class _Pair:
     codes: tuple[int, int]
 
 
-def worst_neighbours(
-    subject: Subject, source: Source, *, seed: int = 0, evaluations: int = EVALUATIONS
-) -> Worst:
+def worst_neighbours(subject: Subject, source: Source, *, evaluations: int, seed: int = 0) -> Worst:
     """Return the worst pairs of neighbours found; `seed` steers the search, not the noise.
 
     A small evolutionary search over pairs of records and labels. Its objective is the share of the declared
@@ -372,7 +530,7 @@ def worst_neighbours(
     def attempt(pair: _Pair) -> Neighbours:
         data, neighbour = _data_sets(subject, rest, pair)
         result = Neighbours(data, neighbour, replay(subject, data, neighbour, source))
-        for focus in (None, *range(len(result.comparison.charges))):
+        for focus in (None, *subject.charges):
             kept = best.setdefault(focus, [])
             kept.append((_rank(subject, result.comparison, focus), pair, result))
             kept.sort(key=lambda entry: entry[0], reverse=True)
@@ -408,7 +566,7 @@ def pairs_of(subject: Subject, comparison: Comparison, focus: int | None) -> lis
     return [
         pair
         for pair, charge in zip(comparison.pairs, subject.covers, strict=True)
-        if charge is not None and focus in (None, charge)
+        if charge is not None and charge != FREE and focus in (None, charge)
     ]
 
 
@@ -469,7 +627,7 @@ def report(subject: Subject, worst: Worst, evaluations: int) -> Finding:
     faults = dict.fromkeys(fault for pair in worst.values() for fault in pair.comparison.faults)
     note = "; ".join(faults)
     if not faults:
-        shares = [worst[i].comparison.used(i) for i in range(len(comparison.charges))]
+        shares = [worst[i].comparison.used(i) for i in subject.charges]
         note = f"share of the charged loss: {', '.join(f'{100 * share:.2f}%' for share in shares)}"
     return Finding(
         attack="replay, worst case",

@@ -21,12 +21,10 @@ from torch import Tensor, nn
 from adlm.audit.statistics import Finding
 from adlm.domain import NEIGHBOURS, Domain
 from adlm.engine.records import featurise
-from adlm.features import Backbone, Features, Narrowed, RandomDirections, Tapered, for_domain
-from adlm.features.identity import Identity
-from adlm.features.multiscale import MultiscaleImages
-from adlm.features.natural import NaturalImages
-from adlm.features.pair_products import PairProducts
-from adlm.features.prior import PriorProjection
+from adlm.features import Backbone, Features, Narrowed, RandomDirections, for_domain
+from adlm.features.base import Identity, PairProducts
+from adlm.features.drawn import PriorProjection
+from adlm.features.photographs import MultiscaleImages, NaturalImages
 from adlm.privacy.clipping import Clip
 
 SIZES = (7, 33)  # of batches; neither divides a block
@@ -154,7 +152,6 @@ IMAGE_MAPS: dict[str, tuple[Callable[[], Features], tuple[int, ...], int]] = {
     "small drawn images": (lambda: PriorProjection("drawn", (8, 8)), (8, 8), 40),
     "garments": (lambda: PriorProjection("garments"), (28, 28), 40),
     "narrowed images": (lambda: Narrowed(PriorProjection("drawn"), 40), (28, 28), 40),
-    "tapered images": (lambda: Tapered(PriorProjection("drawn"), 40, 20), (28, 28), 40),
     "random directions": (lambda: RandomDirections(Identity((28, 28)), 100), (28, 28), 300),
     "photographs": (lambda: NaturalImages(100), (3, 32, 32), 35),
     "products of photographs": (lambda: PairProducts(NaturalImages(100), 20), (3, 32, 32), 35),

@@ -57,6 +57,7 @@ class Finding:
     note : further remarks.
     fault : whether an exact check failed, whatever `lower` is.
     curve : points of the ROC curve, when the attack has one.
+    mu : of the charges, where all of them are Gaussian: their exact trade-off curve; else 0.
     """
 
     attack: str
@@ -72,6 +73,7 @@ class Finding:
     note: str = ""
     fault: bool = False
     curve: tuple[Point, ...] = ()
+    mu: float = 0.0
 
     @property
     def verdict(self) -> str:
@@ -100,6 +102,7 @@ class Finding:
             "epsilon_claimed": number(self.claimed),
             "epsilon_proved": number(self.proved),
             "delta": self.delta,
+            "mu": self.mu or None,
             "epsilon_lower": self.lower if math.isfinite(self.lower) else None,
             "confidence": self.confidence,
             "runs": self.runs,

@@ -1,35 +1,38 @@
-"""The subjects of the audit: the product's mechanisms on their real code paths, small enough to run often.
+"""The subjects of the audit: what a user can reach, on its real code path, small enough to run often.
 
-A subject makes a release of given records and says which charge each draw of noise belongs to. Every
-mechanism that can be reached is here, under the relations that it serves; what is audited of it (sensitivity,
-control flow, noise) is the same for all of them. A new mechanism needs a function that returns a `Subject`
-and a line in `subjects`.
+A release is a list of stages, so a subject follows from a plan: its charges, the draws of noise that belong
+to them, and its perturbed loss. Plans of tables are the planner's. Beside these there are the counts and
+choices of a synthetic table, and the paper's Algorithm 1. What is audited (sensitivity, control flow, noise)
+is the same for all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import itertools
+from dataclasses import replace
 from fractions import Fraction
-from functools import partial
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from torch import nn
 
-from adlm.domain import NEIGHBOURS, Domain
+from adlm.audit.replay import FREE, Minimum, Records, Subject, Tap
+from adlm.audit.statistics import Reals
+from adlm.domain import Domain
 from adlm.domain.columns import Column
 from adlm.domain.encoding import TARGET_UNIT
 from adlm.domain.table import TableDomain
-from adlm.features.identity import Identity
-from adlm.mechanism.calibration import MomentConfig
-from adlm.mechanism.class_sums import release as release_moments
-from adlm.mechanism.planning import RegressionPlan
-from adlm.mechanism.privatise import privatise
-from adlm.mechanism.regression import release as release_regression
-from adlm.mechanism.table_rounds import TableRoundsPlan
-from adlm.mechanism.table_rounds import release as release_table
-from adlm.model.head import GradientRounds
+from adlm.engine.passes import Part, as_records
+from adlm.engine.records import TableFeatures
+from adlm.features import Features
+from adlm.features.base import Identity
+from adlm.features.tables import IndicatorTable
+from adlm.mechanism import synthetic
+from adlm.mechanism.objective import Objective, ObjectiveStage, Standardised
+from adlm.mechanism.planner import Plan
+from adlm.mechanism.privatise import calibrated_plan, plan_release
+from adlm.mechanism.stages import Calibrated, Terms, calibrate, run_stages
+from adlm.model.head import FEATURE_UNIT, WEIGHT_UNIT, GradientRounds
 from adlm.paper.release import PrivateRecords, Settings
 from adlm.paper.release import release as release_records
 from adlm.paper.relevance import PrivateRelevance, RelevanceSource, private_relevance
@@ -38,184 +41,202 @@ from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
 
-Reals = npt.NDArray[np.float64]
-Codes = npt.NDArray[np.int64]
 DELTA = Fraction(1, 10**5)
 ROUNDS = GradientRounds(3, 0.25, 6.0, 10)  # few and short: what is audited does not depend on their number
+SIZE = 200  # public guess of the number of records, which plans follow
 
 
-@dataclass(frozen=True)
-class Records:
-    """A data set: (n, k) values and (n,) class codes."""
-
-    values: Reals
-    codes: Codes
-
-    def plus(self, other: Records) -> Records:
-        """These records and then others."""
-        return Records(np.vstack([self.values, other.values]), np.concatenate([self.codes, other.codes]))
+# ---- Releases by a plan
 
 
-Run = Callable[[Records, Ledger, Source], tuple[Charge, ...]]
+class ObservedLoss(ObjectiveStage):
+    """The stage of a perturbed loss, which also shows the audit what was minimised."""
+
+    def run(self, run: Any, scale: Any) -> None:
+        """Release the minimum, then note records and weights."""
+        super().run(run, scale)
+        if not isinstance(run.source, Tap):
+            return
+        parts: list[Part] = []
+
+        def noted(part: Part) -> tuple[Any, ...]:
+            parts.append(part)
+            return (np.zeros(1, dtype=np.int64),)
+
+        run.records.total(noted)
+        answers = np.concatenate([part[1] for part in parts])
+        targets = None if run.target is None else Standardised(run.target)
+        run.source.minima.append(
+            Minimum(
+                self.objective,
+                scale,
+                np.concatenate([part[0] for part in parts]) / FEATURE_UNIT,
+                np.asarray(answers if targets is None else targets(answers)),
+                run.offsets,
+                run.offsets[1:] - run.offsets[:1] if self.objective.classes == 2 else run.offsets,
+                run.tensors["weights"] / WEIGHT_UNIT,
+            )
+        )
 
 
-@dataclass(frozen=True)
-class Subject:
-    """A mechanism under audit.
-
-    Attributes
-    ----------
-    name, neighbours : of the mechanism and of the relation it is audited for.
-    run : makes the release by the product's own code and returns the charges on its certificate.
-    covers : for each draw of noise in order, the index of its charge; None for noise on no record.
-    width, classes : of the records.
-    tight : whether some pair of neighbours attains the proved bound.
-    box : whether records lie in [0, 1] (raw records) or are unbounded (feature vectors).
-    contributions : records in which neighbours differ.
-    weaken : factor on every noise scale that the charges do not know of; 1 except for negative controls.
-    """
-
-    name: str
-    neighbours: str
-    run: Run
-    covers: tuple[int | None, ...]
-    width: int
-    classes: int = 2
-    tight: bool = True
-    box: bool = False
-    contributions: int = 1
-    weaken: Fraction = Fraction(1)
-
-    @property
-    def label(self) -> str:
-        """Name and relation in one line."""
-        return f"{self.name}, {self.neighbours}"
-
-
-def release_vectors(
-    data: Records, domain: Domain, config: MomentConfig, ledger: Ledger, source: Source
+def release_plan(
+    data: Records,
+    subject: Domain | TableDomain,
+    plan: Plan,
+    budget: Budget,
+    ledger: Ledger,
+    source: Source,
+    contributions: int = 1,
 ) -> Release:
-    """Make a moment release whose feature vectors are the records themselves.
+    """Make a release by a plan; feature vectors of a `Domain` are the records themselves.
 
     Parameters
     ----------
-    data : (n, k) feature vectors with class codes.
-    domain, config : the public settings.
+    data : encoded records of a table, in [0, 1], with a numeric target as the last value; or vectors.
+    subject, plan, budget, contributions : the public settings.
     ledger, source : the ledger to charge, and the noise source.
     """
-    return release_moments(
-        lambda: [(data.values, data.codes)],
-        domain=domain,
-        features=Identity((config.k,)),
-        config=config,
+    calibrated = calibrated_plan(plan, subject, budget, contributions)
+    stages = tuple(
+        ObservedLoss(**vars(stage)) if isinstance(stage, ObjectiveStage) else stage
+        for stage in calibrated.stages
+    )
+    records = as_records(lambda: [_encoded(data, subject)])
+    features: Features | None = None
+    if isinstance(subject, Domain):
+        features = Identity((plan.k,))
+    elif plan.form == "indicators":
+        indicators = IndicatorTable(subject)
+        records, features = records.mapped(TableFeatures(indicators)), indicators
+    return run_stages(
+        replace(calibrated, stages=stages),
+        records,
+        subject.domain if isinstance(subject, TableDomain) else subject,
         ledger=ledger,
         source=source,
+        features=features,
     )
 
 
-def of_moments(name: str, design: MomentConfig, neighbours: str) -> Subject:
-    """Audit class sums, with gradient rounds if the design has them: records are the feature vectors.
+def _encoded(data: Records, subject: Domain | TableDomain) -> tuple[Any, Any]:
+    if isinstance(subject, Domain):
+        return data.values, data.codes
+    x = np.clip(data.values, 0, 1).astype(np.float32)
+    if subject.target is None:
+        return x, data.codes
+    return x[:, :-1], np.rint(np.clip(data.values[:, -1], 0, 1) * TARGET_UNIT).astype(np.int64)
+
+
+def covered(calibrated: Calibrated, first: int = 0) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
+    """Return the charge of each draw of noise of some stages, and of each perturbed loss."""
+    covers: list[int | None] = []
+    losses = []
+    for stage in calibrated.stages:
+        if isinstance(stage, ObjectiveStage):
+            covers += [FREE] * stage.draws
+            losses.append(first)
+            first += 3
+        else:
+            covers += [first] * stage.draws
+            first += 1
+    return tuple(covers), tuple(losses)
+
+
+def of_plan(
+    name: str, plan: Plan, budget: Budget, subject: Domain | TableDomain, contributions: int = 1
+) -> Subject:
+    """Audit a release by a plan.
 
     Parameters
     ----------
     name : of the subject.
-    design : the public settings, with the budget.
-    neighbours : the relation.
+    plan, budget, contributions : the public settings.
+    subject : the declared domain.
     """
-    domain = Domain((design.k,), 0.0, 1.0, ("class 0", "class 1"), neighbours)
+    covers, losses = covered(calibrated_plan(plan, subject, budget, contributions))
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        return release_vectors(data, domain, design, ledger, source).certificate.charges
-
-    covers = (0,) if design.rounds is None else (0, *(1,) * design.rounds.rounds, 2)
-    tight = design.rounds is None
-    return Subject(name, neighbours, run, covers, design.k, tight=tight, contributions=design.contributions)
-
-
-def of_table(name: str, neighbours: str) -> Subject:
-    """Audit a table with delta: indicator counts, second moments, class sums, gradients and a check.
-
-    Parameters
-    ----------
-    name : of the subject.
-    neighbours : the relation.
-    """
-    table = TableDomain(
-        (
-            Column("age", "numeric", 0, 1),
-            Column("pay", "numeric", 0, 1),
-            Column("town", "categorical", values=tuple("abc")),
-            Column("y", "label", classes=("no", "yes")),
-        ),
-        neighbours=neighbours,
-    )
-    quarter = Fraction(1, 4)
-    plan = TableRoundsPlan(ROUNDS, 2, quarter, quarter, quarter)
-    release = partial(release_table, table=table, plan=plan, budget=Budget(Fraction(4), DELTA))
-
-    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        x = table.domain.scale(data.values).astype(np.float32)
-        return release(lambda: [(x, data.codes)], ledger=ledger, source=source).certificate.charges
-
-    covers = (0, 1, 1, 2, *(3,) * ROUNDS.rounds, 4, 4, 5)
-    return Subject(name, neighbours, run, covers, table.domain.size, tight=False, box=True)
-
-
-def of_target(name: str, neighbours: str) -> Subject:
-    """Audit the release of a table with a numeric target and delta; the target is the last value.
-
-    Parameters
-    ----------
-    name : of the subject.
-    neighbours : the relation.
-    """
-    table = TableDomain(
-        (
-            Column("age", "numeric", 0, 1),
-            Column("town", "categorical", values=tuple("abc")),
-            Column("days", "target", 0, 1),
-        ),
-        neighbours=neighbours,
-    )
-    plan = RegressionPlan(ROUNDS, 2)
-    release = partial(release_regression, table=table, plan=plan, budget=Budget(Fraction(4), DELTA))
-
-    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        x = table.domain.scale(data.values[:, :-1]).astype(np.float32)
-        positions = np.rint(np.clip(data.values[:, -1], 0.0, 1.0) * TARGET_UNIT).astype(np.int64)
-        return release(lambda: [(x, positions)], ledger=ledger, source=source).certificate.charges
-
-    return Subject(
-        name, neighbours, run, (0, 1, *(2,) * ROUNDS.rounds, 3), table.domain.size + 1, tight=False, box=True
-    )
-
-
-def of_product(name: str, neighbours: str) -> Subject:
-    """Audit the whole pipeline from raw records, with delta: domain, features, planner, release.
-
-    Parameters
-    ----------
-    name : of the subject.
-    neighbours : the relation.
-    """
-    domain = Domain((4,), -1.0, 3.0, ("a", "b"), neighbours)
-
-    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        made = privatise(
-            4 * data.values - 1,
-            data.codes,
-            domain=domain,
-            epsilon=4,
-            delta=DELTA,
-            k=4,
-            allocation="identical",
-            ledger=ledger,
-            source=source,
-            size=4,
-        )
+        made = release_plan(data, subject, plan, budget, ledger, source, contributions)
         return made.certificate.charges
 
-    return Subject(name, neighbours, run, (0,), 4, tight=False, box=True)
+    table = isinstance(subject, TableDomain)
+    width = plan.k
+    if isinstance(subject, TableDomain):
+        width = subject.domain.size + (subject.target is not None)
+    return Subject(
+        name, subject.neighbours, run, covers, width, max(2, plan.classes), table, contributions, losses
+    )
+
+
+def vectors(k: int, neighbours: str, classes: int = 2) -> Domain:
+    """Declare feature vectors."""
+    return Domain((k,), 0.0, 1.0, tuple(f"class {c}" for c in range(classes)), neighbours)
+
+
+def of_sums(
+    name: str, neighbours: str, *, delta: Fraction = Fraction(0), people: int = 1, **other: Any
+) -> Subject:
+    """Audit class sums, with gradient rounds if `other` has them; `other` are settings of the plan."""
+    budget = Budget(Fraction(4 if delta else 1), delta)
+    settings: dict[str, Any] = {"noise": "gaussian" if delta else "laplace", "k": 3} | other
+    plan = Plan("class sums", 2, **settings)
+    return of_plan(name, plan, budget, vectors(plan.k, neighbours), people)
+
+
+def of_loss(
+    name: str, neighbours: str, noise: Any, *, classes: int = 2, delta: Fraction = Fraction(0)
+) -> Subject:
+    """Audit the loss of vectors, perturbed once: one row of weights for two classes, else a row for each."""
+    cap = 1.0 if classes == 2 else 1.2
+    objective = Objective("classes", classes, noise, cap, 20.0, 1.0, 1.0, 0.3, SIZE)
+    shares = {"sums": Fraction(1, 10), "loss": Fraction(8, 10), "check": Fraction(1, 10)}
+    kind: Any = "gaussian" if delta else noise
+    plan = Plan("perturbed loss", classes, 2, kind, shares, objective=objective)
+    return of_plan(name, plan, Budget(Fraction(6), delta), vectors(2, neighbours, classes))
+
+
+def table_of(neighbours: str, *, target: bool = False) -> TableDomain:
+    """A table of a number, a category, and a label or a numeric target."""
+    answer = Column("days", "target", 0, 1) if target else Column("y", "label", classes=("no", "yes"))
+    columns = (Column("age", "numeric", 0, 1), Column("town", "categorical", values=tuple("abc")), answer)
+    return TableDomain(columns, neighbours=neighbours)
+
+
+def of_table(name: str, neighbours: str, *, target: bool = False, delta: Fraction = Fraction(0)) -> Subject:
+    """Audit the release of a table by the planner's plan; the budget is divided between its stages."""
+    table, budget = table_of(neighbours, target=target), Budget(Fraction(16 if delta else 6), delta)
+    plan = plan_release(table, SIZE, budget.epsilon, delta)
+    if plan.rounds is not None:
+        plan = replace(plan, rounds=replace(plan.rounds, rounds=ROUNDS.rounds))
+    return of_plan(name, plan, budget, table)
+
+
+def of_synthetic(name: str, neighbours: str, delta: Fraction = Fraction(0)) -> Subject:
+    """Audit the tables of a synthetic release: counts of columns, the choice of pairs, counts of pairs.
+
+    The stages of its head, which come after them, are those of the same table.
+    """
+    columns = [Column(c, "categorical", values=("0", "1")) for c in "abc"]
+    label = Column("y", "label", classes=("no", "yes"))
+    table = TableDomain((*columns, label), neighbours=neighbours)
+    stages = synthetic.stages(table, SIZE, gaussian=delta > 0)
+    calibrated = calibrate(stages, Terms(Budget(Fraction(16), delta), neighbours))
+    # Bystanders in every cell: without them a record moves all scores of the choice alike.
+    crowd = np.tile(np.array(list(itertools.product((0.0, 1.0), repeat=4))), (3, 1))
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        every = data.plus(Records(crowd[:, :3], crowd[:, 3].astype(np.int64)))
+        bits = (every.values > 0.5).astype(np.float32)
+        x = np.stack([1 - bits, bits], 2).reshape(len(bits), -1)
+        records, features = as_records(lambda: [(x, every.codes)]), IndicatorTable(table)
+        made = run_stages(calibrated, records, table.domain, ledger=ledger, source=source, features=features)
+        return made.certificate.charges
+
+    covers = (0, *(1 for _ in columns[1:]), 2)  # a pair is chosen for each column but one
+    return Subject(name, neighbours, run, covers, 3, box=True)
+
+
+# ---- The paper
 
 
 def of_records(name: str, settings: Settings, domain: Domain, *, relevance: Reals | None = None) -> Subject:
@@ -247,24 +268,9 @@ def relevance_network(width: int) -> nn.Module:
 
 
 def public_relevance(
-    network: nn.Module,
-    data: Records,
-    domain: Domain,
-    epsilon: Fraction,
-    ledger: Ledger,
-    source: Source,
-    sensitivity: str = "paper",
+    network: nn.Module, data: Records, domain: Domain, epsilon: Fraction, ledger: Ledger, source: Source
 ) -> PrivateRelevance:
-    """Release relevances by a network that is declared public.
-
-    Parameters
-    ----------
-    network : the relevance network.
-    data, domain : the records, and their declared domain.
-    epsilon : of the relevances.
-    ledger, source : the ledger to charge, and the noise source.
-    sensitivity : `paper` or `tight`.
-    """
+    """Release relevances by a network that is declared public."""
     return private_relevance(
         RelevanceSource(network, "public"),
         data.values,
@@ -272,26 +278,8 @@ def public_relevance(
         epsilon=epsilon,
         ledger=ledger,
         source=source,
-        sensitivity=sensitivity,
+        sensitivity="tight",
     )
-
-
-def of_relevance(name: str, epsilon: Fraction, width: int, sensitivity: str) -> Subject:
-    """Audit the private relevance by a network that was fixed beforehand.
-
-    Parameters
-    ----------
-    name : of the subject.
-    epsilon : of the relevances.
-    width : number of features.
-    sensitivity : `paper` or `tight`.
-    """
-    domain, network = Domain((width,), 0.0, 1.0, ("a", "b")), relevance_network(width)
-
-    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        return public_relevance(network, data, domain, epsilon, ledger, source, sensitivity).charges
-
-    return Subject(name, "replace-one", run, (0,), width, tight=False, box=True)
 
 
 def of_algorithm1(name: str, width: int) -> Subject:
@@ -307,7 +295,7 @@ def of_algorithm1(name: str, width: int) -> Subject:
         release = release_records(private, settings, relevance=relevance, ledger=ledger, source=source)
         return release.certificate.charges
 
-    return Subject(name, "replace-one", run, (0, None, 1, 2), width, tight=False, box=True)
+    return Subject(name, "replace-one", run, (0, None, 1, 2), width, box=True)
 
 
 def paper_settings(epsilon2: Fraction = Fraction(1, 50), epsilon3: Fraction = Fraction(1, 2)) -> Settings:
@@ -328,38 +316,34 @@ def image_domain(classes: int = 10) -> Domain:
     return Domain((28, 28), 0.0, 1.0, tuple(map(str, range(classes))))
 
 
-def designs() -> dict[str, MomentConfig]:
-    """The moment releases that are audited under both relations."""
-    pure = MomentConfig(Fraction(1), Fraction(0), 3, 1.0)
-    gaussian = MomentConfig(Fraction(4), DELTA, 3, 1.0)
-    return {
-        "one class sum, Laplace": replace(pure, k=1, constant=0.0),
-        "class sums, Laplace, adaptive": replace(pure, scales=(1.0, 2.5, 0.4)),
-        "class sums, radial": replace(pure, pure="radial"),
-        "class sums, Gaussian": gaussian,
-        "gradient rounds, Gaussian": replace(gaussian, rounds=ROUNDS, share_sums=Fraction(1, 2)),
-    }
-
-
 def subjects() -> tuple[Subject, ...]:
     """Every mechanism of the product; Algorithm 1 serves replace-one alone."""
-    made = [of_moments(name, design, r) for name, design in designs().items() for r in NEIGHBOURS]
-    persons = replace(designs()["class sums, Laplace, adaptive"], scales=None, contributions=2)
-    rounds = designs()["gradient rounds, Gaussian"]
-    centred = replace(rounds, rounds=replace(ROUNDS, centred=True))
+    one, add = "replace-one", "add-remove"
+    shares = {"sums": Fraction(1, 2), "gradients": Fraction(19, 40), "check": Fraction(1, 40)}
     relevant = np.zeros(784)
     relevant[406] = 1.0  # the worst case of relevance: all of the budget on one feature
     linear = replace(paper_settings(), allocation="linear")
-    literal = replace(paper_settings(Fraction(3, 2)), mode="literal")
     return (
-        *made,
-        of_moments("class sums, Laplace, 2 records a person", persons, "add-remove"),
-        of_moments("gradient rounds around the mean, Gaussian", centred, "replace-one"),
-        *(of_table("table, gradient rounds, Gaussian", relation) for relation in NEIGHBOURS),
-        of_target("numeric target, gradient rounds, Gaussian", "replace-one"),
-        of_product("from raw records, Gaussian", "replace-one"),
+        of_sums("one class sum, Laplace", one, k=1, sums_constant=0.0),
+        of_sums("one class sum, Laplace", add, k=1, sums_constant=0.0),
+        of_sums("class sums, Laplace, adaptive", add, scales=(1.0, 2.5, 0.4)),
+        of_sums("class sums, Laplace, 2 records a person", one, people=2),
+        of_sums("class sums, radial", one, noise="radial"),
+        of_sums("class sums, Gaussian", one, delta=DELTA),
+        of_sums("class sums, Gaussian", add, delta=DELTA),
+        of_sums("gradient rounds", one, delta=DELTA, rounds=ROUNDS, shares=shares),
+        of_sums("gradient rounds", add, delta=DELTA, rounds=ROUNDS, shares=shares),
+        of_loss("perturbed loss of one row, Laplace", one, "laplace"),
+        of_loss("perturbed loss of one row, radial", add, "radial"),
+        of_loss("perturbed loss of one row, Gaussian", one, "gaussian", delta=DELTA),
+        of_loss("perturbed loss of many rows, Laplace", add, "laplace", classes=3),
+        of_loss("perturbed loss of many rows, radial", one, "radial", classes=4),
+        of_table("table, pure", one),
+        of_table("table, with delta", add, delta=DELTA),
+        of_table("numeric target, pure", add, target=True),
+        of_table("numeric target, with delta", one, target=True, delta=DELTA),
+        of_synthetic("synthetic table, pure", one),
+        of_synthetic("synthetic table, with delta", add, DELTA),
         of_records("record release, Algorithm 1", linear, image_domain(), relevance=relevant),
-        of_records("record release, literal", literal, Domain((4,), 0.0, 1.0, ("a", "b", "c"))),
-        of_relevance("relevance, d/n", Fraction(1), 4, "tight"),
         of_algorithm1("Algorithm 1, whole", 4),
     )

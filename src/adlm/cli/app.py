@@ -5,13 +5,52 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup, TyperOption
+from typer.core import TyperArgument, TyperGroup, TyperOption
 
+import adlm
 from adlm.version import __version__
+
+# name, module, what it does, example; a module's attribute of that name is a command or a group of them
+COMMANDS = [
+    ("demo", "adlm.cli.audit", "Release, train, audit, report: end to end.", "adlm demo --out demo"),
+    ("data", "adlm.cli.data", "Public data sets by name.", "adlm data get mnist"),
+    ("domain", "adlm.cli.data", "Declare what is public of the records.", "adlm domain init patients.csv"),
+    ("plan", "adlm.cli.data", "Forecast settings and accuracy, for free.", "adlm plan --data mnist"),
+    ("ui", "adlm.cli.report", "Explore the privacy-accuracy trade-off.", "adlm ui"),
+    ("release", "adlm.cli.release", "Read private records, write a release.",
+     "adlm release --data digits --epsilon 2 --out R"),
+    ("release-records", "adlm.cli.release", "The paper's release: noisy records.",
+     "adlm release-records --data digits --epsilon 2 --out R"),
+    ("ledger", "adlm.cli.report", "What was spent, and what is left.", "adlm ledger show L.jsonl"),
+    ("key", "adlm.cli.report", "Keys to sign with.", "adlm key new curator.key"),
+    ("verify", "adlm.cli.report", "Check a release, a model or an ONNX file.", "adlm verify R"),
+    ("synth", "adlm.cli.train", "Draw a synthetic table from a release.",
+     "adlm synth R --rows 50000 --out people.csv"),
+    ("train", "adlm.cli.train", "Train a model on a release alone.", "adlm train R --out M"),
+    ("evaluate", "adlm.cli.train", "Measure a model.", "adlm evaluate M --data digits"),
+    ("predict", "adlm.cli.train", "Predict classes of a file.", "adlm predict M new.csv --out p.csv"),
+    ("export", "adlm.cli.train", "Write a model as ONNX.", "adlm export M --out model.onnx"),
+    ("report", "adlm.cli.report", "A report on a release, in HTML.", "adlm report M --out report.html"),
+    ("card", "adlm.cli.report", "A model card, as hubs show it.", "adlm card M --out README.md"),
+    ("audit", "adlm.cli.audit", "Attack every mechanism.", "adlm audit"),
+    ("pretrain", "adlm.cli.release", "A relevance network from public classes.", "adlm pretrain"),
+    ("doctor", "adlm.cli.audit", "What this machine has, and what is missing.", "adlm doctor"),
+    ("cache", "adlm.cli.data", "Cached features of private records.", "adlm cache clear"),
+]  # fmt: skip
+
+CHECKOUT = Path(adlm.__file__).resolve().parents[2]
+if (CHECKOUT / "benchmarks" / "commands.py").is_file():  # in a source checkout, not in a wheel
+    sys.path.append(str(CHECKOUT))
+    COMMANDS += [
+        ("experiment", "benchmarks.commands", "The paper's figures, and ours.", "adlm experiment list"),
+        ("bench", "benchmarks.commands", "Ratios of speed and memory.", "adlm bench --quick"),
+    ]
 
 
 class _InOrder(TyperGroup):
@@ -59,54 +98,30 @@ def help_of(function: Callable[..., Any] | None) -> str:
     return "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip())
 
 
-# name, module, attribute (none: a group of commands), what it does, example
-COMMANDS = (
-    ("demo", "demo", "demo", "Release, train, audit, report: end to end.", "adlm demo --out demo"),
-    ("data", "data", None, "Public data sets by name.", "adlm data get mnist"),
-    ("domain", "domain", None, "Declare what is public of the records.", "adlm domain init patients.csv"),
-    ("plan", "plan", "plan", "Forecast settings and accuracy, for free.", "adlm plan --data mnist"),
-    ("ui", "ui", "ui", "Explore the privacy-accuracy trade-off.", "adlm ui"),
-    ("release", "release", "release", "Read private records, write a release.",
-     "adlm release --data digits --epsilon 2 --out R"),
-    ("release-records", "release_records", "release_records", "The paper's release: noisy records.",
-     "adlm release-records --data digits --epsilon 2 --out R"),
-    ("ledger", "ledger", None, "What was spent, and what is left.", "adlm ledger show L.jsonl"),
-    ("key", "key", None, "Keys to sign with.", "adlm key new curator.key"),
-    ("verify", "verify", "verify", "Check a release, a model or an ONNX file.", "adlm verify R"),
-    ("synth", "synth", "synth", "Draw a synthetic table from a release.",
-     "adlm synth R --rows 50000 --out people.csv"),
-    ("train", "train", "train", "Train a model on a release alone.", "adlm train R --out M"),
-    ("evaluate", "evaluate", "evaluate", "Measure a model.", "adlm evaluate M --data digits"),
-    ("predict", "predict", "predict", "Predict classes of a file.", "adlm predict M new.csv --out p.csv"),
-    ("export", "export", "export", "Write a model as ONNX.", "adlm export M --out model.onnx"),
-    ("report", "report", "report", "A report on a release, in HTML.", "adlm report M --out report.html"),
-    ("card", "card", "card", "A model card, as hubs show it.", "adlm card M --out README.md"),
-    ("audit", "audit", "audit", "Attack every mechanism.", "adlm audit"),
-    ("experiment", "experiment", None, "The paper's figures, and ours.", "adlm experiment list"),
-    ("bench", "bench", "bench", "Ratios of speed and memory.", "adlm bench --quick"),
-    ("pretrain", "pretrain", "pretrain", "A relevance network from public classes.", "adlm pretrain"),
-    ("doctor", "doctor", "doctor", "What this machine has, and what is missing.", "adlm doctor"),
-    ("cache", "cache", None, "Cached features of private records.", "adlm cache clear"),
-)  # fmt: skip
-
-TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "X", "path": "PATH", "bool": ""}  # in help
+TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "X", "path": "PATH", "bool": "",
+         "list[Path]": "PATH"}  # fmt: skip
 
 
-def _plain_type(self: TyperOption, ctx: typer.Context) -> str | None:
-    shown = _typer_type(self, ctx)
-    return None if shown is None else TYPES.get(shown.strip("<>"), shown) or None
+def _with_plain_types(kind: Any) -> None:
+    """Show types in help as PATH or N, where typer writes <path> or <int>."""
+    shown = kind.display_type_rich
+
+    def plain(self: Any, ctx: typer.Context) -> str | None:
+        text = shown(self, ctx)
+        return None if text is None else TYPES.get(text.strip("<>"), text) or None
+
+    kind.display_type_rich = plain
 
 
-_typer_type = TyperOption.display_type_rich
-TyperOption.display_type_rich = _plain_type  # type: ignore[assignment,method-assign]
+_with_plain_types(TyperOption)
+_with_plain_types(TyperArgument)
 
-for name, module, attribute, does, example in COMMANDS:
-    loaded = importlib.import_module(f"adlm.cli.{module}")
+for name, module, does, example in COMMANDS:
+    found = getattr(importlib.import_module(module), name.replace("-", "_"))
     short, end = f"{does} Example: {example}", f"Example: {example}"
-    if attribute is None:
-        for command in loaded.app.registered_commands:
+    if isinstance(found, typer.Typer):
+        for command in found.registered_commands:
             command.help = help_of(command.callback)
-        app.add_typer(loaded.app, name=name, short_help=short, epilog=end)
+        app.add_typer(found, name=name, short_help=short, epilog=end)
     else:
-        function = getattr(loaded, attribute)
-        app.command(name, short_help=short, epilog=end, help=help_of(function))(function)
+        app.command(name, short_help=short, epilog=end, help=help_of(found))(found)

@@ -1,18 +1,36 @@
-"""`adlm audit`: attack the mechanisms, and print lower bounds on epsilon."""
+"""`adlm audit`, `adlm demo` and `adlm doctor`: attacks, the whole way on public data, and this machine."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import tempfile
+import time
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from packaging.requirements import Requirement
 
-from adlm.cli.console import AsJson, Output, Quiet
+from adlm.cli.console import AsJson, Output, Quiet, require_new
 from adlm.errors import UserError
+from adlm.version import __version__
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from adlm.audit.runner import Audit
+    from adlm.data.datasets import Records
+    from adlm.model.model import Model
+    from adlm.privacy.accounting import Totals
+    from adlm.privacy.release import Release
+
+# ---- adlm audit
 
 
 def audit(
@@ -32,12 +50,7 @@ def audit(
     runs: Annotated[
         int | None, typer.Option(min=100, max=10**7, help="Runs on each of two neighbouring data sets.")
     ] = None,
-    long: Annotated[
-        bool, typer.Option("--long", help="More runs, and membership inference; takes minutes.")
-    ] = False,
-    picture: Annotated[
-        Path | None, typer.Option(help="Draw ROC curves and what is proved to this PNG or SVG.")
-    ] = None,
+    long: Annotated[bool, typer.Option("--long", help="More runs; takes minutes.")] = False,
     as_json: AsJson = False,
     quiet: Quiet = False,
 ) -> None:
@@ -46,15 +59,13 @@ def audit(
     Each mechanism is run on neighbouring data sets; a lower bound above the proved epsilon is a violation.
     A sound product is called violated at most once in a thousand commands. Exit code 1 on a violation of the
     product, or when a control, which must be violated, is not caught. With --json: {"findings": [{"attack",
-    "mechanism", "neighbours", "epsilon_claimed", "epsilon_proved", "delta", "epsilon_lower", "confidence",
-    "runs", "verdict", "control", "note", "curve"}], "violations", "controls_missed", "false_alarm_rate",
-    "membership", "seconds", "sound"}.
+    "mechanism", "neighbours", "epsilon_claimed", "epsilon_proved", "delta", "mu", "epsilon_lower",
+    "confidence", "runs", "verdict", "control", "note", "curve"}], "violations", "controls_missed",
+    "false_alarm_rate", "seconds", "sound"}.
     """
-    from adlm.audit.runner import LONG, Depth, draw, run, run_black_box
+    from adlm.audit.runner import LONG, Depth, run, run_black_box
     from adlm.audit.statistics import HEADINGS
 
-    if picture is not None and picture.suffix not in (".png", ".svg"):
-        raise UserError(f"a picture is a .png or an .svg file, got {picture.name!r}")
     output = Output(as_json, quiet)
     depth = LONG if long else Depth()
     if runs is not None:
@@ -71,11 +82,6 @@ def audit(
         output.table(HEADINGS, [finding.row() for finding in result.findings if finding.control])
     for finding in result.findings if subject else ():
         output.say(f"{finding.mechanism}: {finding.note}")
-    if result.membership is not None:
-        output.say(_membership(result.membership))
-    if picture is not None:
-        draw(result, picture)
-        output.say(f"picture: {picture}")
     output.result(result.to_dict(), _sentence(result, "claimed" if subject else "proved"))
     if not result.sound:
         raise typer.Exit(1)
@@ -90,13 +96,243 @@ def _sentence(result: Audit, against: str) -> str:
     return f"{text}; {'sound' if result.sound else 'NOT SOUND'} ({result.seconds:.0f} s)"
 
 
-def _membership(figures: dict[str, Any]) -> str:
-    def pair(key: str) -> str:
-        return " and ".join(f"{e['advantage']:+.3f} ± {e['margin']:.3f}" for e in figures[key])
+# ---- adlm demo
 
-    first, last = figures["epsilon_dp_sgd"]
-    return (
-        f"membership inference after 1 and 100 epochs, {figures['shadows']} shadow models: advantage "
-        f"{pair('adlm')} on a release of epsilon {figures['epsilon']:g}, {pair('no_privacy')} without "
-        f"privacy; DP-SGD's epsilon {first:.2f} and {last:.2f}"
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Output folder; must not exist.")] = Path("demo"),
+    epsilon: Annotated[str, typer.Option(help="The privacy budget.")] = "2",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Release scikit-learn's digits, train, run the paper's Algorithm 1 beside it, audit, report.
+
+    Models of 1 and of 100 epochs share one certificate. Algorithm 1 runs on the same records at the same
+    claimed epsilon, with noise by relevance (AdLM) and identical noise (ILM).
+
+    With --json: {"methods": [{"method", "epsilon_claimed", "epsilon_proved", "accuracy"}], "accuracy",
+    "accuracy_1_epoch", "accuracy_100_epochs", "certificate_unchanged", "audit_violations", "report",
+    "seconds"} and the certificate's totals.
+    """
+    from adlm.audit.runner import Depth, run
+    from adlm.data import datasets
+    from adlm.mechanism.privatise import privatise
+    from adlm.model.metrics import measure
+    from adlm.privacy.folders import CERTIFICATE
+    from adlm.privacy.release import Release
+    from adlm.report import write_report
+    from adlm.runtime.artefact import canonical, write_file
+
+    output = Output(as_json, quiet)
+    require_new(out)
+    start = time.monotonic()
+    train, test = datasets.load("digits", "train"), datasets.load("digits", "test")
+
+    output.say(f"1. A release of {len(train)} private records of digits, at epsilon {epsilon}")
+    privatise(train.x, train.y, domain=train.domain, epsilon=epsilon).save(out / "release")
+    release = Release.load(out / "release")
+    totals = release.certificate.totals
+    output.say(f"   {totals.sentence()}")
+
+    output.say("2. Models from the release alone; more of them, or more epochs, cost no privacy")
+    accuracy = {}
+    for name, model in _models(release):
+        model.save(out / name)
+        figures: dict[str, Any] = measure(model.probabilities(test.x), test.y).to_dict()
+        figures |= {"classes": list(train.domain.classes), "of": "digits", "split": "test"}
+        write_file(out / f"{name}.evaluation.json", canonical(figures), what="evaluation")
+        accuracy[name] = figures["accuracy"]
+        output.say(f"   {name}: accuracy {accuracy[name]:.3f} on {len(test)} test records")
+    folders = (out / "release", *(out / name for name in accuracy))
+    unchanged = len({(folder / CERTIFICATE).read_bytes() for folder in folders}) == 1
+    output.say(
+        f"   the certificate is {'the same, byte for byte' if unchanged else 'NOT the same'} in all of them"
     )
+
+    output.say("3. The paper's Algorithm 1 on the same records, at the same claimed epsilon")
+    methods = [_row(name, totals, accuracy[name]) for name in accuracy]
+    for name, allocation in (("AdLM, Algorithm 1", "linear"), ("ILM, identical noise", "identical")):
+        methods.append(_paper(name, allocation, epsilon, train, test))
+        output.say(f"   {name}: accuracy {methods[-1]['accuracy']:.3f}")
+
+    output.say("4. The mechanisms are attacked: each attack looks for an epsilon above the proved one")
+    audit = run(Depth(runs=2_000, evaluations=2, canaries=30))
+    write_file(out / "audit.json", canonical(audit.to_dict()), what="audit")
+    output.say(f"   {len(audit.findings)} attacks, {len(audit.violations)} violations")
+    keys = ("epsilon_claimed", "epsilon_proved")
+    rows = [[row["method"], *(_shown(row[k]) for k in keys), f"{row['accuracy']:.3f}"] for row in methods]
+    output.table(["method", "claimed", "proved", "accuracy"], rows)
+
+    report = write_report(out, out / "report.html", audit=audit.to_dict())
+    output.result(
+        {
+            "methods": methods,
+            "accuracy": accuracy["closed-form"],
+            "accuracy_1_epoch": accuracy["network-1-epoch"],
+            "accuracy_100_epochs": accuracy["network-100-epochs"],
+            "certificate_unchanged": unchanged,
+            "audit_violations": len(audit.violations),
+            "report": str(report),
+            "seconds": round(time.monotonic() - start, 1),
+        }
+        | totals.to_dict(),
+        f"accuracy {accuracy['closed-form']:.3f}; {totals.sentence()}; open {report}",
+    )
+
+
+def _row(name: str, totals: Totals, accuracy: float) -> dict[str, Any]:
+    """A row of the table at the end."""
+    stated = totals.to_dict()
+    return {"method": name, "accuracy": accuracy} | {
+        key: stated[key] for key in ("epsilon_claimed", "epsilon_proved")
+    }
+
+
+def _shown(epsilon: float | None) -> str:
+    return "none" if epsilon is None else f"{epsilon:.3g}"
+
+
+def _paper(name: str, allocation: str, epsilon: str, train: Records, test: Records) -> dict[str, Any]:
+    """Run Algorithm 1 on a small network; its warnings repeat what the table shows."""
+    import adlm.paper
+    from adlm.errors import WeakReleaseWarning
+    from adlm.model.metrics import measure
+    from adlm.model.training import TrainingConfig
+
+    plan = TrainingConfig(epochs=12, batch_size=100)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", WeakReleaseWarning)
+        model, _ = adlm.paper.train(
+            "mlp", train.x, train.y, train.domain, epsilon, allocation=allocation, plan=plan
+        )
+    accuracy = measure(model.probabilities(test.x), test.y).accuracy
+    return _row(name, model.certificate.totals, float(accuracy))
+
+
+def _models(release: Release) -> Iterator[tuple[str, Model]]:
+    """Yield a linear classifier, and a network after few and after many epochs, all from one release."""
+    from adlm.model.fit import fit
+    from adlm.model.training import TrainingConfig
+
+    yield "closed-form", fit(release)
+    for epochs, name in ((1, "network-1-epoch"), (100, "network-100-epochs")):
+        yield name, fit(release, "mlp", TrainingConfig(epochs=epochs, batch_size=250), draws=6_000)
+
+
+# ---- adlm doctor
+
+USES = {
+    "ray": "passes on a cluster: adlm release --engine ray",
+    "export": "ONNX files: adlm export, adlm verify of one",
+    "baseline": "DP-SGD by Opacus, to compare with, and its audit",
+    "docs": "the documentation",
+    "dev": "the tests",
+}
+
+
+def doctor(as_json: AsJson = False, quiet: Quiet = False) -> None:
+    """Print versions, threads, devices and folders, and what is missing for which extra.
+
+    Nothing is changed and nothing is fetched. Exit code 1 when something that adlm cannot do without is
+    missing: a package of the wrong version, or a folder that cannot be written. With --json: {"adlm",
+    "python", "platform", "packages": [{"name", "needed", "found", "fits"}], "extras": {NAME: {"for",
+    "missing"}}, "threads": {"processors", "torch", "OMP_NUM_THREADS"}, "devices", "folders": [{"name",
+    "path", "writable", "trouble"}], "problems", "well"}.
+    """
+    import torch
+
+    output = Output(as_json, quiet)
+    required, extras = packages()
+    places = folders()
+    missing = {name: [p["name"] for p in found if not p["fits"]] for name, found in extras.items()}
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    omp = os.environ.get("OMP_NUM_THREADS")
+    threads = {"processors": usable, "torch": torch.get_num_threads(), "OMP_NUM_THREADS": omp}
+    cards = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+    devices = ["cpu", *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in cards)]
+    problems = [
+        f"{p['name']} {p['needed']} is needed, {p['found'] or 'none'} is there"
+        for p in required
+        if not p["fits"]
+    ]
+    problems += [f"{p['path']} ({p['name']}): {p['trouble']}" for p in places if p["trouble"]]
+    if not required:
+        problems.append("adlm is on the path but not installed, so what it needs is not known: pip install .")
+    output.say(f"adlm {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    rows = [[p["name"], p["needed"] or "any", p["found"] or "none"] for p in required]
+    output.table(["package", "needed", "found"], rows)
+    rows = [[name, USES.get(name, ""), ", ".join(missing[name]) or "nothing"] for name in sorted(missing)]
+    output.table(["extra", "for", "missing"], rows)
+    output.say(
+        f"threads: torch uses {threads['torch']} of {usable} processors (OMP_NUM_THREADS {omp or 'not set'})"
+    )
+    output.say(f"devices: {', '.join(devices)}")
+    rows = [[p["name"], p["path"], "yes" if p["writable"] else f"no: {p['trouble']}"] for p in places]
+    output.table(["folder", "path", "writable"], rows)
+    output.result(
+        {
+            "adlm": __version__,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "packages": required,
+            "extras": {n: {"for": USES.get(n, ""), "missing": names} for n, names in missing.items()},
+            "threads": threads,
+            "devices": devices,
+            "folders": places,
+            "problems": problems,
+            "well": not problems,
+        },
+        "; ".join(problems) or "nothing that adlm needs is missing",
+    )
+    if problems:
+        raise typer.Exit(1)
+
+
+def packages() -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
+    """Return the requirements of adlm and of each extra; empty when adlm is not installed."""
+    try:
+        lines = importlib.metadata.requires("adlm") or []
+    except importlib.metadata.PackageNotFoundError:
+        return [], {}
+    required: list[dict[str, Any]] = []
+    extras: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        wanted = Requirement(line)
+        of = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", str(wanted.marker or ""))
+        if wanted.marker is None or wanted.marker.evaluate({"extra": of[1] if of else ""}):
+            (extras.setdefault(of[1], []) if of else required).append(_package(wanted))
+    return required, extras
+
+
+def _package(wanted: Requirement) -> dict[str, Any]:
+    """Look for an installed package that meets a requirement."""
+    found = None
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        found = importlib.metadata.version(wanted.name)
+    fits = found is not None and wanted.specifier.contains(found, prereleases=True)
+    return {"name": wanted.name, "needed": str(wanted.specifier), "found": found, "fits": fits}
+
+
+def folders() -> list[dict[str, Any]]:
+    """Return the folders that adlm writes to, and whether they are writable; none is created."""
+    from adlm.data import datasets
+    from adlm.engine.records import cache_folder
+    from adlm.privacy.ledger import default_path
+
+    known = {
+        "data sets": datasets.cache_folder(next(iter(datasets.CATALOGUE.values()))).parent,
+        "features of private records": cache_folder(),
+        "ledgers": default_path("x").parent,
+        "temporary files": Path(tempfile.gettempdir()),
+        "this folder": Path.cwd(),
+    }
+    found = []
+    for name, path in known.items():
+        there, trouble = next(parent for parent in (path, *path.parents) if parent.exists()), ""
+        try:
+            with tempfile.TemporaryFile(dir=there):
+                pass
+        except OSError as error:
+            trouble = f"{error.strerror or error}: {there}"
+        found.append({"name": name, "path": str(path), "writable": not trouble, "trouble": trouble})
+    return found

@@ -1,4 +1,4 @@
-"""Common options of commands, and one way to report figures."""
+"""Options that commands share, and one way to print figures."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from adlm.errors import UserError
 from adlm.runtime import progress
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ ReleasedBackbone = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", metavar="DEVICE")]
+Size = Annotated[
+    int | None,
+    typer.Option(help="Number of records: a public one, or a guess where it is private.", min=1),
+]
 
 
 @dataclass(frozen=True)
@@ -137,6 +142,17 @@ def key_of(path: Path | None) -> Ed25519PrivateKey | None:
     from adlm.privacy.signature import load_key
 
     return None if path is None else load_key(path)
+
+
+def require_new(out: Path) -> None:
+    """Refuse an output that exists."""
+    if out.exists():
+        raise UserError(f"{out} exists already; choose another --out or remove it first")
+
+
+def caution(words: str) -> None:
+    """Print a warning on standard error."""
+    typer.echo(f"adlm: warning: {words}", err=True)
 
 
 def given(context: typer.Context, name: str) -> bool:

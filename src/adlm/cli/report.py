@@ -1,17 +1,84 @@
-"""`adlm report`: one HTML file about a release or a model."""
+"""What others see: `adlm verify`, `report`, `card`, `ledger`, `key` and `ui`."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adlm.cli.console import AsJson, Output, Quiet
+from adlm.cli.console import AsJson, Output, Quiet, Size, Trust, caution, stamped
 from adlm.errors import UserError
 
 if TYPE_CHECKING:
-    from adlm.privacy.certificate import Certificate
+    from adlm.model.synthetic import Comparison
+    from adlm.privacy.release import Release
+
+
+def verify(
+    artefact: Annotated[Path, typer.Argument(help="A release folder, a model folder or an ONNX file.")],
+    trust: Trust = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Recompute the totals from the charges and the hashes from the tensors; check who signed it.
+
+    Without --trust this proves arithmetic and integrity: the epsilon follows from the charges, and all
+    bytes match their digests. It does not prove origin, as digests can be rewritten. With --trust
+    the release must be signed by one of the keys, and so must a model or an ONNX file, together with its
+    release. Nothing here proves that noise was drawn. With --json: {"whole", "kind", "epsilon_claimed",
+    "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "charges", "artefact", "digest",
+    "signed_by", "release_signed_by", "trusted", "says", "mu", "unit"}.
+    """
+    from adlm.export.verification import verify as check
+    from adlm.privacy.accounting import number, show
+    from adlm.privacy.signature import load_public
+
+    output = Output(as_json, quiet)
+    verified = check(artefact, [load_public(path) for path in trust or ()])
+    certificate = verified.certificate
+    totals = certificate.totals
+    rows = [
+        [c.what, c.mechanism, show(c.claimed), show(c.epsilon_proved), f"{float(c.delta):g}", c.proof]
+        for c in certificate.charges
+    ]
+    headings = ["released", "noise", "claimed", "proved", "delta", "proof"]
+    if all(row[2] == row[3] for row in rows):  # one epsilon where both are the same
+        rows, headings[2:4] = [row[:2] + row[3:] for row in rows], ["epsilon"]
+    output.table(headings, rows)
+    for line in (*verified.sentences(), totals.about_mu()):
+        if line:
+            output.say(line)
+    charges = [
+        {"what": c.what, "epsilon_claimed": number(c.claimed), "epsilon_proved": number(c.epsilon_proved)}
+        for c in certificate.charges
+    ]
+    signers = (
+        verified.signature and verified.signature.signer,
+        verified.release_signature and verified.release_signature.signer,
+    )
+    origin = "signed by a trusted key" if verified.trusted else "origin unverified"
+    output.result(
+        {
+            "whole": True,
+            "kind": certificate.kind,
+            "stamps": list(verified.stamps),
+            "charges": charges,
+            "artefact": verified.kind,
+            "digest": certificate.digest,
+            "signed_by": signers[0],
+            "release_signed_by": signers[1],
+            "trusted": verified.trusted,
+            "says": verified.sentences(),
+            "mu": totals.mu or None,
+            "unit": totals.unit,
+        }
+        | totals.to_dict(),
+        f"{artefact} is intact (all digests match), {origin}: {totals.sentence()}{stamped(verified.stamps)}",
+    )
 
 
 def report(
@@ -23,6 +90,10 @@ def report(
     ] = None,
     audit: Annotated[
         Path | None, typer.Option(help="Output of adlm audit --json; by default that next to the folder.")
+    ] = None,
+    real: Annotated[
+        Path | None,
+        typer.Option(help="Real records to set beside those that a synthetic release draws; not private."),
     ] = None,
     statement: Annotated[
         bool,
@@ -37,15 +108,17 @@ def report(
     "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps"}.
     """
     from adlm.report import render
-    from adlm.report.subject import find
+    from adlm.report.card import privacy_statement
+    from adlm.report.subject import find, read_audit, read_evaluation
+    from adlm.runtime.artefact import write_file
 
-    subject = find(folder, evaluation=_evaluation(evaluation), audit=_audit(audit))
+    subject = find(folder, evaluation=read_evaluation(evaluation), audit=read_audit(audit))
     if statement:
         text = privacy_statement(subject.certificate)
         Output(as_json, quiet).result({"statement": text} | subject.certificate.totals.to_dict(), text)
         return
-    from adlm.runtime.artefact import write_file
-
+    if real is not None:
+        subject = replace(subject, comparison=_compared(subject.release, real))
     write_file(out, render(subject).encode(), what="report")
     certificate = subject.certificate
     Output(as_json, quiet).result(
@@ -54,88 +127,258 @@ def report(
     )
 
 
-def privacy_statement(certificate: Certificate) -> str:
-    """Return a paragraph on the guarantee of a release, for people who know nothing of this library.
+def _compared(release: Release | None, file: Path) -> Comparison:
+    """Set records drawn from a synthetic release beside those of a file."""
+    import numpy as np
 
-    Parameters
-    ----------
-    certificate : of the release.
+    from adlm.data.reading import read_batches
+    from adlm.model.synthetic import compare, table_of
+
+    if release is None:
+        raise UserError("--real needs the release itself; give its folder")
+    batches = list(read_batches(file, table_of(release), bounded=False, lenient=True))
+    return compare(release, np.concatenate([b.x for b in batches]), np.concatenate([b.y for b in batches]))
+
+
+def card(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write; by default README.md in the model's folder.")
+    ] = None,
+    evaluation: Annotated[
+        Path | None,
+        typer.Option(help="Figures saved by adlm evaluate --save; by default those next to the model."),
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option("--license", help="The model's, as the hub names it.", metavar="NAME")
+    ] = None,
+    registry: Annotated[
+        bool,
+        typer.Option(
+            "--registry",
+            help="Print an entry for a registry of DP deployments instead, as JSON.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a model card: intended use, data domain, guarantee, accuracy, limits, signature.
+
+    The folder can then be pushed to a hub with the hub's own tools. Accuracy is in the card if it was
+    measured; on private records that figure is not private. An earlier card is replaced, any other file
+    is not. With --json: {"out", "measured", "stamps"} and the totals.
     """
-    import math
+    from adlm.report.card import HEAD, model_card, registry_entry
+    from adlm.report.subject import find, read_evaluation
+    from adlm.runtime.artefact import write_file
 
-    from adlm.privacy.accounting import show
-
-    totals = certificate.totals
-    if totals.unproved or not certificate.private:
-        why = "; ".join((*totals.unproved, *certificate.stamps))
-        return f"No differential privacy guarantee can be stated for this release: {why}."
-    one = "person" if totals.person or totals.contributions > 1 else "record"
-    differ = (
-        f"one {one} is replaced by any other"
-        if totals.neighbours == "replace-one"
-        else f"one {one} is added or removed"
-    )
-    delta = f" and delta = {float(totals.delta):g}" if totals.delta else ""
-    factor = f"{math.exp(min(float(totals.epsilon_proved), 700.0)):.3g}"
-    bound = (
-        f"the probability of any result grows at most {factor} times, plus {float(totals.delta):g}"
-        if totals.delta
-        else f"the odds of any conclusion about one {one} change by a factor of at most {factor}"
-    )
-    return (
-        "Random noise was added so that the result is differentially private with epsilon = "
-        f"{show(totals.epsilon_proved)}{delta}. Two data sets are neighbours if {differ}. Between "
-        f"neighbours, whatever else is known, {bound}. "
-        "Facts about the population are not protected. The guarantee "
-        "covers this release and all models made from it; further releases of the same data add to it. "
-        f"Certificate: {certificate.digest}."
-    )
-
-
-def _evaluation(path: Path | None) -> dict[str, Any] | None:
-    """Read the figures of `adlm evaluate`: an accuracy and a confusion matrix."""
-    figures = _figures(path)
-    if figures is None:
-        return None
-    accuracy, confusion = figures.get("accuracy"), figures.get("confusion", [])
-    share = isinstance(accuracy, int | float) and 0 <= accuracy <= 1
-    square = isinstance(confusion, list) and all(
-        isinstance(row, list) and len(row) == len(confusion) and all(isinstance(v, int | float) for v in row)
-        for row in confusion
-    )
-    if not share or not square:
-        raise UserError(
-            f"{path} must hold an accuracy between 0 and 1 and a square confusion matrix; "
-            "give a file that adlm evaluate --save wrote"
+    subject = find(model, evaluation=read_evaluation(evaluation))
+    if registry:
+        typer.echo(json.dumps(registry_entry(subject.certificate), indent=2))
+        return
+    text = model_card(subject, licence=licence)
+    place = model / "README.md" if out is None else out
+    if place.exists() and not place.read_bytes().startswith(HEAD.encode()):
+        raise UserError(f"{place} exists already and is no card of adlm's; choose another --out")
+    write_file(place, text.encode(), what="model card")
+    totals, figures = subject.certificate.totals, subject.models[0].evaluation
+    if figures is not None and not figures.get("split"):
+        caution(
+            "the card has figures measured on a file of yours; if its records are private, the figures are "
+            "not, and no epsilon covers them"
         )
-    return figures
-
-
-def _audit(path: Path | None) -> dict[str, Any] | None:
-    """Read the output of `adlm audit --json`: findings with a mechanism and a verdict each."""
-    figures = _figures(path)
-    if figures is None:
-        return None
-    findings = figures.get("findings")
-    named = isinstance(findings, list) and all(
-        isinstance(one, dict) and {"mechanism", "verdict"} <= one.keys() for one in findings
+    Output(as_json, quiet).result(
+        {"out": str(place), "measured": figures is not None, "stamps": list(subject.stamps)}
+        | totals.to_dict(),
+        f"{place}: {totals.sentence()}{stamped(subject.stamps)}",
     )
-    if not named:
-        raise UserError(f"{path} must hold findings of an audit; give a file that adlm audit --json wrote")
-    return figures
 
 
-def _figures(path: Path | None) -> dict[str, Any] | None:
-    import json
+# ---- adlm ledger
 
-    if path is None:
-        return None
-    try:
-        figures = json.loads(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}") from None
-    except ValueError:
-        raise UserError(f"{path} is not JSON; give a file that adlm evaluate or adlm audit wrote") from None
-    if not isinstance(figures, dict):
-        raise UserError(f"{path} must hold one JSON object, got {type(figures).__name__}")
-    return figures
+KEYS = ("epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved")
+ledger = typer.Typer(
+    help="What was spent on a data set, and what is left. Example: adlm ledger show L.jsonl",
+    no_args_is_help=True,
+)
+
+
+@ledger.command("show", epilog="Example: adlm ledger show L.jsonl --delta 1e-5")
+def show_ledger(
+    ledger: Annotated[Path, typer.Argument(help="The ledger's file, as adlm release printed it.")],
+    delta: Annotated[str, typer.Option(help="Delta of the next release; 0 for pure epsilon.")] = "0",
+    neighbours: Annotated[
+        str | None, typer.Option(help="Relation of the next release; that of the charges by default.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """List the charges of a ledger, their total, and what is left for a release of this delta and relation.
+
+    Nothing is changed. With --json: {"ledger", "budget": {"epsilon", "delta"} or null, "charges": [{"what",
+    "mechanism", "neighbours", "unit", "epsilon_claimed", "epsilon_proved", "delta"}], "left"}
+    and the totals, null where charges of different relations do not add up.
+    """
+    from adlm.domain import NEIGHBOURS
+    from adlm.privacy.accounting import compose, number, parse_delta, show, unit_words
+    from adlm.privacy.ledger import Ledger
+
+    output, requested = Output(as_json, quiet), parse_delta(delta)
+    if neighbours is not None and neighbours not in NEIGHBOURS:
+        raise UserError(f"--neighbours must be one of {', '.join(NEIGHBOURS)}, got {neighbours!r}")
+    if not ledger.is_file():
+        raise UserError(f"there is no ledger {ledger}; adlm release prints where it keeps one")
+    book = Ledger(ledger)
+    charges, budget, left = book.charges, book.budget, book.left(requested, neighbours)
+    relations = sorted({c.neighbours for c in charges})
+    rows = [
+        [
+            c.what,
+            c.mechanism,
+            c.neighbours,
+            c.unit,
+            show(c.claimed),
+            show(c.epsilon_proved),
+            f"{float(c.delta):g}",
+        ]
+        for c in charges
+    ]
+    output.table(["charged for", "noise", "neighbours", "per", "claimed", "proved", "delta"], rows)
+    totals = compose(charges) if len(relations) == 1 else None
+    if totals is not None:
+        spent = f"spent: {totals.sentence()}"
+    else:
+        spent = f"charges under {' and '.join(relations)} do not add up" if relations else "nothing is spent"
+    if budget is None or left is None:
+        rest = "there is no budget" if charges else "no budget is fixed yet"
+    else:
+        relation = neighbours or " or ".join(relations) or "any relation"
+        unit = unit_words(max((c.contributions for c in charges), default=1))
+        rest = (
+            f"of a budget of epsilon {show(budget.epsilon)}, delta {float(budget.delta):g}, epsilon "
+            f"{show(left)} is left for a release with delta {float(requested):g} under {relation} per {unit}"
+        )
+    output.result(
+        {
+            "ledger": str(ledger),
+            "budget": budget and {"epsilon": float(budget.epsilon), "delta": float(budget.delta)},
+            "charges": [
+                {
+                    "what": c.what,
+                    "mechanism": c.mechanism,
+                    "neighbours": c.neighbours,
+                    "unit": c.unit,
+                    "epsilon_claimed": number(c.claimed),
+                    "epsilon_proved": number(c.epsilon_proved),
+                    "delta": float(c.delta),
+                }
+                for c in charges
+            ],
+            "left": None if left is None else float(left),
+        }
+        | (totals.to_dict() if totals else dict.fromkeys(KEYS)),
+        f"{ledger}: {spent}; {rest}",
+    )
+
+
+# ---- adlm key
+
+key = typer.Typer(
+    help="Keys to sign with, and to trust. Example: adlm key new curator.key", no_args_is_help=True
+)
+
+
+@key.command("new", epilog="Example: adlm key new curator.key")
+def new(
+    path: Annotated[Path, typer.Argument(help="The private key to write; PATH.pub is its public key.")],
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make an Ed25519 key: a private file that only its owner can read, and a public one to share.
+
+    Existing files are never overwritten. With --json: {"private", "public", "fingerprint"}.
+    """
+    from adlm.privacy.signature import new_key
+
+    fingerprint = new_key(path)
+    public = path.with_name(f"{path.name}.pub")
+    Output(as_json, quiet).result(
+        {"private": str(path), "public": str(public), "fingerprint": fingerprint},
+        f"{path}: keep it to yourself; hand out {public}, fingerprint {fingerprint}",
+    )
+
+
+@key.command("show", epilog="Example: adlm key show curator.key.pub")
+def show(
+    path: Annotated[Path, typer.Argument(help="A public key.")], as_json: AsJson = False, quiet: Quiet = False
+) -> None:
+    """Print a public key's fingerprint, to compare over another channel. With --json: {"fingerprint"}."""
+    from adlm.privacy.signature import fingerprint, load_public
+
+    digest = fingerprint(load_public(path))
+    Output(as_json, quiet).result({"fingerprint": digest}, digest)
+
+
+# ---- adlm ui
+
+
+def ui(
+    artefacts: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Releases, models, or folders that hold them; by default those in this folder."),
+    ] = None,
+    domain: Annotated[Path | None, typer.Option(help="A domain file to plan for; needs --size.")] = None,
+    size: Size = None,
+    ledger: Annotated[
+        list[Path] | None, typer.Option(help="A ledger to show; may be repeated. It is only read.")
+    ] = None,
+    static: Annotated[
+        Path | None, typer.Option(help="Write the page to this file and exit.", metavar="PAGE.html")
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port of the loopback address; 0 takes any.", min=0)] = 0,
+    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Show forecasts for a budget, and existing releases, on a local page.
+
+    Pick a data set or a domain, drag epsilon and delta, and see the forecast, DP-SGD beside it, what an
+    attacker could come to believe, the plan in words, and the command to copy. The page reads public numbers
+    and certificates; nothing in it can spend budget. It listens on the loopback address under a random path
+    and makes no network requests. With --json: {"address"} or, with --static, {"out", "bytes"}.
+    """
+    from adlm.ui.artefacts import around
+    from adlm.ui.page import gather, write_static
+
+    output = Output(as_json, quiet)
+    folders = artefacts if artefacts is not None else around(Path())
+    shown = gather(folders, ledger or [], domain, size)
+    if static is not None:
+        write_static(shown, static)
+        size = static.stat().st_size
+        output.result({"out": str(static), "bytes": size}, f"{static}: {size:,} bytes, works by itself")
+        return
+    from adlm.ui.server import Server
+
+    with Server(shown, port) as server:
+        output.result({"address": server.address}, f"open {server.address} and stop it with Ctrl-C")
+        if browser:
+            _open(server.address)
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C stops it
+            server.serve_forever()
+
+
+def _open(address: str) -> None:
+    """Open the page through a private file: other users can read the arguments of a browser."""
+    import tempfile
+    import threading
+    import webbrowser
+
+    with tempfile.NamedTemporaryFile("w", suffix=".html", prefix="adlm-", delete=False) as file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
+    path = Path(file.name)  # readable by its owner alone
+    timer = threading.Timer(30, lambda: path.unlink(missing_ok=True))
+    timer.daemon = True
+    timer.start()
+    if not webbrowser.open(path.as_uri()):
+        path.unlink(missing_ok=True)

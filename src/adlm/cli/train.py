@@ -1,11 +1,11 @@
-"""`adlm train`: make a model from a release alone."""
+"""From a release on: `adlm train`, `evaluate`, `predict`, `export` and `synth`. No record is charged for."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,25 +16,23 @@ from adlm.cli.console import (
     Quiet,
     ReleasedBackbone,
     Sign,
+    caution,
     encoder_of_release,
     given,
     key_of,
+    load_model,
     pick_device,
+    require_new,
     stamped,
 )
 from adlm.errors import UserError
 
+if TYPE_CHECKING:
+    from adlm.model.model import Model
+
 FOR_NETWORKS = (
-    "epochs",
-    "steps",
-    "batch_size",
-    "optimiser",
-    "learning_rate",
-    "schedule",
-    "draws",
-    "seed",
-    "resume",
-)
+    "epochs", "steps", "batch_size", "optimiser", "learning_rate", "schedule", "draws", "seed", "resume",
+)  # fmt: skip
 
 
 def train(
@@ -91,8 +89,7 @@ def train(
     """
     from adlm.privacy.folders import require_release
 
-    if out.exists():
-        raise UserError(f"{out} exists already; choose another --out or remove it first")
+    require_new(out)
     require_release(release)
     from adlm.model import distributed
     from adlm.model.fit import (
@@ -154,7 +151,7 @@ def train(
     if small:  # stored with the model, which has no counts
         model = replace(model, training={**model.training, "small_classes": [s.to_dict() for s in small]})
         for words in sentences(small):
-            typer.echo(f"adlm: warning: {words}", err=True)
+            caution(words)
     model.save(out, key=key)
     checkpoint.unlink(missing_ok=True)
     totals = loaded.certificate.totals
@@ -181,3 +178,223 @@ def _trouble(training: Mapping[str, Any]) -> str:
             "(its privacy cost is included)"
         )
     return ""
+
+
+# ---- adlm evaluate
+
+WARNING = "figures measured on private records are not private; no epsilon covers them"
+SHOWN_CLASSES = 12  # a larger confusion table does not fit a terminal; --json has it
+
+
+def evaluate(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    file: Annotated[Path | None, typer.Argument(help="A file or a folder of records with labels.")] = None,
+    data: Annotated[str | None, typer.Option(help="A data set by name.")] = None,
+    split: Annotated[str, typer.Option(help="Which split of a named data set.")] = "test",
+    save: Annotated[
+        Path | None, typer.Option(help="Save the figures to this JSON file, for adlm report.")
+    ] = None,
+    backbone: ReleasedBackbone = None,
+    device: Device = "auto",
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure a model on labelled records.
+
+    On private records this statistic is not private: do not publish it, and do not choose models by it. With
+    --json: {"accuracy", "balanced_accuracy", "recalls", "auc", "calibration_error", "log_loss", "confusion",
+    "n", "classes", "small_classes", "stamps", "warning", "model_warning"} and the certificate's totals;
+    accuracies and recalls are fractions, recalls are by class; `model_warning` if it is mostly noise. A
+    model of a numeric target has {"rmse", "mae", "r2", "bias", "n", "target"} instead of the first line's.
+    """
+    from adlm.export.predict import measure_file, measure_values_file
+    from adlm.model.fit import SmallClass, sentences
+    from adlm.model.metrics import measure
+    from adlm.runtime.artefact import canonical, write_file
+
+    output = Output(as_json, quiet)
+    if (file is None) == (data is None):
+        raise UserError("give either a file or --data NAME; adlm data list shows the names")
+    loaded = load_model(model, backbone, pick_device(device))
+    domain = loaded.certificate.domain
+    if loaded.target is not None:
+        if file is None:
+            raise UserError("this model predicts a number of a table; give a file with its columns")
+        measured = measure_values_file(loaded, file, device=pick_device(device))
+        _numeric(loaded, measured.to_dict() | {"of": str(file), "split": None}, save, output)
+        return
+    if data is not None:
+        import numpy as np
+
+        from adlm.data import datasets
+
+        records = datasets.load(data, split)
+        codes = domain.encode_labels(np.asarray(records.domain.classes)[records.y])
+        measures = measure(loaded.probabilities(records.x, device=pick_device(device)), codes)
+    else:
+        assert file is not None
+        measures = measure_file(loaded, file, device=pick_device(device))
+    figures = measures.to_dict()
+    small = loaded.training.get("small_classes", [])
+    figures |= {
+        "classes": list(domain.classes),
+        "small_classes": small,
+        "of": data or str(file),
+        "split": split if data else None,
+    }
+    if save is not None:
+        write_file(save, canonical(figures), what="evaluation")
+    shown = ("accuracy", "balanced_accuracy", "auc", "calibration_error", "log_loss")
+    rows = [[key.replace("_", " "), f"{figures[key]:.4f}"] for key in shown if figures[key] is not None]
+    output.table(["measure", "value"], rows)
+    if len(domain.classes) <= SHOWN_CLASSES:
+        counts = [
+            [name, "none" if recall is None else f"{recall:.4f}", *map(str, row)]
+            for name, recall, row in zip(
+                domain.classes, figures["recalls"], figures["confusion"], strict=True
+            )
+        ]
+        output.table(["true class", "recall", *(f"as {name}" for name in domain.classes)], counts)
+    for words in sentences([SmallClass(one["class"], one["count"], one["sd"]) for one in small]):
+        caution(words)
+    sentence = f"accuracy {figures['accuracy']:.4f}, balanced {figures['balanced_accuracy']:.4f}"
+    _finish(loaded, figures | {"model_warning": loaded.training.get("warning")}, sentence, output)
+
+
+def _numeric(model: Model, figures: dict[str, Any], save: Path | None, output: Output) -> None:
+    """Print the measures of a model of a numeric target."""
+    from adlm.runtime.artefact import canonical, write_file
+
+    figures["target"] = list(model.target or ())
+    if save is not None:
+        write_file(save, canonical(figures), what="evaluation")
+    names = {"rmse": "RMSE", "mae": "MAE", "r2": "R2", "bias": "bias"}
+    shown = [[name, f"{figures[key]:.5g}"] for key, name in names.items() if figures[key] is not None]
+    output.table(["measure", "value"], shown)
+    r2 = "" if figures["r2"] is None else f", R2 {figures['r2']:.4f}"
+    _finish(model, figures, f"RMSE {figures['rmse']:.5g}, MAE {figures['mae']:.5g}{r2}", output)
+
+
+def _finish(model: Model, figures: dict[str, Any], sentence: str, output: Output) -> None:
+    """Print the warning, and the figures with the model's privacy cost."""
+    output.say(f"{WARNING}: do not publish them, and do not choose between models by them")
+    totals, warning = model.certificate.totals, model.training.get("warning")
+    output.result(
+        figures | totals.to_dict() | {"stamps": list(model.stamps), "warning": WARNING},
+        f"{sentence} on {figures['n']} records (not private if the records are); "
+        f"{totals.sentence()}{stamped(model.stamps)}" + (f"; WARNING: {warning}" if warning else ""),
+    )
+
+
+# ---- adlm predict, export, synth
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    file: Annotated[
+        Path, typer.Argument(help="A file or a folder of new records, or one image; no label is needed.")
+    ],
+    out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
+    keep: Annotated[
+        list[str] | None,
+        typer.Option(help="Copy this column of a table to the predictions; may be repeated.", metavar="COL"),
+    ] = None,
+    backbone: ReleasedBackbone = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Predict a class for each record of a file, in its order, with the probability of each class.
+
+    For a model of images, give an image, a folder of images at any depth, or any file of images that
+    `adlm release` reads; the first column names each record. A model of a numeric target predicts a number
+    within its bounds.
+
+    With --json: {"out", "records", "stamps"} and the certificate's totals.
+    """
+    from adlm.export.predict import predict_file
+
+    require_new(out)
+    loaded = load_model(model, backbone)
+    records = predict_file(loaded, file, out, keep or ())
+    totals = loaded.certificate.totals
+    Output(as_json, quiet).result(
+        {"out": str(out), "records": records, "stamps": list(loaded.stamps)} | totals.to_dict(),
+        f"{out}: {records} predictions; {totals.sentence()}{stamped(loaded.stamps)}",
+    )
+
+
+def export(
+    model: Annotated[Path, typer.Argument(help="A model folder.")],
+    out: Annotated[Path, typer.Option(help="The ONNX file to write.")] = Path("model.onnx"),
+    encoded: Annotated[
+        bool, typer.Option("--encoded", help="Tables: take the encoded record instead of raw columns.")
+    ] = False,
+    backbone: ReleasedBackbone = None,
+    sign: Sign = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a model as one ONNX file, from raw records to probabilities.
+
+    A table's file has an input for each column: doubles for numbers (NaN where missing) and dates (days from
+    1970-01-01), strings for the rest. With --json: {"out", "bytes", "stamps"} and the totals.
+    """
+    from adlm.export.onnx import export_onnx
+
+    key, loaded = key_of(sign), load_model(model, backbone)
+    export_onnx(loaded, out, encoded=encoded, key=key)
+    totals = loaded.certificate.totals
+    Output(as_json, quiet).result(
+        {"out": str(out), "bytes": out.stat().st_size, "stamps": list(loaded.stamps)} | totals.to_dict(),
+        f"{out}: {totals.sentence()}{stamped(loaded.stamps)}",
+    )
+
+
+def synth(
+    release: Annotated[Path, typer.Argument(help="A release folder, made with --kind synthetic.")],
+    rows: Annotated[int, typer.Option(help="Number of records to draw.", min=1)] = 10000,
+    out: Annotated[Path, typer.Option(help="The .csv or .parquet file to write.")] = Path("synthetic.csv"),
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Draw only such records: a value, or a range such as age=30..40.", metavar="COL=VALUE"
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of the draw; unrelated to privacy.", min=0)] = 0,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draw synthetic records in the columns of the private table, at no further privacy cost.
+
+    The certificate of the release is written beside the file, as OUT.certificate.json.
+
+    With --json: {"out", "rows", "columns", "certificate", "stamps"} and the certificate's totals.
+    """
+    from adlm.model.synthetic import synthesise, write
+    from adlm.privacy.release import Release
+
+    require_new(out)
+    conditions = dict(_condition(text) for text in where or ())
+    loaded = Release.load(release)
+    records = synthesise(loaded, rows, where=conditions, seed=seed)
+    write(loaded, records, out)
+    certificate = loaded.certificate
+    Output(as_json, quiet).result(
+        {
+            "out": str(out),
+            "rows": len(records),
+            "columns": records.column_names,
+            "certificate": f"{out}.certificate.json",
+            "stamps": list(certificate.stamps),
+        }
+        | certificate.totals.to_dict(),
+        f"{out}: {len(records):,} synthetic records, drawn from {release}; {certificate.totals.sentence()}"
+        f"{stamped(certificate.stamps)}",
+    )
+
+
+def _condition(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise UserError(f"--where is written like town=north, got {text!r}")
+    return name, value

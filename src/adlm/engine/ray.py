@@ -11,7 +11,7 @@ import shutil
 import socket
 import tempfile
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,26 +20,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 
-from adlm.data.images import InputPieces, batches_of
-from adlm.data.tables import Piece, chosen, pieces_of, read_compact
+from adlm.data.images import Piece
+from adlm.data.persons import chosen
+from adlm.data.reading import read_piece
 from adlm.domain import Domain
 from adlm.domain.table import TableDomain
-from adlm.engine.local import Engine
-from adlm.engine.passes import (
-    Chain,
-    Keep,
-    Part,
-    Partial,
-    Records,
-    Totals,
-    Transform,
-    keep_part,
-    merge,
-    sum_part,
-)
-from adlm.engine.records import featurise
+from adlm.engine.local import Engine, part_of
+from adlm.engine.passes import Part, Parts, Records, Totals, blocks_of
+from adlm.engine.records import FeatureMap
 from adlm.errors import UserError
 from adlm.features import Features
 from adlm.runtime import progress
@@ -116,8 +105,7 @@ def memory_for_store() -> int:
 
 def quiet() -> None:
     """Silence Ray's messages."""
-    for name in ("ray", "ray.data"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
+    logging.getLogger("ray").setLevel(logging.CRITICAL)
 
 
 # ---- Tasks on the workers of a Ray cluster. Nothing here logs, and errors are returned, not raised.
@@ -125,33 +113,12 @@ def quiet() -> None:
 # A traceback of a worker ends in the cluster's logs, and an error sentence may quote a private cell. So
 # sentences are returned to the driver as values.
 
-PERSON, RECORD, SHARE = ("person high", "person low"), "record", "share"
-
 
 @dataclass(frozen=True)
 class Refusal:
     """An error in the input, as a sentence."""
 
     sentence: str
-
-
-def refusals_class() -> Any:
-    """Return an actor's class that collects the errors of a read; each has the index of its piece.
-
-    A class inside a function is pickled by value, so that its worker need not import this package.
-    """
-
-    class Refusals:
-        def __init__(self) -> None:
-            self._found: dict[int, str] = {}
-
-        def add(self, piece: int, sentence: str) -> None:
-            self._found.setdefault(piece, sentence)
-
-        def first(self) -> str | None:
-            return self._found[min(self._found)] if self._found else None
-
-    return Refusals
 
 
 def versions() -> dict[str, str]:
@@ -165,125 +132,64 @@ def versions() -> dict[str, str]:
     }
 
 
-def read_piece(piece: Piece, table: TableDomain, block_bytes: int) -> Iterator[Any]:
-    """Read a piece of a table, as blocks of an array per column, class codes and digests of persons.
+def read_blocks(piece: Piece, declared: TableDomain, block_bytes: int) -> Iterator[Any]:
+    """Read a piece as blocks of about `block_bytes`, each preceded by its number of records and bytes read.
 
-    Each block is preceded by its number of records and the approximate bytes read; a row that cannot be read
-    ends the piece with a refusal.
-
-    Parameters
-    ----------
-    piece : what to read.
-    table : the declared columns.
-    block_bytes : approximate size of a block.
+    Where records belong to persons, the last two arrays of a block are digests of persons and of records. A
+    row that cannot be read ends the piece with a refusal.
     """
-    waiting: list[pa.Table] = []
+    waiting: list[Part] = []
     taken = 0
     try:
-        for batch in read_compact(piece, table):
-            arrays = {str(at): array for at, array in enumerate(batch.columns)}
-            arrays["y"] = batch.y.astype(np.int32)
-            if batch.persons is not None and batch.records is not None:
-                arrays |= {name: batch.persons[:, at] for at, name in enumerate(PERSON)}
-                arrays[RECORD] = batch.records
-            waiting.append(pa.table({name: pa.array(np.ascontiguousarray(a)) for name, a in arrays.items()}))
-            taken += batch.size
-            if sum(part.nbytes for part in waiting) >= block_bytes:
-                yield from _block(waiting, taken)
+        for batch in read_piece(piece, declared):
+            digests = () if batch.persons is None or batch.digests is None else (batch.persons, batch.digests)
+            waiting.append((*part_of(batch), *digests))
+            taken += batch.raw.size
+            if sum(array.nbytes for part in waiting for array in part) >= block_bytes:
+                yield sum(len(part[0]) for part in waiting), taken
+                yield joined(waiting)
                 waiting, taken = [], 0
-        yield from _block(waiting, taken)
+        if waiting:
+            yield sum(len(part[0]) for part in waiting), taken
+            yield joined(waiting)
     except UserError as error:
         yield Refusal(str(error))
 
 
-def _block(parts: Sequence[pa.Table], taken: int) -> Iterator[Any]:
-    if parts:
-        block = pa.concat_tables(parts).combine_chunks()
-        yield block.num_rows, taken
-        yield block
+def joined(parts: Sequence[Part]) -> Part:
+    """Concatenate parts."""
+    return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
 
-def with_share(block: pa.Table, shares: int) -> pa.Table:
-    """Add a column with each record's share of the persons."""
-    share = block[PERSON[0]].to_numpy() % np.uint64(shares)
-    return block.append_column(SHARE, pa.array(share.astype(np.int64)))
+def shares_of(block: Part, shares: int) -> tuple[Part, ...]:
+    """Split a block by persons."""
+    share = block[-2][:, 0] % np.uint64(shares)
+    return tuple(tuple(array[share == at] for array in block) for at in range(shares))
 
 
-def choose(group: pa.Table, most: int) -> pa.Table:
-    """Keep at most `most` records of each person of a share."""
-    persons = np.stack([group[name].to_numpy() for name in PERSON], 1)
-    keep = chosen(persons, group[RECORD].to_numpy(), most)
-    return group.drop_columns([*PERSON, RECORD, SHARE]).filter(pa.array(keep))
+def choose(most: int, *blocks: Part) -> tuple[Part, int]:
+    """Keep at most `most` records of each person of a share, without their digests; and count them."""
+    *arrays, persons, digests = joined(blocks)
+    keep = chosen(persons, digests, most)
+    return tuple(array[keep] for array in arrays), int(keep.sum())
 
 
-def arrays_of(block: pa.Table | Part) -> Part:
-    """Return the arrays of a block, without the digests of persons."""
-    if isinstance(block, tuple):
-        return block
-    names = [name for name in block.column_names if name not in (*PERSON, RECORD, SHARE)]
-    if not any(isinstance(kind, pa.BaseExtensionType) for kind in block.schema.types):
-        return tuple(np.concatenate([np.from_dlpack(c) for c in block[name].chunks]) for name in names)
-    from ray.data.block import BlockAccessor  # features: a vector in each cell
-
-    columns = BlockAccessor.for_block(block.select(names)).to_numpy(names)
-    return tuple(columns[name] for name in names)
-
-
-def sum_block(block: pa.Table | Part, chain: Chain, partial: Partial) -> Totals | Refusal:
-    """Sum a block by a partial function."""
+def called(work: Callable[[Part], Any], block: Part) -> Any:
+    """Run a pass over a block: what it gives, or a refusal."""
     torch.set_num_threads(1)
     try:
-        return sum_part(arrays_of(block), chain, partial)
+        return work(block)
     except UserError as error:
         return Refusal(str(error))
 
 
-def keep_block(block: pa.Table | Part, chain: Chain, function: Keep) -> tuple[Part, Totals | Refusal]:
-    """Return the stored part of a block, and its sums."""
-    torch.set_num_threads(1)
-    try:
-        return keep_part(arrays_of(block), chain, function)
-    except UserError as error:
-        return (), Refusal(str(error))
+def called_to_keep(work: Callable[[Part], tuple[Part, Totals]], block: Part) -> tuple[Part, Totals | Refusal]:
+    """Do the same for a pass that stores a part."""
+    made = called(work, block)
+    return ((), made) if isinstance(made, Refusal) else made
 
 
-class FeatureActor:
-    """A worker that holds a map of public features, and applies it to chunks of records.
-
-    Parameters
-    ----------
-    features, domain : the map, and the declared domain of the records.
-    device : where the map runs.
-    threads : of the driver, so that the same operations run in the same order.
-    """
-
-    def __init__(self, features: Features, domain: Domain, device: str, threads: int) -> None:
-        torch.set_num_threads(threads)
-        self._features, self._domain, self._device = features, domain, device
-
-    def __call__(
-        self, numbers: dict[str, NDArray[np.int64]], chunks: Sequence[Any] | InputPieces, refusals: Any
-    ) -> Iterator[dict[str, Any]]:
-        """Compute features of chunks of arrays, or of pieces of files, given by their indices."""
-        import ray
-
-        for number in numbers["id"].tolist():
-            try:
-                if isinstance(chunks, InputPieces):
-                    rows = max(1, 1024 // self._features.batch) * self._features.batch
-                    for batch in batches_of(chunks.pieces[number], chunks.declared, rows):
-                        yield self._mapped(batch.x, batch.y)
-                else:
-                    yield self._mapped(*ray.get(chunks[number]))
-            except UserError as error:
-                ray.get(refusals.add.remote(number, str(error)))
-
-    def _mapped(self, x: NDArray[Any], codes: NDArray[np.int64]) -> dict[str, Any]:
-        return {"0": featurise(x, self._domain, self._features, device=self._device), "y": codes}
-
-
-# ---- The engine of a cluster: tasks read blocks and sum over them; Ray Data groups persons and maps
-# features.
+# ---- The engine of a cluster: tasks read blocks and sum over them.
 #
 # Records and what is stored of them lie in Ray's object store and, when that is full, in its spill folder.
 # The driver holds references to them and sums. A cluster that is started here keeps all its files in a
@@ -292,7 +198,7 @@ class FeatureActor:
 # other machines.
 
 BLOCK_BYTES = 1 << 23  # of a block of stored records
-GROUP_ROWS = 1 << 20  # records of the persons that one group-by task sorts
+SHARE_ROWS = 1 << 20  # records of the persons that one task sorts
 RETRIES = 10  # of a task whose worker or node was lost
 WAITING = 4  # tasks in the queue for each processor
 INSTALL = "the engine ray needs Ray; install it with: pip install 'adlm[ray]'"
@@ -326,7 +232,6 @@ class RayEngine(Engine):
     """
 
     name = "ray"
-    reads_files = True
 
     def __init__(
         self, address: str | None = None, *, workers: int | None = None, store_bytes: int | None = None
@@ -393,24 +298,32 @@ class RayEngine(Engine):
                 f"the cluster's workers have {there}, this process has {here}; install the same on both"
             )
 
-    def table(self, source: Path | str, table: TableDomain) -> Records:
+    def stored(self, parts: Sequence[Part]) -> Parts:
+        """Put records of this process into the object store, in blocks."""
+        kept = []
+        for part in parts:
+            each = max(1, sum(array.nbytes for array in part) // max(1, len(part[0])))
+            for block in blocks_of(part, max(1, BLOCK_BYTES // each)):
+                kept.append(Kept(self._ray.put(block), len(block[0])))
+        return RayParts(self, kept)
+
+    def read_pieces(self, pieces: Sequence[Piece], declared: TableDomain) -> Parts:
         """Read files on the workers, and store their records in the object store."""
-        pieces = pieces_of(source, table)
         kept: list[Kept] = []
         with progress.amounts(sum(piece.size for piece in pieces), "reading") as advance:
-            for part, size in self._read(pieces, table):
+            for part, size in self._read(pieces, declared):
                 kept.append(part)
                 advance(size, part.rows)
-        if table.person is not None and kept:
-            kept = self._bounded(kept, table.contributions)
-        return RayRecords(self, kept)
+        if declared.person is not None and kept:
+            kept = self._bounded(kept, declared.contributions)
+        return RayParts(self, kept)
 
     def _read(self, pieces: Sequence[Piece], table: TableDomain) -> Iterator[tuple[Kept, int]]:
         """Run a task for each piece, and yield its blocks as they finish, with the approximate bytes read.
 
         An error is raised at the end: the first one, in the order of the files.
         """
-        remote = self._ray.remote(num_cpus=1, max_retries=RETRIES, num_returns="streaming")(read_piece)
+        remote = self._ray.remote(num_cpus=1, max_retries=RETRIES, num_returns="streaming")(read_blocks)
         declared, left = self._ray.put(table), deque(enumerate(pieces))
         reading: dict[Any, int] = {}
         refused: dict[int, str] = {}
@@ -433,121 +346,42 @@ class RayEngine(Engine):
             raise UserError(refused[min(refused)])
 
     def _bounded(self, kept: Sequence[Kept], most: int) -> list[Kept]:
-        """Group records by person, a share of the persons in each group, and keep at most `most` of each."""
-        shares = max(1, -(-sum(part.rows for part in kept) // GROUP_ROWS))
-        data = self._quiet_data().from_arrow_refs([part.ref for part in kept])
-        grouped = data.map_batches(
-            with_share, batch_format="pyarrow", batch_size=None, fn_args=(shares,)
-        ).groupby("share", num_partitions=min(shares, 2 * self.processors()))
-        chosen = grouped.map_groups(choose, batch_format="pyarrow", fn_args=(most,))
-        return [Kept(ref, rows) for ref, rows, _ in self._blocks(chosen)]
+        """Split blocks into shares of the persons, and keep at most `most` records of each person."""
+        shares = max(1, -(-sum(part.rows for part in kept) // SHARE_ROWS))
+        split = self._ray.remote(max_retries=RETRIES, num_returns=shares)(shares_of)
+        chosen = self._ray.remote(max_retries=RETRIES, num_returns=2)(choose)
+        rows = [split.remote(part.ref, shares) for part in kept] if shares > 1 else []
+        of_shares = zip(*rows, strict=True) if shares > 1 else [[part.ref for part in kept]]
+        made = [chosen.remote(most, *blocks) for blocks in of_shares]
+        counted = [Kept(ref, self._get(count)) for ref, count in made]
+        return [part for part in counted if part.rows]
 
-    def features(
-        self,
-        x: NDArray[Any] | InputPieces,
-        codes: NDArray[np.int64] | None,
-        domain: Domain,
-        features: Features,
-    ) -> Records:
-        """Compute features by actors, each of which loads the map once; on GPUs if there are any.
-
-        Pieces of files are read and decoded by the actors.
-
-        Parameters
-        ----------
-        x, codes : records and their class codes, or pieces of files and None.
-        domain : to scale the records by.
-        features : the public map.
-        """
-        chunks = x if isinstance(x, InputPieces) else self._chunks(np.asarray(x), codes, features)
-        count = len(chunks.pieces) if isinstance(chunks, InputPieces) else len(chunks)
-        refusals = self._refusals()
+    def features(self, records: Records, domain: Domain, features: Features) -> Records:
+        """Compute features on the workers; on GPUs if there are any."""
         cards = int(self._ray.cluster_resources().get("GPU", 0))
-        most = max(1, min(count, cards or self.processors()))
-        data = self._data(count).map_batches(
-            FeatureActor,
-            batch_size=1,
-            batch_format="numpy",
-            concurrency=(1, most),
-            num_gpus=1 if cards else 0,
-            num_cpus=1,
-            fn_constructor_args=(features, domain, "cuda" if cards else "cpu", torch.get_num_threads()),
-            fn_args=(chunks, refusals),
-        )
-        kept = []
-        with progress.bar(len(x), "features", "records") as advance:
-            for ref, rows, _ in self._blocks(data):
-                kept.append(Kept(ref, rows))
-                advance(rows)
-        self._raise_refusals(refusals)
-        return RayRecords(self, kept)
-
-    def _chunks(
-        self, records: NDArray[Any], codes: NDArray[np.int64] | None, features: Features
-    ) -> list[Any]:
-        """Put an array into the object store, in chunks of whole batches, as on one machine."""
-        assert codes is not None
-        size = max(1, 4096 // features.batch) * features.batch
-        starts = range(0, len(records), size)
-        return [self._ray.put((records[i : i + size], codes[i : i + size])) for i in starts]
-
-    def _quiet_data(self) -> Any:
-        """Return Ray Data, silenced and with our block size; importing it is slow."""
-        try:
-            import ray.data
-        except ImportError:
-            raise UserError(INSTALL) from None
-        context = ray.data.DataContext.get_current()
-        context.target_max_block_size = BLOCK_BYTES
-        context.enable_progress_bars = False
-        context.enable_rich_progress_bars = False
-        context.print_on_execution_start = False
-        context.use_ray_tqdm = False
-        context.log_internal_stack_trace_to_stdout = False
-        context.execution_options.verbose_progress = False
-        quiet()
-        return ray.data
-
-    def _data(self, parts: int) -> Any:
-        """Return a Ray data set of the indices of parts, one a block."""
-        return self._quiet_data().range(parts, override_num_blocks=parts)
-
-    def _blocks(self, data: Any) -> Iterator[tuple[Any, int, int]]:
-        """Run a Ray data set, and yield references to its blocks with their rows and bytes as they finish."""
-        try:
-            for bundle in data.iter_internal_ref_bundles():
-                for ref, about in zip(bundle.block_refs, bundle.metadata, strict=True):
-                    if about.num_rows:
-                        yield ref, int(about.num_rows), int(about.size_bytes or 0)
-        except Exception as error:
-            raise self._sentence(error) from None
-
-    def _refusals(self) -> Any:
-        return self._ray.remote(num_cpus=0)(refusals_class()).remote()
-
-    def _raise_refusals(self, refusals: Any) -> None:
-        """Raise the first error in a file, in the order of the files."""
-        found = self._get(refusals.first.remote())
-        if found is not None:
-            raise UserError(found)
+        device = "cuda" if cards else "cpu"
+        with progress.bar(records.rows, "features", "records") as advance:
+            work = FeatureMap(domain, features, device, torch.get_num_threads())
+            return records.keep(work, advance)[0]
 
     def processors(self) -> int:
         """Return the number of processors of the cluster."""
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
-    def run(self, function: Any, parts: Sequence[Kept], returns: int, *given: Any) -> Iterator[Any]:
+    def run(self, function: Any, parts: Sequence[Kept], returns: int, work: Any) -> Iterator[Any]:
         """Run a task for each part, a few at a time; yield results as they finish, with the part's index."""
+        cards = 1 if getattr(getattr(work, "keywords", {}).get("function"), "device", "cpu") == "cuda" else 0
         remote = self._ray.remote(
-            num_cpus=1, max_retries=RETRIES, retry_exceptions=False, num_returns=returns
+            num_cpus=1, num_gpus=cards, max_retries=RETRIES, retry_exceptions=False, num_returns=returns
         )(function)
-        sent = [self._ray.put(value) for value in given]
+        sent = self._ray.put(work)
         waiting: dict[Any, tuple[int, Any]] = {}
         most = WAITING * self.processors()
         try:
             for number, part in enumerate(parts):
                 if len(waiting) >= most:
                     yield from self._ready(waiting)
-                refs = remote.remote(part.ref, *sent)
+                refs = remote.remote(sent, part.ref)
                 refs = refs if returns > 1 else [refs]
                 waiting[refs[-1]] = (number, refs)
             while waiting:
@@ -596,37 +430,26 @@ class RayEngine(Engine):
             self._folder = None
 
 
-class RayRecords(Records):
-    """Records in a cluster's object store."""
+class RayParts(Parts):
+    """Parts in a cluster's object store."""
 
-    def __init__(self, engine: RayEngine, parts: Sequence[Kept], chain: Chain = ()) -> None:
-        self._engine, self._parts, self._chain = engine, list(parts), chain
-        self.rows = sum(part.rows for part in parts)
+    def __init__(self, engine: RayEngine, kept: Sequence[Kept]) -> None:
+        self._engine, self.blocks = engine, list(kept)
+        self.rows = sum(part.rows for part in kept)
 
-    def total(self, partial: Partial, advance: progress.Advance | None = None) -> Totals | None:
+    def sums(self, work: Callable[[Part], Totals]) -> Iterator[tuple[int, Totals]]:
         """Sum on the workers; the driver merges the sums of parts."""
-        totals: Totals | None = None
-        for number, _, sums in self._engine.run(sum_block, self._parts, 1, self._chain, partial):
-            totals = merge(totals, sums)
-            if advance is not None:
-                advance(self._parts[number].rows)
-        return totals
+        for number, _, sums in self._engine.run(called, self.blocks, 1, work):
+            yield self.blocks[number].rows, sums
 
-    def keep(self, function: Keep, advance: progress.Advance | None = None) -> tuple[Records, Totals | None]:
-        """Sum, and store the function's output in the object store."""
-        totals: Totals | None = None
+    def kept(self, work: Callable[[Part], tuple[Part, Totals]]) -> Generator[tuple[int, Totals], None, Parts]:
+        """Sum, and store parts in the object store."""
         kept: dict[int, Kept] = {}
-        for number, refs, sums in self._engine.run(keep_block, self._parts, 2, self._chain, function):
-            totals = merge(totals, sums)
-            kept[number] = Kept(refs[0], self._parts[number].rows)
-            if advance is not None:
-                advance(kept[number].rows)
-        return RayRecords(self._engine, [kept[number] for number in sorted(kept)]), totals
-
-    def mapped(self, transform: Transform) -> Records:
-        """Add a step before every pass."""
-        return RayRecords(self._engine, self._parts, (*self._chain, transform))
+        for number, refs, sums in self._engine.run(called_to_keep, self.blocks, 2, work):
+            kept[number] = Kept(refs[0], self.blocks[number].rows)
+            yield kept[number].rows, sums
+        return RayParts(self._engine, [kept[number] for number in sorted(kept)])
 
     def close(self) -> None:
         """Drop the references, so that the object store and its spill folder are emptied."""
-        self._parts = []
+        self.blocks = []

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +19,7 @@ from torch import Tensor
 from adlm.domain import Domain
 from adlm.domain.encoding import expanded
 from adlm.domain.table import TableDomain
-from adlm.engine.passes import Integers, Part, Records, as_records, private_folder
+from adlm.engine.passes import Integers, Part, private_folder
 from adlm.features import Features, Narrowed, brought_along
 from adlm.features.tables import TableIndicators
 from adlm.privacy.clipping import Clip
@@ -67,19 +69,32 @@ def featurise(
     person may have several. So it maps each record in a call of its own, under both relations. It must not
     keep state between calls. Narrow features can depend on `cache`: they are then cut from wide ones.
     """
+    records = np.asarray(x)
+    with progress.bar(len(records), "features", "records") as advance:
+        return featurised(records, domain, features, device, cache, advance)
+
+
+def featurised(
+    records: NDArray[Any],
+    domain: Domain,
+    features: Features,
+    device: str,
+    cache: bool,
+    advance: progress.Advance,
+) -> NDArray[np.float32]:
+    """As `featurise`; `advance` is called with the number of records done."""
     if cache and isinstance(features, Narrowed):  # the wide features serve every width
-        wide = featurise(x, domain, features.inner, device=device, cache=cache)
+        wide = featurised(records, domain, features.inner, device, cache, advance)
         step = 1 if brought_along(features) else 4096
         parts = [features.of(torch.from_numpy(wide[i : i + step].copy())) for i in range(0, len(wide), step)]
         return torch.cat(parts).numpy()
-    records = np.asarray(x)
     cached = cache_folder() / f"{_key(records, domain, features)}.npy" if cache else None
     if cached is not None and cached.exists():
         return np.asarray(np.load(cached, mmap_mode="r", allow_pickle=False))
     keep_freed()
     mapped = np.empty((len(records), features.width), dtype=np.float32)
     features = features.to(device).eval()
-    with torch.inference_mode(), progress.bar(len(records), "features", "records") as advance:
+    with torch.inference_mode():
         for start in range(0, len(records), features.batch):
             scaled = torch.from_numpy(domain.scale(records[start : start + features.batch])).to(device)
             together = 1 if brought_along(features) else len(scaled)
@@ -89,16 +104,34 @@ def featurise(
             advance(len(scaled))
     if cached is not None:
         cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_file(cached, _npy(mapped), what="features cache", private=True)
+        buffer = io.BytesIO()
+        np.save(buffer, mapped, allow_pickle=False)
+        write_file(cached, buffer.getvalue(), what="features cache", private=True)
     return mapped
 
 
-def _npy(array: npt.NDArray[np.float32]) -> bytes:
-    import io
+@dataclass(frozen=True, eq=False)
+class FeatureMap:
+    """From records in the units of their domain to public features, on a worker.
 
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
+    Parameters
+    ----------
+    domain, features : of the records, and the map.
+    device : where the map runs.
+    threads : of the driver, so that the same operations run in the same order.
+    """
+
+    domain: Domain
+    features: Features
+    device: str
+    threads: int
+
+    def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
+        """Return (n, width) features with the codes, and no sums."""
+        torch.set_num_threads(self.threads)
+        x, codes = part
+        z = featurised(x, self.domain, self.features, self.device, False, lambda rows: None)
+        return (z, codes), ()
 
 
 def _key(records: npt.NDArray[np.generic], domain: Domain, features: Features) -> str:
@@ -111,8 +144,6 @@ def _key(records: npt.NDArray[np.generic], domain: Domain, features: Features) -
 
 
 # ---- Transforms of a table's records in passes: stored columns to encoded records, features and counts.
-
-Encoded = tuple[NDArray[np.float32], NDArray[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -158,11 +189,6 @@ class IndicatorCounts:
         for x in _in_cache(part[0], self.indicators.width):
             counts += self.clip.counts(self.indicators(x).numpy()).sum(0).astype(np.int64)
         return (counts,)
-
-
-def encoded_records(given: Records | Callable[[], Iterable[Encoded]], table: TableDomain) -> Records:
-    """Return encoded records: stored ones are expanded, others are encoded already."""
-    return given.mapped(Expanded(table)) if isinstance(given, Records) else as_records(given)
 
 
 def _in_cache(x: NDArray[np.float32], width: int) -> Iterator[Tensor]:

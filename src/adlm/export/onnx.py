@@ -382,6 +382,7 @@ def export_onnx(
     --------
     >>> export_onnx(model, "model.onnx")  # doctest: +SKIP
     """
+    library("onnx"), library("onnxruntime")
     trial = _trial(model.certificate.domain)
     encoder = encoder_of(model.features)
     if encoder is None:

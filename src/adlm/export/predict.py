@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from adlm.data.images import input_batches
-from adlm.data.tables import read_batches, read_labelled, table_of
+from adlm.data.reading import pieces_of, read_batches, read_piece
 from adlm.domain.encoding import TARGET_UNIT
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
@@ -22,60 +21,57 @@ from adlm.privacy.certificate import Certificate
 from adlm.runtime.artefact import new_file
 
 
-def predict_file(model: Model, file: Path | str, out: Path | str) -> int:
+def predict_file(model: Model, file: Path | str, out: Path | str, keep: Sequence[str] = ()) -> int:
     """Write a prediction for each record; return the number of records.
 
     A prediction is the class with the probability of each class, or a number. For images, the first column
-    names the record.
+    names the record; of a table, columns to `keep` are copied first.
     """
-    batches = _records(model, file)
-    named = declared_of(model.certificate) is not None
-    records = 0
+    declared = declared_of(model.certificate)
+    named, records = declared.input is not None, 0
+    if named and keep:
+        raise UserError("--keep is for tables; predictions of images and vectors name each record already")
+    needed: Any = {"labels": False, "persons": False, "keep": keep}
+    batches = (
+        batch
+        for piece in pieces_of(file, declared, **needed)
+        for batch in read_piece(piece, declared, **needed, lenient=True)
+    )
     with new_file(Path(out), what="file of predictions", private=True) as written:
         stream = io.TextIOWrapper(written, encoding="utf-8", newline="", write_through=True)
         writer = csv.writer(stream, lineterminator="\n")
-        first = ["record"] if named else []
+        first = ["record"] if named else list(keep)
         writer.writerow([*first, "prediction", *(f"probability of {name}" for name in model.classes)])
-        for x, names in batches:
-            records += len(x)
+        for batch in batches:
+            records += len(batch)
+            kept = [batch.names] if named else [batch.raw.cells[name].to_pylist() for name in keep]
+            who = list(zip(*kept, strict=True)) or [()] * len(batch)
             if model.target is not None:
-                writer.writerows([f"{value:.6g}"] for value in model.values(x))
-                continue
-            probabilities = model.probabilities(x)
-            for at, (code, row) in enumerate(zip(probabilities.argmax(1), probabilities, strict=True)):
-                who = [names[at]] if named else []
-                writer.writerow([*who, model.classes[int(code)], *(f"{p:.6f}" for p in row)])
+                rows = [[f"{value:.6g}"] for value in model.values(batch.x)]
+            else:
+                found = model.probabilities(batch.x)
+                rows = [
+                    [model.classes[int(code)], *(f"{p:.6f}" for p in row)]
+                    for code, row in zip(found.argmax(1), found, strict=True)
+                ]
+            writer.writerows([*first, *row] for first, row in zip(who, rows, strict=True))
         if not records:
             raise UserError(f"{file} holds no records; give at least one")
         stream.detach()
     return records
 
 
-def _records(model: Model, file: Path | str) -> Iterator[tuple[Any, tuple[str, ...]]]:
-    """Records of a file without labels, batch by batch, with their names where they have any."""
-    declared = declared_of(model.certificate)
-    if declared is not None:
-        return ((b.x, b.names) for b in input_batches(file, declared, labels=False, bounded=False))
-    read = read_batches(file, table_of(_spec(model)), labels=False, bounded=False, lenient=True)
-    return ((batch.x, ()) for batch in read)
+def declared_of(certificate: Certificate) -> TableDomain:
+    """How files of records are read for a release's models.
 
-
-def declared_of(certificate: Certificate) -> TableDomain | None:
-    """How files of images or vectors are read for a release's models; None for a table's.
-
-    It is in the certificate if columns do not have the default names, and else follows from the domain.
+    Of images and vectors it is in the certificate if columns do not have the default names, and else follows
+    from the domain.
     """
     spec = certificate.features.get("spec")
     if isinstance(spec, Mapping) and spec.get("name") in TABLES:
-        return None
+        return TableDomain.from_dict(spec["table"])
     stored = certificate.settings.get("input")
     return TableDomain.of_domain(certificate.domain) if stored is None else TableDomain.from_dict(stored)
-
-
-def _spec(model: Model) -> Mapping[str, Any]:
-    """The description of the features; a model of a record release of images has none."""
-    spec = model.certificate.features.get("spec")
-    return spec if isinstance(spec, Mapping) else {}
 
 
 def measure_file(model: Model, file: Path | str, *, device: str = "cpu") -> Measures:
@@ -97,12 +93,7 @@ def _answers(predict: Any, model: Model, file: Path | str, device: str) -> tuple
     """Predictions for a file's records, and their encoded labels or targets."""
     predicted, truth = [], []
     declared = declared_of(model.certificate)
-    batches: Any = (
-        read_labelled(file, _spec(model))
-        if declared is None
-        else input_batches(file, declared, bounded=False)
-    )
-    for batch in batches:
+    for batch in read_batches(file, declared, bounded=False, lenient=True):  # evaluation is not private
         predicted.append(predict(batch.x, device=device))
         truth.append(batch.y)
     if not truth:

@@ -7,19 +7,23 @@ from typing import Any
 
 from adlm.domain import Domain
 from adlm.errors import UserError
-from adlm.features.backbone import Backbone
-from adlm.features.base import Features, PriorStatistics, declared, unit_norm
-from adlm.features.encoders import load_backbone
-from adlm.features.identity import Identity
-from adlm.features.multiscale import MultiscaleImages
-from adlm.features.narrowed import Narrowed, RandomDirections, Tapered, narrowed
-from adlm.features.natural import NaturalImages
-from adlm.features.onnx_backbone import OnnxBackbone
-from adlm.features.pair_products import FEW, PairProducts
-from adlm.features.prior import PriorProjection
-from adlm.features.probe import coupling
+from adlm.features.base import (
+    FEW,
+    BoundedVector,
+    Features,
+    Identity,
+    Narrowed,
+    PairProducts,
+    PriorStatistics,
+    RandomDirections,
+    declared,
+    narrowed,
+    unit_norm,
+)
+from adlm.features.drawn import PriorProjection
+from adlm.features.encoders import Backbone, OnnxBackbone, coupling, load_backbone
+from adlm.features.photographs import MultiscaleImages, NaturalImages
 from adlm.features.tables import CentredTable, IndicatorTable, ScaledTable, TabularFeatures
-from adlm.features.vector import BoundedVector
 
 __all__ = [
     "Backbone",
@@ -29,7 +33,6 @@ __all__ = [
     "PairProducts",
     "PriorStatistics",
     "RandomDirections",
-    "Tapered",
     "TABLES",
     "brought_along",
     "build",
@@ -54,15 +57,15 @@ NARROWER = {"narrowed": Narrowed, "random-directions": RandomDirections}
 
 # Maps by the name in their description; those that take another map are built in `build`.
 SHIPPED: dict[str, Callable[[Mapping[str, Any]], Features]] = {
-    "identity": Identity.from_spec,
-    "vector": BoundedVector.from_spec,
+    "identity": lambda spec: Identity(tuple(spec["shape"])),
+    "vector": lambda spec: BoundedVector(int(spec["size"])),
     "tabular": TabularFeatures.from_spec,
     "scaled-table": ScaledTable.from_spec,
     "centred-table": CentredTable.from_spec,
     "indicator-table": IndicatorTable.from_spec,
-    "prior-projection": PriorProjection.from_spec,
-    "natural": NaturalImages.from_spec,
-    "multiscale": MultiscaleImages.from_spec,
+    "prior-projection": lambda spec: PriorProjection(spec["family"], tuple(spec["shape"]), spec.get("width")),
+    "natural": lambda spec: NaturalImages(int(spec["width"])),
+    "multiscale": lambda spec: MultiscaleImages(tuple(spec["shape"]), int(spec["width"])),
 }
 
 
@@ -73,10 +76,8 @@ def build(spec: Mapping[str, Any]) -> Features:
             return SHIPPED[name](spec)
         case "narrowed" | "random-directions" as name:
             return NARROWER[name](build(spec["of"]), int(spec["width"]))
-        case "tapered":
-            return Tapered(build(spec["of"]), int(spec["width"]), int(spec["taper"]))
         case "pair-products":
-            return PairProducts.from_spec(spec, build(spec["of"]))
+            return PairProducts(build(spec["of"]), int(spec["leading"]), float(spec["share"]))
         case "backbone":
             raise UserError(
                 f"the features are a backbone of your own, {spec.get('encoder') or spec.get('module')}: "
@@ -167,11 +168,9 @@ def checked(entry: Mapping[str, Any], given: Features | None = None) -> Features
         features = build(spec)
     elif spec.get("name") in NARROWER and given.width != spec["width"]:
         features = NARROWER[spec["name"]](given.part(int(spec["width"])), int(spec["width"]))
-    elif spec.get("name") == "tapered" and given.spec() != spec:
-        features = narrowed(given, int(spec["width"]), int(spec["taper"]))
     elif isinstance(given, PairProducts):
         products = spec.get("name") == given.spec()["name"]
-        features = PairProducts.from_spec(spec, given.inner) if products else given.inner
+        features = PairProducts(given.inner, spec["leading"], spec["share"]) if products else given.inner
     else:
         features = given
     if features.fingerprint() != entry["fingerprint"]:

@@ -8,9 +8,10 @@ With Morlet wavelets psi_(j, theta) at J dyadic scales and L angles, and a Gauss
 
 sampled every 2^J pixels. The others of order 2 carry next to no energy and are not computed.
 
-There are two forms. On a processor a compiled loop takes one image at a time, with the angles in the lanes of
-vector instructions (`runtime.compiled`): Fourier transforms by fixed butterflies, so that this file fixes
-every bit. For gradients, accelerators and ONNX files, a Fourier transform is two products with a matrix.
+There are two forms. On a processor a compiled loop takes one or two images at a time, with their angles in
+the lanes of vector instructions (`runtime.compiled`): Fourier transforms by fixed butterflies, so that this
+file fixes every bit. For gradients, accelerators and ONNX files, a Fourier transform is two products with a
+matrix.
 
 Averages over phi are linear, so averages over larger cells cost nothing more: `Pooling` holds the weights of
 rows and of columns of a modulus in each cell.
@@ -26,26 +27,42 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn import functional
 
 from adlm.errors import UserError
-from adlm.features.tents import tent_means, tent_shares
-from adlm.features.threads import map_records
-from adlm.runtime.compiled import LANES, Compiled, Floats, Lanes, every, fused, load, numbers, root, store
+from adlm.features.linear import map_records
+from adlm.runtime.compiled import (
+    LANES,
+    Compiled,
+    Floats,
+    Lanes,
+    every,
+    fused,
+    halves,
+    larger,
+    load,
+    numbers,
+    root,
+    store,
+)
 
 SIGMA = 0.8  # spread of the finest wavelet's envelope, in pixels
 XI = 3 * math.pi / 4  # centre frequency of the finest wavelet
 GRID = float(1 << 22)  # steps in one unit of a filter
 ROWS = 32  # images that a thread takes
-COMPLEX = 2 * LANES  # numbers in a complex number of every lane: eight real parts, eight imaginary parts
+COMPLEX = 2 * LANES  # numbers in a complex number of every lane: real parts, then imaginary parts
+MOST_ANGLES = 8
+IMAGES = LANES // MOST_ANGLES  # in a vector register, with all their angles
 ZERO, HALF = np.float32(0.0), np.float32(-0.5)
-NOTHING = 1e-30  # a squared modulus
+NOTHING = 1e-30  # a squared modulus, or a squared norm
+SUMS = 16  # that a sum over coefficients is split into, of every 16th number
 ROOT_3_4 = np.float32(math.sqrt(0.75))
 ROOT_1_2 = np.float32(math.sqrt(0.5))
 
 # Places in the integers of a plan: sizes, then places in its table, for each scale, then in what it works on.
 MOST_SCALES, MOST_PASSES = 6, 8
-SIDE, SIZE, SCALES, ANGLES, TALL, WIDE, DENSER, BEFORE, GAIN = range(9)
-SPECTRUM, SPECTRA, PRODUCT, MODULI, WORK, LINE, CELLS, COLUMNS, SPARE = range(9, 18)
+SIDE, SIZE, SCALES, ANGLES, CHANNELS, TALL, WIDE, DENSER, BEFORE, GAIN = range(10)
+SPECTRUM, SPECTRA, PRODUCT, MODULI, WORK, LINE, CELLS, SPARE = range(10, 18)
 TURNS, UNITY, FIRST, ROW_WEIGHTS, COLUMN_WEIGHTS, ROW_BANDS, COLUMN_BANDS = range(
     18, 18 + 7 * MOST_SCALES, MOST_SCALES
 )
@@ -101,6 +118,23 @@ def _on_grid(values: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(np.round(values * GRID) / GRID + 0.0)
 
 
+@cache
+def _spectra_of(size: int, J: int, L: int) -> NDArray[np.complex64]:
+    """Spectra of the wavelets on a torus of `size` pixels: (J, L, size, size)."""
+    angles = [math.pi * t / L for t in range(L)]
+    spectra = np.stack(
+        [[np.fft.fft2(morlet((size, size), j, angle, min(1.0, 4 / L))) for angle in angles] for j in range(J)]
+    )
+    # One common factor, so that |phi|^2 + sum |psi|^2 <= 1.
+    low = np.fft.fft(gaussian(size, SIGMA * 2 ** (J - 1))).real
+    remaining = 1 - (low[:, None] * low[None]) ** 2
+    energy = (np.abs(spectra) ** 2).sum((0, 1))
+    both = (energy + np.roll(energy[::-1, ::-1], (1, 1), (0, 1))) / 2
+    used = both > 1e-9 * both.max()
+    spectra *= float(np.sqrt((remaining[used] / both[used]).min()))
+    return _on_grid(spectra).astype(np.complex64)
+
+
 def fold(spectrum: Tensor, step: int) -> Tensor:
     """Spectrum of a signal sampled every `step` pixels, from its full one: (..., H, W) to (..., H/s, W/s)."""
     if step == 1:
@@ -115,11 +149,11 @@ def fold(spectrum: Tensor, step: int) -> Tensor:
     return folded / step**2
 
 
-# ---- The compiled form: Fourier transforms of eight signals at once ----
+# ---- The compiled form: Fourier transforms of a signal in every lane ----
 #
 # Everything lies in flat arrays: `s` is what is worked on, `table` holds filters, weights and twiddle
-# factors, and `at` holds sizes and places in both. A complex number of eight lanes is eight real parts and
-# then eight imaginary parts.
+# factors, and `at` holds sizes and places in both. A complex number is the real parts of all lanes and
+# then their imaginary parts. A lane is one angle of one image: a register holds one or two images.
 
 
 @cache
@@ -363,57 +397,49 @@ def _transform(
             break
 
 
-def _pool(s: Floats, table: Floats, at: Integers, j: int) -> None:
-    """Average columns of moduli of scale j, which were added up, over rows: the cells of every lane."""
-    tall, w = at[SIZE] >> j, at[WIDE]
-    for a in range(at[TALL]):
-        weights, band = at[ROW_WEIGHTS + j] + a * tall, at[ROW_BANDS + j] + 2 * a
-        for b in range(w):
-            total, column = every(ZERO), at[COLUMNS] + b * tall * LANES
-            for y in range(at[band], at[band + 1]):
-                total = fused(every(table[weights + y]), load(s, column + y * LANES), total)
-            store(s, at[CELLS] + (a * w + b) * LANES, total)
-
-
 def _moduli(s: Floats, table: Floats, at: Integers, j: int, kept: bool) -> None:
-    """Transform the folded spectrum of scale j back, and pool its moduli; keep them if told to."""
+    """Transform the columns of what was folded to scale j, and average its moduli; keep them if `kept`."""
     level = max(j - at[DENSER], 0)
-    tall, wide = at[SIZE] >> j, at[SIZE] >> level
-    y, line, u, columns = at[PRODUCT], at[LINE], at[MODULI], at[COLUMNS]
-    for row in range(tall):
-        place = y + row * wide * COMPLEX
-        _transform(s, place, COMPLEX, place, COMPLEX, table, at, level)
-    for place in range(columns, columns + tall * at[WIDE] * LANES, LANES):
+    tall, wide, h, w = at[SIZE] >> j, at[SIZE] >> level, at[TALL], at[WIDE]
+    y, line, u, cells = at[PRODUCT], at[LINE], at[MODULI], at[CELLS]
+    for place in range(cells, cells + h * w * LANES, LANES):
         store(s, place, every(ZERO))
     for x in range(wide):
-        _transform(s, y + x * COMPLEX, wide * COMPLEX, line, COMPLEX, table, at, j)
+        _transform(s, y + x * COMPLEX, (wide + 1) * COMPLEX, line, COMPLEX, table, at, j)
         for row in range(tall):
             re, im = load(s, line + row * COMPLEX), load(s, line + row * COMPLEX + LANES)
-            store(s, line + row * LANES, root(fused(im, im, re * re)))  # before what is read next
-        if kept:
-            for row in range(tall):
-                store(s, u + (row * wide + x) * LANES, load(s, line + row * LANES))
-        band = at[COLUMN_BANDS + j] + 2 * x
-        for b in range(at[band], at[band + 1]):
-            share, column = every(table[at[COLUMN_WEIGHTS + j] + b * wide + x]), columns + b * tall * LANES
-            for row in range(0, tall * LANES, LANES):
-                store(s, column + row, fused(share, load(s, line + row), load(s, column + row)))
-    _pool(s, table, at, j)
+            modulus = root(fused(im, im, re * re))
+            store(s, line + row * LANES, modulus)  # before what is read next
+            if kept:
+                store(s, u + (row * wide + x) * LANES, modulus)
+        columns = at[COLUMN_BANDS + j] + 2 * x
+        first, last, shares = at[columns], at[columns + 1], at[COLUMN_WEIGHTS + j] + x
+        for a in range(h):
+            weights, rows = at[ROW_WEIGHTS + j] + a * tall, at[ROW_BANDS + j] + 2 * a
+            total = every(ZERO)
+            for row in range(at[rows], at[rows + 1]):
+                total = fused(every(table[weights + row]), load(s, line + row * LANES), total)
+            for b in range(first, last):
+                cell = cells + (a * w + b) * LANES
+                store(s, cell, fused(every(table[shares + b * wide]), total, load(s, cell)))
 
 
-def _spread(s: Floats, out: Floats, place: int, stride: int, at: Integers) -> None:
-    """Write the cells of each lane to the coefficients: together for a lane, lanes `stride` apart."""
-    for cell in range(at[TALL] * at[WIDE]):
+def _spread(s: Floats, out: Floats, place: int, stride: int, images: int, at: Integers) -> None:
+    """Write the cells of each lane to the coefficients: together for a lane, angles `stride` apart."""
+    count = at[TALL] * at[WIDE]
+    for image in range(images):
         for angle in range(at[ANGLES]):
-            out[place + angle * stride + cell] = s[at[CELLS] + cell * LANES + angle]
+            to, lane = place + angle * stride + image * at[CHANNELS] * count, image * MOST_ANGLES + angle
+            for cell in range(count):
+                out[to + cell] = s[at[CELLS] + cell * LANES + lane]
 
 
-def _spectrum(s: Floats, image: Floats, table: Floats, at: Integers) -> None:
-    """Fourier transform of a padded image (P, P): eight columns in the lanes, then eight frequencies.
+def _spectrum(s: Floats, image: Floats, start: int, which: int, table: Floats, at: Integers) -> None:
+    """Fourier transform of a padded image (P, P): columns in the lanes, then frequencies.
 
-    (kx, ky): real parts of eight ky after each other, then their imaginary parts.
+    (ky, kx, 4): the real parts of the first and of the second image, then the imaginary parts.
     """
-    size, line = at[SIZE], at[LINE]
+    size, line, work = at[SIZE], at[LINE], at[SPECTRA]
     groups = (size + LANES - 1) // LANES
     for group in range(groups):
         kept = min(size - group * LANES, LANES)
@@ -421,85 +447,120 @@ def _spectrum(s: Floats, image: Floats, table: Floats, at: Integers) -> None:
             place = line + y * COMPLEX
             _keep(s, place, every(ZERO), every(ZERO))
             for x in range(kept):
-                s[place + x] = image[y * size + group * LANES + x]
+                s[place + x] = image[start + y * size + group * LANES + x]
         _transform(s, line, COMPLEX, line, COMPLEX, table, at, 0)
         for x in range(kept):
-            place = at[SPECTRUM] + (group * LANES + x) * groups * COMPLEX
+            place = work + (group * LANES + x) * groups * COMPLEX
             for ky in range(size):
                 to = place + ky // LANES * COMPLEX + ky % LANES
                 s[to] = s[line + ky * COMPLEX + x]
                 s[to + LANES] = s[line + ky * COMPLEX + LANES + x]
-    for g in range(groups):
-        place = at[SPECTRUM] + g * COMPLEX
-        _transform(s, place, groups * COMPLEX, place, groups * COMPLEX, table, at, 0)
+    for group in range(groups):
+        _transform(s, work + group * COMPLEX, groups * COMPLEX, line, COMPLEX, table, at, 0)
+        for ky in range(min(size - group * LANES, LANES)):
+            to = at[SPECTRUM] + (group * LANES + ky) * size * 4 + which
+            for kx in range(size):
+                s[to + 4 * kx] = s[line + kx * COMPLEX + ky]
+                s[to + 4 * kx + 2] = s[line + kx * COMPLEX + LANES + ky]
 
 
-def _first_product(s: Floats, table: Floats, at: Integers, j: int) -> None:
-    """Multiply the spectrum of an image with the wavelets of scale j, one angle a lane, and fold it.
+def _first_rows(s: Floats, table: Floats, at: Integers, j: int) -> None:
+    """Multiply the spectra of two images with the wavelets of scale j, fold them, and transform the rows.
 
     Real and imaginary parts change places: then a forward transform is the inverse, up to that exchange.
     """
-    size = at[SIZE]
-    groups = (size + LANES - 1) // LANES
-    tall, wide = size >> j, size >> max(j - at[DENSER], 0)
-    for ky in range(size):
-        line = at[PRODUCT] + ky % tall * wide * COMPLEX
-        source = at[SPECTRUM] + ky // LANES * COMPLEX + ky % LANES
-        for fold in range(0, size, wide):
-            for kx in range(wide):
-                place, waves = (
-                    source + (fold + kx) * groups * COMPLEX,
-                    load(table, at[FIRST + j] + (ky * size + fold + kx) * LANES),
-                )
-                re, im, to = waves * every(s[place]), waves * every(s[place + LANES]), line + kx * COMPLEX
-                if ky >= tall or fold > 0:
-                    re, im = load(s, to + LANES) + re, load(s, to) + im
-                _keep(s, to, im, re)
+    size, line, waves, spectrum = at[SIZE], at[LINE], at[FIRST + j], at[SPECTRUM]
+    level = max(j - at[DENSER], 0)
+    tall, wide = size >> j, size >> level
+    for row in range(tall):
+        for ky in range(row, size, tall):
+            for fold in range(0, size, wide):
+                for kx in range(wide):
+                    source, to = ky * size + fold + kx, line + kx * COMPLEX
+                    wave, place = load(table, waves + source * LANES), spectrum + 4 * source
+                    re, im = halves(s[place], s[place + 1]), halves(s[place + 2], s[place + 3])
+                    if ky == row and fold == 0:
+                        _keep(s, to, wave * im, wave * re)
+                    else:
+                        _keep(s, to, fused(wave, im, load(s, to)), fused(wave, re, load(s, to + LANES)))
+        _transform(s, line, COMPLEX, at[PRODUCT] + row * (wide + 1) * COMPLEX, COMPLEX, table, at, level)
 
 
-def _second_product(s: Floats, table: Floats, at: Integers, j1: int, j2: int, angle: int) -> None:
-    """Multiply spectra of moduli of scale j1, one angle a lane, with a wavelet of scale j2, and fold them."""
-    size = at[SIZE] >> j1
-    tall, wide = at[SIZE] >> j2, at[SIZE] >> max(j2 - at[DENSER], 0)
+def _second_rows(s: Floats, table: Floats, at: Integers, j1: int, j2: int, angle: int) -> None:
+    """Multiply spectra of moduli of scale j1 with a wavelet of scale j2, fold them, and transform the rows.
+
+    The number of rows that are folded to one is even: they are added two at a time.
+    """
+    size, line, spectra = at[SIZE] >> j1, at[LINE], at[SPECTRA]
+    level = max(j2 - at[DENSER], 0)
+    tall, wide = at[SIZE] >> j2, at[SIZE] >> level
     waves = at[SECOND + j1 * at[SCALES] + j2] + angle * size * size
-    for ky in range(size):
-        line = at[PRODUCT] + ky % tall * wide * COMPLEX
-        for fold in range(0, size, wide):
-            wave, source = waves + ky * size + fold, at[SPECTRA] + (ky * size + fold) * COMPLEX
-            if ky < tall and fold == 0:
-                for kx in range(wide):
-                    weight, place, to = every(table[wave + kx]), source + kx * COMPLEX, line + kx * COMPLEX
-                    _keep(s, to, weight * load(s, place + LANES), weight * load(s, place))
-            else:
-                for kx in range(wide):
-                    weight, place, to = every(table[wave + kx]), source + kx * COMPLEX, line + kx * COMPLEX
-                    store(s, to, fused(weight, load(s, place + LANES), load(s, to)))
-                    store(s, to + LANES, fused(weight, load(s, place), load(s, to + LANES)))
+    for row in range(tall):
+        for ky in range(row, size, 2 * tall):
+            for fold in range(0, size, wide):
+                one, two = waves + ky * size + fold, waves + (ky + tall) * size + fold
+                a, b = (
+                    spectra + (ky * (size + 1) + fold) * COMPLEX,
+                    spectra + ((ky + tall) * (size + 1) + fold) * COMPLEX,
+                )
+                if ky == row and fold == 0:
+                    for kx in range(wide):
+                        first, second, place = every(table[one + kx]), every(table[two + kx]), kx * COMPLEX
+                        re, im = first * load(s, a + place), first * load(s, a + place + LANES)
+                        re = fused(second, load(s, b + place), re)
+                        im = fused(second, load(s, b + place + LANES), im)
+                        _keep(s, line + place, im, re)
+                else:
+                    for kx in range(wide):
+                        first, second, place = every(table[one + kx]), every(table[two + kx]), kx * COMPLEX
+                        re = fused(first, load(s, a + place), load(s, line + place + LANES))
+                        im = fused(first, load(s, a + place + LANES), load(s, line + place))
+                        re = fused(second, load(s, b + place), re)
+                        im = fused(second, load(s, b + place + LANES), im)
+                        _keep(s, line + place, im, re)
+        _transform(s, line, COMPLEX, at[PRODUCT] + row * (wide + 1) * COMPLEX, COMPLEX, table, at, level)
 
 
 def _spectra(s: Floats, table: Floats, at: Integers, j: int) -> None:
-    """Fourier transforms of the moduli of scale j."""
-    size, line, spectra = at[SIZE] >> j, at[LINE], at[SPECTRA]
-    for row in range(size):
+    """Fourier transforms of the moduli of scale j, times two.
+
+    Two rows, which are real, are the real and imaginary parts of one line: with Z its transform, those of the
+    rows are Z(k) + conj Z(-k) and (Z(k) - conj Z(-k)) / i, over two. Half of the columns follow from the
+    other half.
+    """
+    size, line, spectra, moduli = at[SIZE] >> j, at[LINE], at[SPECTRA], at[MODULI]
+    stride = (size + 1) * COMPLEX
+    for row in range(0, size, 2):
+        place, u = spectra + row * stride, moduli + row * size * LANES
         for x in range(size):
-            _keep(s, line + x * COMPLEX, load(s, at[MODULI] + (row * size + x) * LANES), every(ZERO))
-        _transform(s, line, COMPLEX, spectra + row * size * COMPLEX, COMPLEX, table, at, j)
-    for x in range(size):
+            _keep(s, line + x * COMPLEX, load(s, u + x * LANES), load(s, u + (size + x) * LANES))
+        _transform(s, line, COMPLEX, line, COMPLEX, table, at, j)
+        for k in range(size // 2 + 1):
+            one, two, to = line + k * COMPLEX, line + (size - k) % size * COMPLEX, place + k * COMPLEX
+            a, b, c, d = load(s, one), load(s, one + LANES), load(s, two), load(s, two + LANES)
+            _keep(s, to, a + c, b - d)
+            _keep(s, to + stride, b + d, c - a)
+    for x in range(size // 2 + 1):
         column = spectra + x * COMPLEX
-        _transform(s, column, size * COMPLEX, column, size * COMPLEX, table, at, j)
+        _transform(s, column, stride, column, stride, table, at, j)
+    for y in range(size):
+        to, mirrored = spectra + y * stride, spectra + (size - y) % size * stride
+        for x in range(size // 2 + 1, size):
+            source = mirrored + (size - x) * COMPLEX
+            _keep(s, to + x * COMPLEX, load(s, source), every(ZERO) - load(s, source + LANES))
 
 
 def _average(
-    s: Floats, image: Floats, corner: Any, out: Floats, place: int, table: Floats, at: Integers
+    s: Floats, image: Floats, start: int, corner: Any, out: Floats, place: int, table: Floats, at: Integers
 ) -> None:
-    """Write the cells of a padded image, less its corner: eight columns at a time, then cell by cell."""
+    """Write the cells of a padded image, less its corner: some columns at a time, then cell by cell."""
     size, w, line = at[SIZE], at[WIDE], at[LINE]
     for a in range(at[TALL]):
         band, weights = at[ROW_BANDS] + 2 * a, at[ROW_WEIGHTS] + a * size
         for x in range(0, size, LANES):
             total = every(ZERO)
             for y in range(at[band], at[band + 1]):
-                total = fused(every(table[weights + y]), load(image, y * size + x), total)
+                total = fused(every(table[weights + y]), load(image, start + y * size + x), total)
             store(s, line + x, total)
         for b in range(w):
             cell = corner * table[at[GAIN]]
@@ -508,56 +569,59 @@ def _average(
             out[place + a * w + b] = cell
 
 
-def _scatter_image(
-    images: Floats, n: int, out: Floats, s: Floats, padded: Floats, table: Floats, at: Integers
+def _scatter_images(
+    images: Floats, n: int, count: int, out: Floats, s: Floats, padded: Floats, table: Floats, at: Integers
 ) -> None:
-    """Write the coefficients (channels, h, w) of the n-th image."""
+    """Write the coefficients (channels, h, w) of the n-th image, and of `count` - 1 that follow it."""
     side, size, scales, angles = at[SIDE], at[SIZE], at[SCALES], at[ANGLES]
-    count, before = at[TALL] * at[WIDE], at[BEFORE]
-    channels = 1 + scales * angles + angles * angles * scales * (scales - 1) // 2
-    # Wavelets ignore a constant, and averages keep it. Less its corner, a flat image is exactly zero.
-    corner = images[n * side * side]
-    for row in range(size):
-        a = abs(row - before)
-        a = n * side + min(a, 2 * (side - 1) - a)
-        for column in range(size):
-            b = abs(column - before)
-            padded[row * size + column] = images[a * side + min(b, 2 * (side - 1) - b)] - corner
-    place = n * channels * count
-    _average(s, padded, corner, out, place, table, at)
-    _spectrum(s, padded, table, at)
-    second = 1 + scales * angles
+    cells, before = at[TALL] * at[WIDE], at[BEFORE]
+    for which in range(2):
+        image, start = n + min(which, count - 1), which * size * size
+        # Wavelets ignore a constant, and averages keep it. Less its corner, a flat image is exactly zero.
+        corner = images[image * side * side]
+        for row in range(size):
+            a = abs(row - before)
+            a = image * side + min(a, 2 * (side - 1) - a)
+            for column in range(size):
+                b = abs(column - before)
+                pixel = images[a * side + min(b, 2 * (side - 1) - b)]
+                padded[start + row * size + column] = pixel - corner
+        if which < count:
+            _average(s, padded, start, corner, out, image * at[CHANNELS] * cells, table, at)
+        if which < IMAGES:
+            _spectrum(s, padded, start, which, table, at)
+    place, second = n * at[CHANNELS] * cells, 1 + scales * angles
     for j1 in range(scales):
-        _first_product(s, table, at, j1)
+        _first_rows(s, table, at, j1)
         _moduli(s, table, at, j1, j1 + 1 < scales)
-        _spread(s, out, place + (1 + j1 * angles) * count, count, at)
+        _spread(s, out, place + (1 + j1 * angles) * cells, cells, count, at)
         if j1 + 1 == scales:
             continue
         _spectra(s, table, at, j1)
         coarser = scales - 1 - j1
         for j2 in range(j1 + 1, scales):
             for angle in range(angles):
-                _second_product(s, table, at, j1, j2, angle)
+                _second_rows(s, table, at, j1, j2, angle)
                 _moduli(s, table, at, j2, False)
                 channel = second + (j2 - j1 - 1) * angles + angle
-                _spread(s, out, place + channel * count, coarser * angles * count, at)
+                _spread(s, out, place + channel * cells, coarser * angles * cells, count, at)
         second += angles * angles * coarser
 
 
 def _scatter(images: Floats, out: Floats, s: Floats, padded: Floats, table: Floats, at: Integers) -> None:
-    """Write the coefficients (n, channels, h, w) of images (n, H, H), all flat, image by image.
+    """Write the coefficients (n, channels, h, w) of images (n, H, H), all flat, one or two at a time.
 
     Parameters
     ----------
     images, out : flat.
-    s, padded : to work on; (P, P) for a padded image.
+    s, padded : to work on; (2, P, P) for padded images.
     table, at : of the plan.
     """
     count = len(images) // (at[SIDE] * at[SIDE])
     read, written, places = numbers(images), numbers(out), numbers(at)
     work, image, weights = numbers(s), numbers(padded), numbers(table)
-    for n in range(count):
-        _scatter_image(read, n, written, work, image, weights, places)
+    for n in range(0, count, IMAGES):
+        _scatter_images(read, n, min(IMAGES, count - n), written, work, image, weights, places)
 
 
 scatter = Compiled(_scatter)
@@ -596,7 +660,7 @@ class Plan:
         self.side = side
         at = np.zeros(HEADER, np.int64)
         at[[SIDE, SIZE, SCALES, ANGLES, TALL, WIDE]] = side, size, scales, angles, *self.cells
-        at[[DENSER, BEFORE]] = pooling.denser, before
+        at[[CHANNELS, DENSER, BEFORE]] = self.channels, pooling.denser, before
         parts, bands = [np.zeros(0)], [at]
 
         def kept(values: NDArray[Any]) -> int:
@@ -617,24 +681,25 @@ class Plan:
             at[UNITY + j] = at[TURNS + j] + len(turns) - 2 * n
             # Folding divides by the number of aliases, and the inverse transform by the numbers left.
             waves = np.zeros((size * size, LANES))
-            waves[:, :angles] = wavelets[j].reshape(angles, -1).T / size**2
+            for lane in range(0, LANES, MOST_ANGLES):
+                waves[:, lane : lane + angles] = wavelets[j].reshape(angles, -1).T / size**2
             at[FIRST + j] = kept(waves)
             for j2 in range(j + 1, scales):
                 # A wavelet for signals sampled every 2^j pixels is the folded full one.
                 folded = wavelets[j2].reshape(angles, 1 << j, n, 1 << j, n).sum((1, 3))
-                at[SECOND + j * scales + j2] = kept(folded / n**2)
+                at[SECOND + j * scales + j2] = kept(folded / n**2 / 2)  # of spectra times two
             at[ROW_WEIGHTS + j], at[COLUMN_WEIGHTS + j] = kept(pooling.rows[j]), kept(pooling.columns[j])
             at[ROW_BANDS + j] = banded([_band(row) for row in pooling.rows[j]])
             at[COLUMN_BANDS + j] = banded([_band(column) for column in pooling.columns[j].T])
+        # Rows are one number longer, so that a column's places do not fall on the same lines of the cache.
         rooms = {
-            SPECTRUM: size * -(-size // LANES) * COMPLEX,
-            SPECTRA: size * size * COMPLEX,
-            PRODUCT: size * size * COMPLEX,
+            SPECTRUM: 4 * size * size,
+            SPECTRA: size * (size + LANES) * COMPLEX,
+            PRODUCT: size * (size + 1) * COMPLEX,
             MODULI: size * size * LANES,
             WORK: 2 * size * COMPLEX,
-            LINE: size * COMPLEX,
+            LINE: size * COMPLEX + LANES,
             CELLS: self.cells[0] * self.cells[1] * LANES,
-            COLUMNS: size * self.cells[1] * LANES,
             SPARE: size * COMPLEX,  # for a pass of any radix
         }
         self.room = 0
@@ -646,7 +711,7 @@ class Plan:
     def __call__(self, images: Floats) -> Floats:
         """Coefficients (n, channels, h, w) of images (n, H, H)."""
         out = np.empty((len(images), self.channels, *self.cells), np.float32)
-        s, padded = np.empty(self.room, np.float32), np.zeros(int(self.at[SIZE]) ** 2 + LANES, np.float32)
+        s, padded = np.zeros(self.room, np.float32), np.zeros(2 * int(self.at[SIZE]) ** 2 + LANES, np.float32)
         flat = np.ascontiguousarray(images, np.float32).reshape(-1)
         scatter(flat, out.reshape(-1), s, padded, self.table, self.at)
         return out
@@ -682,24 +747,16 @@ class Scattering(nn.Module):
 
     def __init__(self, size: int, J: int = 2, L: int = 8) -> None:
         super().__init__()
-        if not 1 <= J <= MOST_SCALES or not 1 <= L <= LANES or size < 2**J:
+        if not 1 <= J <= MOST_SCALES or not 1 <= L <= MOST_ANGLES or size < 2**J:
             raise UserError(
-                f"scattering needs 1 to {MOST_SCALES} scales J, 1 to {LANES} angles L and images of at least "
-                f"2^J pixels a side (got J={J}, L={L} and {size} pixels)"
+                f"scattering needs 1 to {MOST_SCALES} scales J, 1 to {MOST_ANGLES} angles L and images of "
+                f"at least 2^J pixels a side (got J={J}, L={L} and {size} pixels)"
             )
         self.size, self.J, self.L = size, J, L
         step = 2**J
         self.output = (math.ceil(size / step),) * 2
         self.padded = step * self.output[0] + step
-        angles = [math.pi * t / L for t in range(L)]
-        spectra = np.stack(
-            [
-                [np.fft.fft2(morlet((self.padded,) * 2, j, angle, min(1.0, 4 / L))) for angle in angles]
-                for j in range(J)
-            ]
-        )
-        spectra *= self._frame_factor(spectra)
-        self.register_buffer("wavelets", torch.from_numpy(_on_grid(spectra).astype(np.complex64)))
+        self.register_buffer("wavelets", torch.from_numpy(_spectra_of(self.padded, J, L).copy()))
         for j in range(J):
             for name in ("rows", "columns"):
                 self.register_buffer(f"{name}{j}", self._average(j))
@@ -735,15 +792,6 @@ class Scattering(nn.Module):
         """Order of each output channel of a grey image: (channels,)."""
         second = self.channels - 1 - self.J * self.L
         return torch.tensor([0] + [1] * (self.J * self.L) + [2] * second)
-
-    def _frame_factor(self, spectra: NDArray[np.complex128]) -> float:
-        low = np.fft.fft(gaussian(self.padded, SIGMA * 2 ** (self.J - 1))).real
-        remaining = 1 - (low[:, None] * low[None]) ** 2
-        energy = (np.abs(spectra) ** 2).sum((0, 1))
-        mirrored = np.roll(energy[::-1, ::-1], (1, 1), (0, 1))
-        both = (energy + mirrored) / 2
-        used = both > 1e-9 * both.max()
-        return float(np.sqrt((remaining[used] / both[used]).min()))
 
     def _average(self, j: int) -> Tensor:
         """Matrix that averages a signal sampled every 2^j pixels and samples it every 2^J: (h, P / 2^j)."""
@@ -787,7 +835,7 @@ class Scattering(nn.Module):
         """Mirror images (n, H, H) at their edges: (n, P, P)."""
         before = 2 ** (self.J - 1)
         after = self.padded - self.size - before
-        return nn.functional.pad(x[:, None], (before, after, before, after), mode="reflect")[:, 0]
+        return functional.pad(x[:, None], (before, after, before, after), mode="reflect")[:, 0]
 
     def _low_pass(self, u: Tensor, j: int) -> Tensor:
         """Average signals sampled every 2^j pixels: (..., P / 2^j, P / 2^j) to (..., h, h)."""
@@ -826,45 +874,134 @@ def mirrored_channels(J: int, L: int) -> NDArray[np.int64]:
     return np.array([0, *first, *second])
 
 
-class FlipScattering(Scattering):
-    """Scattering averaged over cells and over the horizontal flip: (n, H, H) -> (n, channels, rows, left).
+# ---- Coefficients normed within each order ----
 
-    The coefficients, of two scales, are averaged over half as many cells a side, which overlap (`tents`), and
-    over an image and its mirror image. The left half is kept; the right half mirrors it, up to sampling. The
-    compiled form does not transform the mirror image: its |x * psi_theta| is the mirrored |x * psi_-theta| of
-    the image. A second set of cells averages that where the mirror image is sampled.
+
+class OrderNorms(nn.Module):
+    """Rooted, centred and scaled coefficients of each order.
+
+    With c the coefficients of an order, r = sqrt(max(c, share * max(mean(c), 0))), or r = c in an order that
+    is not rooted; the result is (r - mean(r)) / max(|r - mean(r)| + added, least).
 
     Parameters
     ----------
-    size : side of the images.
-    L : number of angles.
+    orders : (width,) order of each coordinate, in rising order.
+    share : of the mean: what is less is raised to it.
+    added : to the norm of each order.
+    least : norm of an order that is scaled to one; shorter ones stay short.
+    plain : orders, from the first on, that are not rooted.
     """
 
-    def __init__(self, size: int, L: int = 8) -> None:
-        super().__init__(size, 2, L)
-        self.cells = self.output[0] // 2, (self.output[0] // 2 + 1) // 2
-        self.mirrored = mirrored_channels(2, L)
-        rows, columns = [], []
-        for j, weights in enumerate(self.weights()):
-            cells = tent_shares(self.output[0], self.cells[0]) @ weights
-            dense = np.zeros((self.cells[1], self.padded))
-            dense[:, :: 2**j] = cells[: self.cells[1]] / 2
-            rows.append(cells)
-            columns.append(np.concatenate([dense, dense[:, ::-1]]))
-        self.plan = self.plan_for(Pooling(rows, columns, denser=1))
+    members: Tensor
+    first: Tensor
+    averages: Tensor
+    added: Tensor
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map images (n, H, H) to cells (n, channels, rows, left)."""
-        return map_records(x, (self.channels, *self.cells), self.compiled, self.both, ROWS)
+    def __init__(
+        self, orders: Tensor, share: float, added: tuple[float, ...], least: float, plain: int = 0
+    ) -> None:
+        super().__init__()
+        members = functional.one_hot(orders).float().T.contiguous()
+        self.register_buffer("members", members, persistent=False)
+        self.register_buffer("first", members.argmax(1), persistent=False)
+        self.register_buffer("averages", members / members.sum(1, keepdim=True), persistent=False)
+        self.register_buffer("added", torch.tensor(added[: len(members)]), persistent=False)
+        self.share, self.least, self.plain = share, least, plain
+        self.bounds = np.array([0, *np.cumsum(members.sum(1).numpy())], np.int64)
 
-    def compiled(self, images: Floats) -> Floats:
-        """Map images, one by one."""
-        cells, left = self.plan(images), self.cells[1]
-        own = np.ascontiguousarray(cells[..., :left])
-        own += cells[..., left:].take(self.mirrored, 1)
-        return own
+    def compiled(self, rows: Floats) -> Floats:
+        """Write over coefficients (n, width), record by record, and return them."""
+        settings = np.array([self.share, self.least, self.plain, *self.added.tolist()], np.float32)
+        norm_orders(rows.reshape(-1), self.bounds, settings, np.empty(SUMS, np.float32))
+        return rows
 
-    def both(self, x: Tensor) -> Tensor:
-        """Map images and their mirror images, by PyTorch."""
-        plain, mirrored = (tent_means(self.products(view), self.cells[0]) for view in (x, x.flip(2)))
-        return 0.5 * (plain + mirrored)[..., : self.cells[1]]
+    def forward(self, rows: Tensor) -> Tensor:
+        """Map (n, width), by operations that have gradients and can be exported."""
+        raised = rows.maximum(self._spread(self.share * self._means(rows).clamp_min(0.0)))
+        if self.plain:
+            kept = int(self.bounds[self.plain])
+            roots = torch.cat([rows[:, :kept], raised[:, kept:].clamp_min(NOTHING).sqrt()], 1)
+        else:
+            roots = raised.clamp_min(NOTHING).sqrt()
+        uneven = roots - self._spread(roots.index_select(1, self.first))
+        centred = uneven - self._spread(self._means(uneven))
+        norms = (centred.square() @ self.members.T).clamp_min(NOTHING).sqrt()
+        return centred * self._spread((norms + self.added).clamp_min(self.least).reciprocal())
+
+    def _means(self, rows: Tensor) -> Tensor:
+        """Mean of each order of rows (n, width): (n, orders)."""
+        return rows @ self.averages.T
+
+    def _spread(self, values: Tensor) -> Tensor:
+        """Put a value of each order (n, orders) in all places of that order: (n, width)."""
+        return values @ self.members
+
+
+def _total(x: Floats, start: int, stop: int, spare: Floats) -> np.float32:
+    """Sum of some numbers: 16 sums of every 16th, then those, then the numbers that are left."""
+    whole = start + (stop - start) // SUMS * SUMS
+    for part in range(0, SUMS, LANES):
+        total = every(ZERO)
+        for i in range(start + part, whole, SUMS):
+            total = total + load(x, i)
+        store(spare, part, total)
+    value = _joined(spare)
+    for i in range(whole, stop):
+        value += x[i]
+    return value
+
+
+def _joined(spare: Floats) -> np.float32:
+    value = ZERO
+    for part in range(SUMS):
+        value += spare[part]
+    return value
+
+
+def _norm_orders(rows: Floats, bounds: NDArray[np.int64], settings: Floats, spare: Floats) -> None:
+    """Root, centre and scale the coefficients (n, width) of each record, flat, in place.
+
+    Parameters
+    ----------
+    rows : coefficients of one record after the other.
+    bounds : where each order starts, then the width.
+    settings : `share`, `least`, `plain` and `added` of `OrderNorms`.
+    spare : 16 numbers to work on.
+    """
+    width, size, orders = bounds[len(bounds) - 1], len(rows), len(bounds) - 1
+    x, sums = numbers(rows), numbers(spare)
+    for record in range(0, size, width):
+        for order in range(orders):
+            start, stop = record + bounds[order], record + bounds[order + 1]
+            count, whole = np.float32(stop - start), start + (stop - start) // SUMS * SUMS
+            if order >= settings[2]:
+                floor = settings[0] * max(_total(x, start, stop, sums) / count, ZERO)
+                for i in range(start, whole, LANES):
+                    store(x, i, root(larger(load(x, i), every(floor))))
+                for i in range(whole, stop):
+                    x[i] = np.sqrt(max(x[i], floor))
+            first = x[start]
+            for i in range(start, whole, LANES):
+                store(x, i, load(x, i) - every(first))
+            for i in range(whole, stop):
+                x[i] -= first
+            mean = _total(x, start, stop, sums) / count
+            for part in range(0, SUMS, LANES):
+                square = every(ZERO)
+                for i in range(start + part, whole, SUMS):
+                    centred = load(x, i) - every(mean)
+                    store(x, i, centred)
+                    square = fused(centred, centred, square)
+                store(sums, part, square)
+            length = _joined(sums)
+            for i in range(whole, stop):
+                x[i] -= mean
+                length += x[i] * x[i]
+            scale = np.float32(1.0) / max(np.sqrt(length) + settings[3 + order], settings[1])
+            for i in range(start, whole, LANES):
+                store(x, i, load(x, i) * every(scale))
+            for i in range(whole, stop):
+                x[i] *= scale
+
+
+norm_orders = Compiled(_norm_orders)

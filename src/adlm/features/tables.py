@@ -18,6 +18,7 @@ from adlm.domain.columns import MISSING, Column
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.features.base import Features
+from adlm.features.linear import is_plain_tensor
 from adlm.runtime.arithmetic import symmetric
 from adlm.runtime.compiled import Compiled
 
@@ -107,12 +108,6 @@ def _table_rows(
         length, target = max(np.sqrt(float(square)), 1.0) * (1 / unit), out[i]
         for j in range(len(row)):
             target[j] = np.float32(np.trunc(row[j] / length)) * np.float32(1 / unit)
-
-
-def is_plain_tensor(x: Tensor) -> bool:
-    """Whether a tensor is one that compiled loops can read: on a processor, without graph or gradient."""
-    exported = torch.onnx.is_in_onnx_export()
-    return type(x) is Tensor and x.device.type == "cpu" and not x.requires_grad and not exported
 
 
 hats = Compiled(_hats)

@@ -1,47 +1,51 @@
-"""Sums of clipped records by class, in exact integers."""
+"""Stages that release plain sums over the records: class sums, counts, the centre of a table, second moments.
+
+Every sum is of clipped records in exact integers; sensitivities are asked of the clip. Proofs:
+docs/proof-moments.md, docs/proof-gradients.md (counts) and docs/proof-objective.md (centre and distance).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from adlm.domain import Domain
-from adlm.engine.passes import Batches, Part, Records, as_records, clamped, halved
-from adlm.errors import UserError
-from adlm.features import Features, described
-from adlm.mechanism import second_moments as stage
-from adlm.mechanism.calibration import (
-    NOTHING_BEFORE,
-    Calibration,
-    Indicators,
-    MomentConfig,
-    Scales,
-    Upstream,
-    calibrate,
+from adlm.domain.encoding import TARGET_UNIT
+from adlm.domain.table import TableDomain
+from adlm.engine.passes import Part, Transform, halved
+from adlm.engine.records import IndicatorCounts
+from adlm.features.tables import (
+    CentredTable,
+    ScaledTable,
+    TableIndicators,
+    decorrelation,
+    frequencies,
+    unit_rows,
 )
-from adlm.mechanism.gradient_rounds import GradientClip, GradientRecords, clip_of, run_rounds, stored
-from adlm.mechanism.second_moments import Batch, CrossMoments, Second
-from adlm.model.estimates import class_offsets, plausible_counts
-from adlm.model.head import RESIDUAL_UNIT, Head, calibrated, calibration_spread, feature_mean, final_head
-from adlm.privacy.accounting import Charge, Mechanism
-from adlm.privacy.certificate import SEEDED
+from adlm.mechanism.stages import Run, Stage, Stored, spread
+from adlm.model.estimates import class_offsets
+from adlm.model.head import BINS, TargetScale
+from adlm.privacy.accounting import Mechanism
 from adlm.privacy.clipping import EXACT_ROWS, Clip, Reals
-from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
-from adlm.privacy.release import Release
-from adlm.runtime import loops, progress
-
-# ---- Sums of clipped records by class, in exact integers.
+from adlm.runtime import loops
 
 Integers = npt.NDArray[np.int64]
+
+PROOF = "docs/proof-moments.md"
+COUNTS_PROOF = "docs/proof-gradients.md Theorem 1"
+CENTRE_PROOF = "docs/proof-objective.md Lemma 2"
+LENGTH_STEPS = 1 << 20  # grid steps of the longest possible distance to the centre
+GRID_POINTS = 129  # values of a mean that its prior may put weight on
+PRIOR_STEPS = 200
+
+
+# ---- Class sums and counts
 
 
 def add_class_sums(table: Integers, rows: Reals, codes: Integers, count: int) -> None:
@@ -66,326 +70,365 @@ def add_class_sums(table: Integers, rows: Reals, codes: Integers, count: int) ->
         table[:, 0] += count * member.sum(0).astype(np.int64)
 
 
-# ---- The moment release: noise on whole-data sums of frozen public features.
-#
-# The degree-2 loss needs only class sums, counts and second moments of z = h0(x). They are computed in
-# exact integers, charged, and released once with exact noise. Proofs: docs/proof-moments.md.
-
-
-__all__ = [
-    "Batch",
-    "Batches",
-    "Calibration",
-    "CrossMoments",
-    "Indicators",
-    "MomentConfig",
-    "Scales",
-    "Second",
-    "Upstream",
-    "calibrate",
-    "facts",
-    "measure",
-    "release",
-]
-
-
-def release(
-    batches: Records | Batches,
-    *,
-    domain: Domain,
-    features: Features,
-    config: MomentConfig,
-    ledger: Ledger,
-    source: Source,
-    upstream: Upstream = NOTHING_BEFORE,
-) -> Release:
-    """Make a moment release: one pass over the records for the sums, a second one if its basis needs it.
-
-    Parameters
-    ----------
-    batches : records of an engine, or a function that yields ((n, width) features, (n,) class codes) batches,
-        the same ones each time it is called.
-    domain : of the records; its relation is that of the charges.
-    features : the public map that made the features.
-    config : the public settings, with the budget.
-    ledger : the charges are written there before noise is drawn.
-    source : of the noise.
-    upstream : inputs from earlier steps.
-
-    Formal guarantees
-    -----------------
-    Relation: the domain's. Guarantee: `calibrate`. Every charge is in the ledger before noise is drawn. n is
-    kept only where it is public: under replace-one with one record a person.
-    """
-    entry = described(features)
-    measured = measure(batches, domain=domain, config=config, ledger=ledger, source=source, upstream=upstream)
-    return measured.release(domain, entry, upstream)
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The noisy numbers of a release, before its certificate is made.
-
-    Attributes
-    ----------
-    tensors : the noisy integers and their grid steps, by name.
-    settings : the config and its noise, for the certificate.
-    charges : of the numbers; in the ledger.
-    seeded : whether the noise is reproducible, which the certificate is stamped with.
-    """
-
-    tensors: Mapping[str, Tensor]
-    settings: Mapping[str, Any]
-    charges: tuple[Charge, ...]
-    seeded: bool
-
-    def release(self, domain: Domain, features: Mapping[str, Any], upstream: Upstream) -> Release:
-        """Make the release, with the description of its features and of earlier steps."""
-        return Release.make(
-            dict(self.tensors) | dict(upstream.tensors),
-            kind="moments",
-            domain=domain,
-            features=features,
-            settings=dict(self.settings) | dict(upstream.settings),
-            charges=upstream.charges + self.charges,
-            stamps=upstream.stamps + ((SEEDED,) if self.seeded else ()),
-        )
-
-
-def measure(
-    batches: Records | Batches,
-    *,
-    domain: Domain,
-    config: MomentConfig,
-    ledger: Ledger,
-    source: Source,
-    upstream: Upstream = NOTHING_BEFORE,
-) -> Measured:
-    """Pass over the records and draw the noise: all of a release that needs records.
-
-    Parameters
-    ----------
-    batches, domain, config, ledger, source, upstream : as for `release`, and with its guarantees.
-    """
-    scales, charges = calibrate(config, domain.neighbours).for_domain(domain)
-    if upstream.unproved:
-        charges = tuple(replace(c, unproved=upstream.unproved) for c in charges)
-    records = as_records(batches)
-    table, second, n, gradient_records = _sums(records, len(domain.classes), config)
-    if not upstream.charged:
-        ledger.charge(*charges)
-    table = clamped(table + source.draw(config.mechanism, table.shape, scales.sums))
-    clip = config.clip()
-    step = np.concatenate([[1 / clip.count if clip.count else 0.0], clip.steps])
-    tensors = {"class_sums": torch.from_numpy(table), "step": torch.from_numpy(step)}
-    public = domain.neighbours == "replace-one" and config.contributions == 1  # else n is private
-    stated = facts(config, scales, n if public else None, len(domain.classes))
-    if config.second is not None:
-        released = (tensors, stated)
-        added, changed = _second_moments(records, (second, n), config, scales, released, source)
-        tensors, stated = tensors | added, stated | changed
-    if config.rounds is not None and gradient_records is not None:
-        tensors |= _gradients(gradient_records, config, scales, (table, step, stated["sd_sums"]), source)
-    return Measured(tensors, stated, charges, source.seeded)
-
-
-def _second_moments(
-    records: Records,
-    summed: tuple[npt.NDArray[Any] | None, int],
-    config: MomentConfig,
-    scales: Scales,
-    released: tuple[Mapping[str, Tensor], Mapping[str, Any]],
-    source: Source,
-) -> tuple[dict[str, Tensor], dict[str, float]]:
-    """Release second moments: those that the first pass summed, or those of one more pass, around means."""
-    clip, stated, (second, n) = config.second_clip(), released[1], summed
-    assert config.second is not None
-    assert clip is not None
-    tensors: dict[str, Tensor] = {}
-    across = outer = None
-    if config.second.later:
-        known, outer = stage.second_moment_basis(*released, config.second)
-        partial = stage.Products(clip, known.get("centres"), known.get("basis"), outer)
-        with progress.bar(n, "second moments", "records") as advance:
-            total = records.total(partial, advance)
-        assert total is not None
-        second, across = total[0].integers(), total[1].integers() if outer else None
-        tensors |= {name: torch.from_numpy(value) for name, value in known.items()}
-    assert second is not None
-    noisy, bits = halved(
-        stage.noisy_triangle(second, config.mechanism, scales.second, scales.second_diagonal, source)
-    )
-    tensors["second"] = torch.from_numpy(noisy)
-    tensors["step_second"] = torch.from_numpy(clip.steps[: config.second.q] * 2.0 ** (bits // 2))
-    changed = {name: stated[name] / 2.0**bits for name in ("sd_second", "sd_second_diagonal")}
-    if across is not None and outer is not None:
-        noisy, bits = halved(source.add(across, config.mechanism, scales.cross))
-        tensors["cross"] = torch.from_numpy(noisy)
-        step = outer[1].steps[0] * outer[2].steps[0] * 2.0**bits
-        tensors["step_cross"] = torch.tensor(step, dtype=torch.float64)
-        changed["sd_cross"] = stated["sd_cross"] / 2.0**bits
-    return tensors, changed
-
-
-def _gradients(
-    gradient_records: GradientRecords,
-    config: MomentConfig,
-    scales: Scales,
-    sums: tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], float],
-    source: Source,
-) -> dict[str, Tensor]:
-    """Release gradient rounds, and a check of their final head; `sums` are noisy, with step and sd."""
-    assert config.rounds is not None
-    table, step, sd = sums
-    offsets = class_offsets(table[:, 0], sd)
-    if config.rounds.centred:
-        gradient_records = gradient_records.around(feature_mean(table, step, sd))
-    noise = (config.mechanism, scales.gradients)
-    gradients = run_rounds(gradient_records, config.rounds, offsets, noise, source)
-    tensors = {"gradients": torch.from_numpy(gradients)}
-    head = final_head(gradients, config.rounds, offsets)
-    if config.calibrations:
-        head, predicted = _calibrate_head(head, gradient_records, config, (table, scales), source)
-        tensors["predicted"] = torch.from_numpy(predicted)
-    correct = clamped(source.add(gradient_records.correct(head), config.mechanism, scales.correct))
-    gradient_records.records.close()
-    return tensors | {"correct": torch.from_numpy(correct)}
-
-
-def _calibrate_head(
-    head: Head,
-    gradient_records: GradientRecords,
-    config: MomentConfig,
-    released: tuple[npt.NDArray[np.int64], Scales],
-    source: Source,
-) -> tuple[Head, npt.NDArray[np.int64]]:
-    """Correct a head's class offsets by noisy sums of its predictions; the sums are (calibrations, M)."""
-    assert config.rounds is not None
-    (table, scales), step = released, 1 / config.clip().count
-    sd = noise_spread(config.mechanism, 1 + config.k) * scales.sums
-    counts = plausible_counts(table[:, 0], sd).astype(np.float64) * step
-    spread = calibration_spread(sd * step, float(scales.predicted))
-    predicted = np.empty((config.calibrations, len(table)), dtype=np.int64)
-    for row in predicted:
-        row[...] = clamped(source.add(gradient_records.predicted(head), "gaussian", scales.predicted))
-        head = calibrated(head, counts, row.astype(np.float64) / RESIDUAL_UNIT, spread)
-    return head, predicted
-
-
-def facts(config: MomentConfig, scales: Scales, n: int | None, classes: int) -> dict[str, Any]:
-    """Return the config and its noise, for the certificate.
-
-    Parameters
-    ----------
-    config : the public settings.
-    scales : of the noise, in grid steps.
-    n : number of records; None where it is private.
-    classes : number of classes.
-    """
-    second, spread = config.second, noise_spread(config.mechanism, 1 + config.k)
-    off = diagonal = across = 0.0
-    if second is not None:
-        off = diagonal = noise_spread(config.mechanism, second.q * (second.q + 1) // 2)
-        if config.mechanism == "radial":
-            off, diagonal = off / stage.OFF_DIAGONAL, diagonal / stage.DIAGONAL
-        width = (config.k - second.q) * min(classes - 1, second.q)
-        across = noise_spread(config.mechanism, width) if second.cross else 0.0
-    return {
-        "n": n,
-        "mechanism": config.mechanism,
-        "k": config.k,
-        "level": config.clip_norm,
-        "constant": config.constant,
-        "share_sums": str(config.share_sums if second is not None or config.rounds else Fraction(1)),
-        "allocation": "identical" if config.scales is None else "adaptive",
-        "second": None if second is None else second.to_dict(),
-        "contributions": config.contributions,
-        "sd_sums": spread * scales.sums,
-        "sd_second": off * scales.second,
-        "sd_second_diagonal": diagonal * scales.second_diagonal,
-        "sd_cross": across * scales.cross,
-        "rounds": None if config.rounds is None else config.rounds.to_dict(),
-        "sd_gradients": scales.gradients * noise_spread(config.mechanism, classes * (1 + config.k)),
-        "sd_correct": scales.correct * noise_spread(config.mechanism, 1),
-        "indicators": config.indicators and config.indicators.to_dict(),
-        "sd_indicators": scales.indicators
-        * (noise_spread(config.mechanism, config.indicators.width) if config.indicators else 0.0),
-        "sd_values": scales.values,
-        "sd_predicted": scales.predicted,
-    }
-
-
-def noise_spread(mechanism: Mechanism, width: int) -> float:
-    """Return the standard deviation of a coordinate of noise of scale 1 on rows of some width."""
-    return {"laplace": math.sqrt(2.0), "radial": math.sqrt(1.0 + width), "gaussian": 1.0}[mechanism]
-
-
 @dataclass(frozen=True)
 class ClassSums:
-    """Partial sums of class sums and counts, of products when one pass serves both, and of n.
-
-    Attributes
-    ----------
-    classes, k : number of classes, and of coordinates summed.
-    clip : of class sums.
-    products : the clip of products of this pass, None for that of class sums.
-    q : coordinates with products in this pass; 0 for none.
-    """
+    """Partial sums of clipped records and their number by class: (M, 1 + k)."""
 
     classes: int
-    k: int
     clip: Clip
-    products: Clip | None = None
-    q: int = 0
-
-    @classmethod
-    def of(cls, config: MomentConfig, classes: int) -> ClassSums:
-        """Return the part of a config that a pass needs, without the budget."""
-        if config.second is None or config.second.later:
-            return cls(classes, config.k, config.clip())
-        products = None if config.joint else config.second_clip()
-        return cls(classes, config.k, config.clip(), products, config.second.q)
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
-        """Sum the clipped records of a part: (M, 1 + k), (q, q) or nothing, (1,)."""
-        z, codes = part
-        values = np.asarray(z)[:, : self.k]
-        rows = self.clip.integers(values)
-        table = np.zeros((self.classes, 1 + self.k), dtype=np.int64)
-        add_class_sums(table, rows, codes, self.clip.count)
-        factors = rows[:, : self.q] if self.products is None else self.products.integers(values[:, : self.q])
-        return table, stage.products_of(factors, factors), np.array([len(rows)], dtype=np.int64)
+        """Sum."""
+        table = np.zeros((self.classes, 1 + len(self.clip.scales)), dtype=np.int64)
+        rows = self.clip.integers(np.asarray(part[0])[:, : len(self.clip.scales)])
+        add_class_sums(table, rows, part[1], self.clip.count)
+        return (table,)
+
+
+def class_sums_stage(
+    share: Fraction,
+    clip: Clip,
+    noise: Mechanism,
+    neighbours: str,
+    classes: int,
+    form: Transform | None = None,
+) -> Stage:
+    """Release class sums and counts; class offsets follow from the counts.
+
+    Parameters
+    ----------
+    share : of the budget.
+    clip : of a record's features, with a share of it that counts the record.
+    noise : `laplace` (L1 clip), `radial` (by rows) or `gaussian`.
+    neighbours : the relation.
+    classes : number of classes.
+    form : what to store of the records for later passes, if there are any.
+    """
+    radial, width = noise == "radial", 1 + len(clip.scales)
+    sums = ClassSums(classes, clip)
+
+    def then(run: Run, table: Integers, scale: int) -> None:
+        sd = scale * spread(noise, width)
+        run.offsets = class_offsets(table[:, 0], sd)
+        step = np.concatenate([[1 / clip.count if clip.count else 0.0], clip.steps])
+        run.tensors |= {"class_sums": table, "step": step}
+        run.facts["sd_sums"] = sd
+
+    return Stage(
+        "class sums and counts",
+        share,
+        noise,
+        (clip.rows_sensitivity if radial else clip.sums_sensitivity)(neighbours),
+        f"{PROOF} {'Theorem 2' if noise == 'gaussian' else 'Theorem 1'}",
+        lambda _: sums if form is None else Stored(sums, form),
+        then,
+        stores=form is not None,
+        by_row=radial,
+    )
+
+
+# ---- Counts of a numeric target's bins
+
+
+def bins_of(positions: npt.NDArray[Any]) -> Reals:
+    """Return (n, BINS + 1) piecewise-linear bins of positions, which are clipped to 0..TARGET_UNIT."""
+    inside = np.clip(np.asarray(positions, dtype=np.int64), 0, TARGET_UNIT)
+    width = TARGET_UNIT // BINS
+    below = np.minimum(inside // width, BINS - 1)
+    rest = (inside - below * width) / width
+    out = np.zeros((len(inside), BINS + 1))
+    out[np.arange(len(inside)), below] = 1 - rest
+    out[np.arange(len(inside)), below + 1] = rest
+    return out
 
 
 @dataclass(frozen=True)
-class ClassSumsKept:
-    """The same, and the part as gradient rounds store it."""
+class TargetCounts:
+    """Partial sums of the bins of a target, which are not negative and sum to one: (BINS + 1,)."""
 
-    sums: ClassSums
-    clip: GradientClip
+    clip: Clip
 
-    def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
-        """Return features on their grid with their classes, and the sums."""
-        values = np.asarray(part[0])[:, : self.sums.k]
-        return stored(values, part[1], self.clip), self.sums(part)
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Count."""
+        return (self.clip.counts(bins_of(part[1])).sum(0).astype(np.int64),)
 
 
-def _sums(
-    records: Records | Batches, classes: int, config: MomentConfig
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, int, GradientRecords | None]:
-    """Sum clipped records by class, and their products when the same pass serves for both."""
-    private, sums = as_records(records), ClassSums.of(config, classes)
-    gradient_records = None
-    with progress.bar(private.rows, "class sums", "records") as advance:
-        if config.rounds is None:
-            total = private.total(sums, advance)
-        else:
-            clip = clip_of(config.rounds)
-            records, total = private.keep(ClassSumsKept(sums, clip), advance)
-    if total is None:
-        raise UserError("there are no records to release; give at least one")
-    table, second, (n,) = (part.integers() for part in total)
-    if config.rounds is not None and isinstance(records, Records):
-        gradient_records = GradientRecords(records, clip, config.k, int(n))
-    at_once = config.second is not None and not config.second.later
-    return table, second if at_once else None, int(n), gradient_records
+def target_stage(share: Fraction, noise: Mechanism, neighbours: str, form: Transform) -> Stage:
+    """Release counts of a target's bins, from which its mean and spread follow; store the records.
+
+    Parameters
+    ----------
+    share, noise, neighbours : of the budget, of the counts, and the relation.
+    form : what to store of the records for later passes.
+    """
+    gaussian = noise == "gaussian"
+    clip = Clip("l2" if gaussian else "l1", (1.0,) * (BINS + 1), 1.0)
+
+    def then(run: Run, counts: Integers, scale: int) -> None:
+        run.target = TargetScale.of(counts)
+        run.tensors["target"] = counts
+        run.facts |= {"sd_target": scale * spread(noise, 1), "target_unit": clip.record_norm_bound}
+
+    return Stage(
+        "counts of the target's bins",
+        share,
+        noise,
+        (clip.counts_sensitivity if gaussian else clip.sums_sensitivity)(neighbours),
+        COUNTS_PROOF if gaussian else f"{PROOF} Theorem 1",
+        lambda _: Stored(TargetCounts(clip), form),
+        then,
+        stores=True,
+    )
+
+
+# ---- A table with delta: counts of indicators, and second moments of values
+
+
+def indicators_clip(counted: TableIndicators) -> Clip:
+    """The clip of a record's indicators: in each block they are not negative and sum to one."""
+    return Clip("l2", (1.0,) * counted.width, math.sqrt(len(counted.blocks)))
+
+
+def indicators_stage(
+    share: Fraction,
+    table: TableDomain,
+    *,
+    fourier: int,
+    value_energy: float,
+    last: bool,
+    shrunk: bool,
+) -> Stage:
+    """Release counts of a table's indicators, by which its columns are centred and scaled.
+
+    Parameters
+    ----------
+    share : of the budget, in mu^2.
+    table : the declared table.
+    fourier, value_energy : of the features, see `ScaledTable`.
+    last : whether later passes read these features; else values are decorrelated first.
+    shrunk : whether frequencies are estimated by the noise on them.
+    """
+    counted = TableIndicators(table)
+    clip = indicators_clip(counted)
+
+    def then(run: Run, counts: Integers, scale: int) -> None:
+        sd = float(scale) * float(clip.steps[0]) if shrunk else 0.0
+        shares = frequencies(counts * clip.steps, counted.blocks, sd)
+        features = ScaledTable(table, shares, fourier=fourier, value_energy=value_energy)
+        run.tensors["indicators"] = counts
+        run.facts["sd_indicators"] = float(scale)
+        run.features = features
+        if last:
+            run.map_tables(features)
+
+    return Stage(
+        "counts of indicators",
+        share,
+        "gaussian",
+        clip.counts_sensitivity(table.neighbours),
+        COUNTS_PROOF,
+        lambda _: IndicatorCounts(counted, clip),
+        then,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class ValueProducts:
+    """Partial sums of second moments of standardised values, in rows of length 1: (d, d)."""
+
+    features: ScaledTable
+    clip: Clip
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum products of clipped rows, in blocks for which doubles are exact."""
+        rows = self.clip.integers(unit_rows(self.features.values(torch.from_numpy(part[0])).numpy()))
+        total = np.zeros((rows.shape[1], rows.shape[1]), dtype=np.int64)
+        for start in range(0, len(rows), EXACT_ROWS):
+            block = rows[start : start + EXACT_ROWS]
+            total += (block.T @ block).astype(np.int64)
+        return (total,)
+
+
+@dataclass(frozen=True)
+class TriangleStage(Stage):
+    """The upper triangle of second moments, with less noise above the diagonal than on it.
+
+    Beyond 2^22 records they are divided by a power of 4 to fit in 64 bits; only their ratios matter.
+    """
+
+    @property
+    def draws(self) -> int:
+        """Above the diagonal, and on it."""
+        return 2
+
+    def noisy(self, sums: npt.NDArray[Any], scale: int, source: Source) -> npt.NDArray[Any]:
+        """Return the triangle with noise, zeros below it."""
+        above, corner = np.triu_indices(len(sums), 1), np.diag_indices(len(sums))
+        noisy = np.zeros_like(sums)
+        noisy[above] = source.add(sums[above], "gaussian", off_diagonal(scale))
+        noisy[corner] = source.add(sums[corner], "gaussian", scale)
+        return halved(noisy)[0]
+
+
+def off_diagonal(diagonal: int) -> int:
+    """Return the smallest integer scale that is at least the diagonal's over sqrt(2)."""
+    return math.isqrt((diagonal * diagonal - 1) // 2) + 1
+
+
+def values_stage(share: Fraction, neighbours: str, columns: int) -> Stage:
+    """Release second moments of a table's values, by which correlations are taken out of them.
+
+    Parameters
+    ----------
+    share : of the budget, in mu^2.
+    neighbours : the relation.
+    columns : number of values of a record.
+    """
+    clip = Clip("l2", (1.0,) * columns, 1.0)
+
+    def summed(run: Run) -> ValueProducts:
+        assert isinstance(run.features, ScaledTable)
+        return ValueProducts(run.features, clip)
+
+    def then(run: Run, triangle: Integers, scale: int) -> None:
+        run.tensors["values"] = triangle
+        run.facts["sd_values"] = scale
+        plain, mixing = run.features, decorrelation(triangle, scale)
+        assert isinstance(plain, ScaledTable)
+        run.map_tables(
+            ScaledTable(
+                plain.table,
+                plain.frequencies,
+                fourier=plain.fourier,
+                mixing=mixing,
+                value_energy=plain.value_energy,
+            )
+        )
+
+    return TriangleStage(
+        "second moments of values",
+        share,
+        "gaussian",
+        clip.second_sensitivity(neighbours),
+        f"{PROOF} Theorem 2",
+        summed,
+        then,
+    )
+
+
+# ---- A centred table: the mean of its records, and their mean distance to it
+
+
+def centre_clip(width: int) -> Clip:
+    """The clip of encoded records around the middle of their domain, and of one half, which counts them."""
+    return Clip("l2", (1.0,) * (width + 1), math.sqrt(width + 1) / 2)
+
+
+@dataclass(frozen=True)
+class CentreSum:
+    """Partial sums of clipped encoded records less the middle of their domain, and of one half: (d + 1,)."""
+
+    clip: Clip
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum."""
+        rows = np.full((len(part[0]), part[0].shape[1] + 1), 0.5)
+        rows[:, :-1] = np.clip(part[0], 0, 1) - 0.5
+        return (self.clip.integers(rows).sum(0).astype(np.int64),)
+
+
+@dataclass(frozen=True)
+class DistanceSum:
+    """Partial sums of distances to the centre, in shares of the longest possible one: (1,)."""
+
+    centre: Reals
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum, each distance rounded down to its grid."""
+        apart = np.clip(part[0], 0, 1).astype(np.float64) - self.centre
+        ratio = np.sqrt((apart * apart).sum(1)) / longest(self.centre)
+        steps = np.clip(np.floor(ratio * LENGTH_STEPS), 0, LENGTH_STEPS)
+        return (np.array([steps.sum()], dtype=np.int64),)
+
+
+def longest(centre: Reals) -> float:
+    """Return the longest distance of a point in [0, 1]^d to a centre."""
+    return math.sqrt(float((np.maximum(centre, 1 - centre) ** 2).sum()))
+
+
+def likely_means(noisy: Reals, sd: float) -> Reals:
+    """Return the posterior means of numbers in [0, 1], given their noise.
+
+    All share one prior, which is the most likely one given the noisy numbers (Kiefer and Wolfowitz 1956, by
+    expectation maximisation on a grid). So numbers that noise hides are taken to be alike.
+
+    Parameters
+    ----------
+    noisy : (d,) noisy numbers.
+    sd : standard deviation of their noise.
+    """
+    grid = np.linspace(0.0, 1.0, GRID_POINTS)
+    log = -0.5 * ((noisy[:, None] - grid) / max(sd, 1e-6)) ** 2
+    likelihood = np.exp(log - log.max(1, keepdims=True))
+    prior = np.full(GRID_POINTS, 1 / GRID_POINTS)
+    posterior = likelihood * prior
+    for _ in range(PRIOR_STEPS):
+        posterior = likelihood * prior
+        posterior /= posterior.sum(1, keepdims=True)
+        prior = posterior.mean(0)
+    return np.asarray(np.rint((posterior @ grid) * (1 << 20)) / (1 << 20))
+
+
+def centre_stages(
+    shares: tuple[Fraction, Fraction],
+    table: TableDomain,
+    *,
+    size: int,
+    fourier: int,
+    length: float,
+    gaussian: bool = False,
+) -> tuple[Stage, Stage]:
+    """Release the mean of a table's records, then their mean distance to it; both scale its features.
+
+    Parameters
+    ----------
+    shares : of the budget, for the mean and for the distance.
+    table : the declared table.
+    size : public number of records, used where the number is public.
+    fourier : number of random Fourier features.
+    length : what records are divided by, over their mean distance to the centre.
+    gaussian : whether the noise is Gaussian; else it is radial and Laplace.
+    """
+    rows: Mechanism = "gaussian" if gaussian else "radial"
+    numbers: Mechanism = "gaussian" if gaussian else "laplace"
+    clip = centre_clip(sum(column.width for column in table.features))
+
+    def found(run: Run, sums: Integers, scale: int) -> None:
+        step = float(clip.steps[0])
+        records = float(size) if run.terms.size_is_public else max(2 * step * float(sums[-1]), 1.0)
+        sd = scale * spread(rows, len(sums)) * step / records
+        centre = likely_means(np.asarray(0.5 + sums[:-1] * (step / records), dtype=np.float64), sd)
+        run.known |= {"centre": centre, "records": records}
+        run.tensors["centre"] = sums
+
+    def scaled(run: Run, distance: Integers, scale: int) -> None:
+        del scale
+        centre = run.known["centre"]
+        mean = float(distance[0]) / (LENGTH_STEPS * run.known["records"]) * longest(centre)
+        run.tensors["distance"] = distance
+        divisor = max(length * mean, 0.01 * longest(centre))
+        run.map_tables(CentredTable(table, centre, round(divisor, 6), fourier))
+
+    moved = clip.rows_sensitivity(table.neighbours)
+    return (
+        Stage("mean of the records", shares[0], rows, moved, CENTRE_PROOF, lambda _: CentreSum(clip), found),
+        Stage(
+            "mean distance to it",
+            shares[1],
+            numbers,
+            Fraction(LENGTH_STEPS),
+            CENTRE_PROOF,
+            lambda run: DistanceSum(run.known["centre"]),
+            scaled,
+        ),
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,20 +13,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from adlm.domain import Domain
 from adlm.domain.encoding import TARGET_UNIT
 from adlm.domain.table import TableDomain
-from adlm.engine.passes import LocalRecords
+from adlm.engine.passes import Records
 from adlm.features import Features, Narrowed
 from adlm.features.tables import TabularFeatures
-from adlm.mechanism import objective, pure
-from adlm.mechanism.calibration import MomentConfig, calibrate
-from adlm.mechanism.class_sums import facts
-from adlm.mechanism.options import Fourier, TableReleasePlan
-from adlm.mechanism.planner import PurePlan, plan_features, suits_objective
-from adlm.mechanism.planning import MomentPlan, plan_moments
-from adlm.mechanism.privatise import plan_release, privatise
-from adlm.mechanism.second_moments import frame
-from adlm.model.estimates import Moments, class_means, fit_discriminant
+from adlm.mechanism.objective import Bounded, ObjectiveNoise, perturbed_minimum
+from adlm.mechanism.planner import Plan, plan_arrays
+from adlm.mechanism.privatise import Fourier, calibrated_plan, plan_release, privatise, sums_clip
+from adlm.mechanism.stages import spread
+from adlm.model.estimates import Moments, fit_discriminant
 from adlm.model.fit import fit
 from adlm.model.head import objective_head
 from adlm.model.metrics import measure_values
@@ -60,16 +56,14 @@ class Forecast:
     accuracy, spread : mean and standard deviation over groups of similar synthetic classes.
     signal_to_noise : of the class means: a coordinate's standard deviation between classes over its noise's;
         None where the loss is perturbed.
-    signal_to_noise_second : of the second moments, or None when there are none.
     """
 
     epsilon: float
     delta: float
-    plan: MomentPlan | PurePlan
+    plan: Plan
     accuracy: float
     spread: float
     signal_to_noise: float | None
-    signal_to_noise_second: float | None
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
@@ -79,7 +73,6 @@ class Forecast:
             "accuracy": self.accuracy,
             "spread": self.spread,
             "signal_to_noise": self.signal_to_noise,
-            "signal_to_noise_second": self.signal_to_noise_second,
         } | self.plan.to_dict()
 
 
@@ -108,8 +101,8 @@ def forecast(
     Notes
     -----
     A perturbed loss is minimised on normal records around the synthetic class means. Gradient rounds are not
-    simulated: where the plan has them, moments under the same budget are. The planner chooses rounds where
-    they do better than moments, so the forecast is then pessimistic.
+    simulated: where the plan has them, class sums under the same budget are. The planner chooses rounds where
+    they do better than class sums, so the forecast is then pessimistic.
     """
     budget, slack = parse_epsilon(epsilon), parse_delta(delta)
     plan = plan_arrays(features, n, classes, float(budget), float(slack), neighbours)
@@ -120,25 +113,23 @@ def forecast(
     centres, pooled = bank[:, :half].mean(1), _pooled(bank)
     prior = None if features.prior is None else Narrowed(features, simulated.k).prior
     generator = torch.Generator().manual_seed(seed)
-    scores, ratios, seconds = [], [], []
+    scores, ratios = [], []
+    domain = Domain((simulated.k,), 0, 1, tuple(map(str, range(classes))), neighbours)
+    calibrated = calibrated_plan(simulated, domain, Budget(budget, slack))
+    at = 0 if simulated.objective is None else 1  # class sums alone, or followed by the loss
+    noise = calibrated.scales[at]
     for anchor in torch.randperm(len(bank), generator=generator)[:times].tolist():
         group = torch.cdist(centres[anchor][None], centres)[0].argsort()[:classes]
         means, wider = _with_class_separation(centres[group], features.class_separation)
-        within = wider**2 * pooled
         records = (means[:, None] + wider * (bank[group, half:] - centres[group, None])).flatten(0, 1)
         logits: Tensor | None
-        if isinstance(simulated, PurePlan):
-            made = Budget(budget, slack)
-            logits = _perturbed(simulated, made, means, within, n, neighbours, generator, records)
+        if simulated.objective is not None:
+            logits = _perturbed(simulated, noise, means, wider**2 * pooled, n, generator, records)
         else:
-            config = MomentConfig.of(simulated, Budget(budget, slack))
-            moments = _noisy(config, means, within, n, neighbours, generator)
+            moments = _noisy(simulated, noise, means, n, neighbours, generator)
             # under add-remove, noisy counts may sum to no records: no model can be fitted
-            logits = fit_discriminant(moments, prior).logits(records) if moments.n > 0 else None
+            logits = fit_discriminant(moments, prior)(records) if moments.n > 0 else None
             ratios.append(float(means.std(0).mean() / (moments.sd_sums / (n / classes)).mean()))
-            if moments.sd_second is not None:
-                spread, q = float(within.diagonal()[: simulated.q].mean()), simulated.q
-                seconds.append(spread * n / (float(moments.sd_second[0, -1]) * math.sqrt(q)))
         codes = torch.arange(len(group)).repeat_interleave(bank.shape[1] - half)
         right = 1 / classes if logits is None else float((logits.argmax(1) == codes).double().mean())
         scores.append(right)
@@ -150,33 +141,7 @@ def forecast(
         float(result.mean()),
         float(result.std(correction=0)),
         sum(ratios) / len(ratios) if ratios else None,
-        sum(seconds) / len(seconds) if seconds else None,
     )
-
-
-def plan_arrays(
-    features: Features,
-    n: int,
-    classes: int,
-    epsilon: float,
-    delta: float,
-    neighbours: str,
-    *,
-    rounds: bool = True,
-) -> MomentPlan | PurePlan:
-    """Return the plan that a release of images or vectors follows.
-
-    Parameters
-    ----------
-    features : the frozen public map.
-    n, classes : number of records, public or guessed, and of classes.
-    epsilon, delta : the budget for one record.
-    neighbours : the relation.
-    rounds : whether the plan may have gradient rounds.
-    """
-    if not delta and suits_objective(n, epsilon, features, neighbours):
-        return plan_features(n, classes, epsilon, neighbours, features)
-    return plan_moments(n, classes, epsilon, delta, neighbours, features, rounds=rounds)
 
 
 @contextlib.contextmanager
@@ -191,12 +156,11 @@ def without_progress() -> Iterator[None]:
 
 
 def _perturbed(
-    plan: PurePlan,
-    budget: Budget,
+    plan: Plan,
+    noise: ObjectiveNoise,
     means: Tensor,
     within: Tensor,
     n: int,
-    neighbours: str,
     generator: torch.Generator,
     records: Tensor,
 ) -> Tensor:
@@ -204,18 +168,18 @@ def _perturbed(
 
     At most RECORDS are drawn, each of which stands for its share of n: ridge and noise are divided by it.
     """
+    assert plan.objective is not None
     k, count = plan.k, min(n, RECORDS)
     codes = torch.arange(count) % len(means)
     axes, spreads = torch.linalg.eigh(within)[::-1]
     root = axes * spreads.clamp_min(0).sqrt()
     drawn = means[codes] + torch.randn(count, k, generator=generator, dtype=torch.float64) @ root.T
-    noise = pure.calibrate(plan, budget, neighbours, 1, 0).objective
     settings = replace(plan.objective, ridge=plan.objective.ridge * count / n, size=ROUGH)
-    part = (objective.Bounded(settings, k).rows(drawn.numpy()), codes.numpy())
+    part = (Bounded(settings, k).rows(drawn.numpy()), codes.numpy())
     even = np.zeros(settings.classes)
     with without_progress():
-        weights = objective.perturbed_minimum(
-            LocalRecords.of_batches(lambda: [part]),
+        weights = perturbed_minimum(
+            Records.of_batches(lambda: [part]),
             settings,
             replace(noise, scale=noise.scale * count / n),
             even,
@@ -255,15 +219,13 @@ def _pooled(bank: Tensor) -> Tensor:
 
 
 def _noisy(
-    config: MomentConfig, means: Tensor, within: Tensor, n: int, neighbours: str, generator: torch.Generator
+    plan: Plan, noise: int, means: Tensor, n: int, neighbours: str, generator: torch.Generator
 ) -> Moments:
     """Return moments of n records around the class means, with noise of the release's scales."""
-    scales, _ = calibrate(config, neighbours)
     classes, k = means.shape
-    stated = facts(config, scales, None, classes)
-    clip, fine = config.clip(), config.second_clip()
-    sd_sums = torch.from_numpy(clip.steps) * stated["sd_sums"]
-    sd_counts = stated["sd_sums"] / clip.count
+    clip, sd = sums_clip(plan), noise * spread(plan.noise, 1 + k)
+    sd_sums = torch.from_numpy(clip.steps) * sd
+    sd_counts = sd / clip.count
     each = n / classes
 
     def white(*shape: int) -> Tensor:
@@ -271,36 +233,7 @@ def _noisy(
 
     sums, counts = means * each + white(classes, k) * sd_sums, each + sd_counts * white(classes)
     known = n if neighbours == "replace-one" else float(counts.sum())
-    first = Moments(sums, counts, sd_sums, sd_counts, known)
-    second = config.second
-    if second is None or fine is None:
-        return first
-    q = second.q
-    axes = torch.from_numpy(frame(sums.numpy(), k)) if second.basis == "means" else torch.eye(k).double()
-    basis, outside = axes[:, :q], axes[:, q:]
-    raw = within + means.T @ means / classes
-    if second.around == "means":
-        raw = within + torch.diag((sd_sums / each).square())
-    grid = torch.outer(*(torch.from_numpy(fine.steps[:q].copy()) for _ in range(2)))
-    sd_second = torch.full((q, q), stated["sd_second"], dtype=torch.float64)
-    sd_second.fill_diagonal_(stated["sd_second_diagonal"])
-    sd_second = sd_second * grid
-    error = white(q, q) * sd_second
-    cross, sd_cross = None, 0.0
-    if second.cross is not None:
-        step = second.cross.inside * second.cross.outside / clip.record_norm_bound**2
-        sd_cross, along = stated["sd_cross"] * step, min(classes - 1, q)
-        cross = n * outside.T @ within @ basis[:, :along] + sd_cross * white(k - q, along)
-    return replace(
-        first,
-        second=n * basis.T @ raw @ basis + error.triu() + error.triu(1).T,
-        sd_second=sd_second,
-        basis=basis if second.basis == "means" else None,
-        centres=class_means(first) if second.around == "means" else None,
-        cross=cross,
-        sd_cross=sd_cross,
-        outside=outside if second.cross is not None else None,
-    )
+    return Moments(sums, counts, sd_sums, sd_counts, known)
 
 
 # ---- Simulate the release of a table on synthetic records: nothing is spent and no private record is read.
@@ -327,7 +260,7 @@ class TableForecast:
 
     epsilon: float
     delta: float
-    plan: TableReleasePlan
+    plan: Plan
     accuracy: float
     ceiling: float
 

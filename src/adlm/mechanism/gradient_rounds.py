@@ -17,9 +17,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from adlm.engine.passes import LocalRecords, Part, PartStore, Records, clamped
+from adlm.domain.encoding import TARGET_UNIT
+from adlm.engine.passes import Part
 from adlm.errors import UserError
+from adlm.mechanism.stages import Run, Stage
 from adlm.model.head import (
+    ERROR_BOUND,
+    ERROR_UNIT,
+    FARTHEST,
     FEATURE_UNIT,
     GRADIENT_UNIT,
     RESIDUAL_UNIT,
@@ -27,10 +32,11 @@ from adlm.model.head import (
     Descent,
     GradientRounds,
     Head,
+    TargetScale,
+    calibrated_head,
+    feature_mean,
     in_vectors,
 )
-from adlm.privacy.accounting import Mechanism
-from adlm.privacy.noise import Source
 from adlm.runtime import arithmetic as exact
 from adlm.runtime import progress
 from adlm.runtime.arithmetic import root_up
@@ -44,6 +50,7 @@ from adlm.runtime.loops import (
 )
 from adlm.runtime.machine import blocks_in_cache, rows_in_cache
 
+PROOF = "docs/proof-gradients.md"
 Integers = npt.NDArray[np.int64]
 Reals = npt.NDArray[np.float64]
 Small = npt.NDArray[np.int16]
@@ -232,9 +239,110 @@ class GradientClip:
         return total
 
 
-def clip_of(rounds: GradientRounds) -> GradientClip:
-    """Return the clip that gradient rounds are planned with."""
-    return GradientClip(rounds.clip_norm, rounds.constant)
+MIDDLE = TargetScale(0.5, 0.25)  # placeholder where only bounds are needed, which do not depend on it
+
+
+@dataclass(frozen=True)
+class TargetClip(GradientClip):
+    """The L2 ball of one record's gradient of the squared loss.
+
+    Parameters
+    ----------
+    clip_norm : bound on the L2 norm of (w.x - t) (c, z), t in standard deviations.
+    constant : c.
+    scale : the released mean and spread of the target.
+    error_limit : where squared errors are clipped, in units of the target's variance; a released number.
+
+    Formal guarantees
+    -----------------
+    That of `GradientClip`: whatever the record and the head, the integer gradient has L2 norm at most
+    `bound`.
+    """
+
+    scale: TargetScale = MIDDLE
+    error_limit: float = ERROR_BOUND
+
+    @property
+    def error_unit(self) -> float:
+        """Grid steps in one unit of the target's variance; the limit is always `error_bound` steps."""
+        return self.error_bound / self.error_limit
+
+    def targets(self, positions: Integers) -> Reals:
+        """Return (n,) targets in standard deviations, clipped at FARTHEST."""
+        return np.clip(self.scale.standardised(positions / TARGET_UNIT), -FARTHEST, FARTHEST)
+
+    def errors(self, z: OnGrid, codes: Integers, head: Head) -> Reals:
+        """Return (n, 1) errors w.x - t, in steps of 1 / FINE."""
+        return np.asarray(np.rint((self.scores(z, head) - self.targets(codes)[:, None]) * FINE))
+
+    def squared_errors(self, z: Reals, codes: Integers, head: Head) -> Integers:
+        """Return (n, 2) clipped squared errors, of the head and of the mean, in steps of 1 / `error_unit`.
+
+        A prediction is clipped to the bounds of the target. Each entry lies between 0 and
+        `error_bound`.
+        """
+        errors = self.scale.squared_errors(self.scores(z, head)[:, 0], codes / TARGET_UNIT)
+        steps = np.rint(np.minimum(errors, self.error_limit) * self.error_unit)
+        return np.asarray(np.minimum(steps, self.error_bound), dtype=np.int64)
+
+    @property
+    def error_bound(self) -> int:
+        """Bound of a clipped squared error, in grid steps."""
+        return math.floor(ERROR_BOUND * ERROR_UNIT)
+
+    def errors_sensitivity(self) -> Fraction:
+        """Return the L2 distance of the two sums of squared errors of neighbours, under either relation.
+
+        One record's two entries lie in [0, error_bound], and so differ from another's, or from none, by at
+        most that each.
+        """
+        return root_up(Fraction(2 * self.error_bound**2))
+
+
+# ---- Records as gradient rounds store them: features on their grid, classes, and bounds of residuals
+
+
+def on_grid(z: Small, codes: Integers, clip: GradientClip) -> Part:
+    """Return the stored form of records; the bound of each residual is the same in every round."""
+    return z, np.asarray(codes, dtype=np.int32), clip.allowed(z)
+
+
+def stored(z: npt.NDArray[Any], codes: Integers, clip: GradientClip) -> Part:
+    """Return the stored form of records from their (n, k) features."""
+    if readable(z) and to_grid.pays(len(z)):
+        integers, squares = np.empty(z.shape, dtype=np.int16), np.empty(len(z), dtype=np.int64)
+        if to_grid(z, FEATURE_UNIT, clip.unit, integers, squares):
+            return integers, np.asarray(codes, dtype=np.int32), clip.allowed_for(squares)
+    return on_grid(feature_integers(z), codes, clip)
+
+
+@dataclass(frozen=True)
+class Gridded:
+    """From features to the stored form of records."""
+
+    clip: GradientClip
+    width: int
+
+    def __call__(self, part: Part) -> Part:
+        """Return the part to store."""
+        return stored(np.asarray(part[0])[:, : self.width], part[1], self.clip)
+
+
+@dataclass(frozen=True)
+class Centred:
+    """Features less a released centre, (k,), both in grid steps: exact integers of each record alone."""
+
+    centre: Integers
+    clip: GradientClip
+
+    def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
+        """Return the part to store for later passes."""
+        z, codes, _ = part
+        moved = np.clip(z.astype(np.int64) - self.centre, -LARGEST_SMALL, LARGEST_SMALL)
+        return on_grid(moved.astype(np.int16), codes, self.clip), ()
+
+
+# ---- Passes
 
 
 @dataclass(frozen=True)
@@ -246,7 +354,7 @@ class RoundSum:
     head: Head
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
-        """Sum the bounded gradients of records from `on_grid`."""
+        """Sum the bounded gradients of stored records."""
         z, codes, allowed = part
         return (self.clip.gradient(z, codes, self.head, allowed),)
 
@@ -289,105 +397,16 @@ class PredictedSum:
 
 
 @dataclass(frozen=True)
-class Centred:
-    """Features less a released centre, (k,), both in grid steps: exact integers of each record alone."""
+class SquaredErrors:
+    """Partial sums of the clipped squared errors of the head and of the mean: (2,)."""
 
-    centre: Integers
-    clip: GradientClip
+    clip: TargetClip
+    head: Head
 
-    def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
-        """Return the part to store for later passes."""
-        z, codes, _ = part
-        moved = np.clip(z.astype(np.int64) - self.centre, -LARGEST_SMALL, LARGEST_SMALL)
-        return on_grid(moved.astype(np.int16), codes, self.clip), ()
-
-
-@dataclass(frozen=True)
-class GradientRecords:
-    """Records as gradient rounds store them: features on their grid, classes, and bounds of residuals.
-
-    Integers add up, so neither order, nor threads, nor machines matter.
-    """
-
-    records: Records
-    clip: GradientClip
-    width: int
-    n: int
-
-    @classmethod
-    def of(cls, z: Small, codes: Integers, clip: GradientClip) -> GradientRecords:
-        """Store records that are in memory."""
-        store = PartStore()
-        store.append(on_grid(z, codes, clip))
-        return cls(LocalRecords.of_store(store), clip, z.shape[1], len(codes))
-
-    def gradient(self, head: Head, advance: progress.Advance | None = None) -> npt.NDArray[Any]:
-        """Sum the bounded gradients at a head: (rows, 1 + k)."""
-        total = self.records.total(RoundSum(self.clip, head), advance)
-        assert total is not None
-        return total[0].integers()
-
-    def around(self, centre: Integers) -> GradientRecords:
-        """Return records with features less a released centre, (k,) in grid steps; these are closed."""
-        kept, _ = self.records.keep(Centred(centre, self.clip))
-        self.records.close()
-        return GradientRecords(kept, self.clip, self.width, self.n)
-
-    def predicted(self, head: Head) -> npt.NDArray[Any]:
-        """Sum the probabilities that a head predicts: (M,) in steps of 1 / RESIDUAL_UNIT."""
-        total = self.records.total(PredictedSum(self.clip, head))
-        assert total is not None
-        return total[0].integers()
-
-    def correct(self, head: Head) -> npt.NDArray[Any]:
-        """Count the records that a head classifies correctly: (1,)."""
-        total = self.records.total(RightCount(self.clip, head))
-        assert total is not None
-        return total[0].integers()
-
-
-def on_grid(z: Small, codes: Integers, clip: GradientClip) -> Part:
-    """Return the stored form of records; the bound of each residual is the same in every round."""
-    return z, np.asarray(codes, dtype=np.int32), clip.allowed(z)
-
-
-def stored(z: npt.NDArray[Any], codes: Integers, clip: GradientClip) -> Part:
-    """Return the stored form of records from their (n, k) features."""
-    if readable(z) and to_grid.pays(len(z)):
-        integers, squares = np.empty(z.shape, dtype=np.int16), np.empty(len(z), dtype=np.int64)
-        if to_grid(z, FEATURE_UNIT, clip.unit, integers, squares):
-            return integers, np.asarray(codes, dtype=np.int32), clip.allowed_for(squares)
-    return on_grid(feature_integers(z), codes, clip)
-
-
-def run_rounds(
-    kept: GradientRecords,
-    plan: GradientRounds,
-    offsets: Reals,
-    noise: tuple[Mechanism, int],
-    source: Source,
-) -> Integers:
-    """Release the noisy gradients of all rounds: (T, M, 1 + k), or (T, 1, 1 + k) where one row is enough.
-
-    The charge must be in the ledger before this is called. Heads are computed from released gradients alone.
-
-    Parameters
-    ----------
-    kept : the records.
-    plan : the rounds.
-    offsets : (M,) log class shares, from released counts.
-    noise : `gaussian` or `radial` noise, and its scale in grid steps.
-    source : where noise comes from.
-    """
-    descent = Descent(plan, offsets, kept.width)
-    rows = kept.clip.rows(descent.head())
-    released = np.empty((plan.rounds, rows, 1 + kept.width), dtype=np.int64)
-    with progress.bar(plan.rounds * kept.n, f"{plan.rounds} gradient rounds", "records") as advance:
-        for gradient in released:
-            total = kept.gradient(descent.head(), advance)
-            gradient[...] = clamped(source.add(total, *noise))
-            descent.update(gradient)
-    return released
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum squared errors."""
+        z, positions, _ = part
+        return (self.clip.squared_errors(z.astype(np.float64), positions, self.head).sum(0),)
 
 
 def predicted_sensitivity(neighbours: str) -> Fraction:
@@ -399,3 +418,143 @@ def predicted_sensitivity(neighbours: str) -> Fraction:
     if neighbours == "add-remove":
         return Fraction(RESIDUAL_UNIT)
     return root_up(Fraction(2 * RESIDUAL_UNIT**2))
+
+
+# ---- Stages
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundsStage(Stage):
+    """All gradient rounds: each at the head that follows from the gradients released before."""
+
+    rounds: GradientRounds
+    width: int
+
+    def run(self, run: Run, scale: Any) -> None:
+        """Release the noisy gradients of all rounds, (T, rows, 1 + k), and the head that they lead to."""
+        clip = clip_of(self.rounds, run.target)
+        if self.rounds.centred:
+            table, step = run.tensors["class_sums"], run.tensors["step"]
+            centre = feature_mean(table, step, run.facts["sd_sums"])
+            run.keep(run.records.keep(Centred(centre, clip))[0])
+        descent = Descent(self.rounds, run.offsets, self.width)
+        rows = clip.rows(descent.head())
+        released = np.empty((self.times, rows, 1 + self.width), dtype=np.int64)
+        with progress.bar(self.times * run.n, self.name, "records") as advance:
+            for gradient in released:
+                sums = run.total(RoundSum(clip, descent.head()), advance, stores=False)
+                gradient[...] = self.noisy(sums[0], scale, run.source)
+                descent.update(gradient)
+        run.head = descent.final()
+        run.tensors["gradients"] = released
+        run.facts |= {"rounds": self.rounds.to_dict(), "sd_gradients": scale}
+
+
+def clip_of(rounds: GradientRounds, target: TargetScale | None = None) -> GradientClip:
+    """Return the clip of gradients, of the squared loss if a target was released."""
+    if target is None:
+        return GradientClip(rounds.clip_norm, rounds.constant)
+    return TargetClip(rounds.clip_norm, rounds.constant, target)
+
+
+def rounds_stage(share: Fraction, rounds: GradientRounds, width: int, neighbours: str) -> Stage:
+    """Release the noisy gradients of all rounds.
+
+    Parameters
+    ----------
+    share : of the budget, in mu^2.
+    rounds : the public settings.
+    width : number of features.
+    neighbours : the relation.
+    """
+
+    def nothing(*_: Any) -> Any:
+        raise AssertionError("rounds make their own passes")
+
+    return RoundsStage(
+        f"gradients of {rounds.rounds} rounds",
+        share,
+        "gaussian",
+        clip_of(rounds).sensitivity(neighbours),
+        f"{PROOF} Theorem 2",
+        nothing,
+        nothing,
+        rounds.rounds,
+        rounds=rounds,
+        width=width,
+    )
+
+
+def predicted_stage(share: Fraction, rounds: GradientRounds, times: int, neighbours: str) -> Stage:
+    """Release sums of predicted probabilities, each of which corrects the head's class offsets.
+
+    Parameters
+    ----------
+    share : of the budget, in mu^2.
+    rounds : the public settings.
+    times : number of corrections.
+    neighbours : the relation.
+    """
+    clip = clip_of(rounds)
+
+    def summed(run: Run) -> PredictedSum:
+        assert run.head is not None
+        return PredictedSum(clip, run.head)
+
+    def then(run: Run, row: Integers, scale: int) -> None:
+        assert run.head is not None
+        sums, step, sd = run.tensors["class_sums"], run.tensors["step"], run.facts["sd_sums"]
+        run.head = calibrated_head(run.head, sums, step, sd, row, scale)
+        earlier = [run.tensors["predicted"]] if "predicted" in run.tensors else []
+        run.tensors["predicted"] = np.vstack([*earlier, row])
+        run.facts["sd_predicted"] = scale
+
+    moved, what = predicted_sensitivity(neighbours), "sums of predicted probabilities"
+    return Stage(what, share, "gaussian", moved, f"{PROOF} Theorem 3", summed, then, times)
+
+
+def correct_stage(share: Fraction, rounds: GradientRounds) -> Stage:
+    """Count the records that the final head classifies correctly."""
+
+    def summed(run: Run) -> RightCount:
+        assert run.head is not None
+        return RightCount(clip_of(rounds), run.head)
+
+    def then(run: Run, correct: Integers, scale: int) -> None:
+        run.tensors["correct"] = correct
+        run.facts["sd_correct"] = scale
+
+    what = "records that the head gets right"
+    return Stage(what, share, "gaussian", Fraction(1), f"{PROOF} Theorem 4", summed, then)
+
+
+class ErrorsStage(Stage):
+    """Squared errors of the final model and of the mean, clipped as high as their noise allows."""
+
+    def run(self, run: Run, scale: Any) -> None:
+        """Choose where errors are clipped from released numbers and the noise scale, then sum them."""
+        assert run.target is not None
+        counted = float(run.tensors["target"].sum()) / run.facts["target_unit"]
+        many = float(run.n) if run.terms.size_is_public else counted
+        noise = scale / (TargetClip(1.0, 1.0).error_bound * max(many, 1.0))
+        run.facts["error_limit"] = run.target.error_limit(noise)
+        super().run(run, scale)
+
+
+def errors_stage(share: Fraction, rounds: GradientRounds) -> Stage:
+    """Sum squared errors of the final model and of the mean."""
+
+    def clip(run: Run) -> TargetClip:
+        assert run.target is not None
+        return TargetClip(rounds.clip_norm, rounds.constant, run.target, run.facts["error_limit"])
+
+    def summed(run: Run) -> SquaredErrors:
+        assert run.head is not None
+        return SquaredErrors(clip(run), run.head)
+
+    def then(run: Run, errors: Integers, scale: int) -> None:
+        run.tensors["errors"] = errors
+        run.facts |= {"sd_errors": scale, "error_unit": clip(run).error_unit}
+
+    what, moved = "squared errors of the model and of the mean", TargetClip(1.0, 1.0).errors_sensitivity()
+    return ErrorsStage(what, share, "gaussian", moved, f"{PROOF} Theorem 4", summed, then)

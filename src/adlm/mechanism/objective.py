@@ -31,12 +31,23 @@ import numpy as np
 import numpy.typing as npt
 import scipy.linalg
 
+from adlm.domain.encoding import TARGET_UNIT
 from adlm.engine.passes import Part, Records
 from adlm.errors import UserError
-from adlm.model.head import FEATURE_UNIT, LARGEST_WEIGHT, WEIGHT_UNIT
+from adlm.mechanism.stages import Run, Stage, Terms, spread
+from adlm.model.head import (
+    ERROR_BOUND,
+    ERROR_UNIT,
+    FEATURE_UNIT,
+    LARGEST_WEIGHT,
+    WEIGHT_UNIT,
+    TargetScale,
+    objective_head,
+)
 from adlm.privacy.accounting import GAUSSIAN, Charge, Mechanism
 from adlm.privacy.noise import Source
 from adlm.runtime import progress
+from adlm.runtime.arithmetic import root_up
 from adlm.runtime.compiled import Compiled
 
 Integers = npt.NDArray[np.int64]
@@ -272,13 +283,13 @@ class Bounded:
     objective: Objective
     width: int
 
-    def __call__(self, part: Part) -> tuple[Part, tuple[Integers, ...]]:
+    def __call__(self, part: Part) -> Part:
         """Return the part to store for later passes."""
         z, labels = part[0], np.asarray(part[1], dtype=np.int32)
         known = self.objective.classes  # compiled code checks no index
         if self.objective.loss == "classes" and len(labels) and not 0 <= labels.min() <= labels.max() < known:
             raise UserError(f"class codes must lie between 0 and {known - 1}; check the reader")
-        return (self.rows(np.asarray(z)[:, : self.width]), labels), ()
+        return self.rows(np.asarray(z)[:, : self.width]), labels
 
     def rows(self, z: npt.NDArray[Any]) -> Small:
         """Shrink (n, k) features with the constant into both balls, rounded towards zero: (n, 1 + k)."""
@@ -462,20 +473,6 @@ class SecondMoments:
         """Sum products."""
         real = part[0].astype(np.float32)
         return (np.rint((real.T @ real) * (GRAM_UNIT / FEATURE_UNIT**2)).astype(np.int64),)
-
-
-@dataclass(frozen=True)
-class Correct:
-    """Number of records whose class has the largest score: (1,). One record changes it by at most one."""
-
-    block_rows: ClassVar[int] = ROWS
-    weights: Integers  # (M, 1 + k) in steps of 1 / WEIGHT_UNIT
-
-    def __call__(self, part: Part) -> tuple[Integers, ...]:
-        """Count correct predictions."""
-        rows, labels = part
-        scores = rows.astype(np.float64) @ self.weights.T.astype(np.float64)
-        return (np.array([(scores.argmax(1) == labels).sum()], dtype=np.int64),)
 
 
 # ---- the minimum
@@ -720,3 +717,151 @@ def _line(
             secant = low + (high - low) * slopes[0] / (slopes[0] - slopes[1])
             share = min(max(secant, low + 0.1 * (high - low)), high - 0.1 * (high - low))
     return moved, after
+
+
+# ---- stages
+
+
+@dataclass(frozen=True)
+class Standardised:
+    """From stored positions of a target to standard deviations from its released mean."""
+
+    scale: TargetScale
+
+    def __call__(self, positions: npt.NDArray[Any]) -> Reals:
+        """Return (n,) targets."""
+        return self.scale.standardised(np.asarray(positions) / TARGET_UNIT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveStage(Stage):
+    """The minimum of the perturbed loss, of records that were stored by `Bounded`."""
+
+    objective: Objective
+    width: int
+
+    @property
+    def draws(self) -> int:
+        """The linear term, and the noise that hides the solver's error."""
+        return 2
+
+    def calibrated(self, loss: Fraction, terms: Terms) -> tuple[ObjectiveNoise, tuple[Charge, ...]]:
+        """Return the smallest noise in the loss, and three charges: noise, ridge, error of the minimum."""
+        budget, people = terms.budget, terms.contributions
+        if budget.delta:
+            found = calibrate(
+                self.objective, budget.epsilon, terms.neighbours, people, mu=loss, delta=budget.delta
+            )
+        else:
+            found = calibrate(self.objective, loss, terms.neighbours, people)
+        return found, found.charges
+
+    def run(self, run: Run, scale: Any) -> None:
+        """Draw the noise, minimise, and release the minimum."""
+        targets = None if run.target is None else Standardised(run.target)
+        weights = perturbed_minimum(
+            run.records, self.objective, scale, run.offsets, run.source, self.width, targets
+        )
+        run.head = objective_head(weights, run.offsets, self.objective.constant)
+        run.tensors["weights"] = weights
+        run.facts |= {"objective": self.objective.to_dict(), "noise_scale": scale.scale}
+
+
+def objective_stage(share: Fraction, objective: Objective, width: int, neighbours: str) -> Stage:
+    """Release the minimum of a perturbed loss.
+
+    Parameters
+    ----------
+    share : of the budget.
+    objective : the public settings.
+    width : number of features.
+    neighbours : the relation.
+    """
+    moved = (1 if neighbours == "add-remove" else 2) * objective.gradient_bound
+
+    def nothing(*_: Any) -> Any:
+        raise AssertionError("the solver makes its own passes")
+
+    return ObjectiveStage(
+        "perturbed loss",
+        share,
+        objective.noise,
+        moved * Fraction(objective.norm_bound, FEATURE_UNIT),
+        PROOF,
+        nothing,
+        nothing,
+        objective=objective,
+        width=width,
+    )
+
+
+@dataclass(frozen=True)
+class Correct:
+    """Number of records whose class has the largest score: (1,). One record changes it by at most one."""
+
+    block_rows: ClassVar[int] = ROWS
+    weights: Integers  # (M, 1 + k) in steps of 1 / WEIGHT_UNIT
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Count correct predictions."""
+        rows, labels = part
+        scores = rows.astype(np.float64) @ self.weights.T.astype(np.float64)
+        return (np.array([(scores.argmax(1) == labels).sum()], dtype=np.int64),)
+
+
+@dataclass(frozen=True)
+class SquaredErrors:
+    """Partial sums of the clipped squared errors of a model and of the mean: (2,).
+
+    Formal guarantees
+    -----------------
+    Each entry of a record lies between 0 and ERROR_BOUND, so that neighbours differ by at most twice that in
+    the L1 norm, under either relation.
+    """
+
+    weights: Reals  # (1, 1 + k), real
+    scale: TargetScale
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum squared errors."""
+        rows, positions = part
+        predicted = (rows.astype(np.float64) @ self.weights[0]) / FEATURE_UNIT
+        errors = self.scale.squared_errors(predicted, np.asarray(positions) / TARGET_UNIT)
+        steps = np.floor(np.minimum(errors, ERROR_BOUND) * ERROR_UNIT)
+        return (steps.sum(0).astype(np.int64),)
+
+
+def check_stage(share: Fraction, noise: Mechanism, *, target: bool) -> Stage:
+    """Count the records that the released model gets right, or sum its squared errors.
+
+    Parameters
+    ----------
+    share : of the budget.
+    noise : `laplace` or `gaussian`.
+    target : whether the target is numeric.
+    """
+
+    def counted(run: Run, correct: Integers, scale: int) -> None:
+        run.tensors["correct"] = correct
+        run.facts["sd_correct"] = scale * spread(noise, 1)
+
+    def fitted(run: Run, errors: Integers, scale: int) -> None:
+        run.tensors["errors"] = errors
+        run.facts |= {"sd_errors": scale * spread(noise, 1), "error_unit": ERROR_UNIT}
+
+    def correct(run: Run) -> Correct:
+        assert run.head is not None
+        return Correct(run.head.integers.astype(np.int64))
+
+    def errors(run: Run) -> SquaredErrors:
+        assert run.head is not None
+        assert run.target is not None
+        return SquaredErrors(run.head.integers / WEIGHT_UNIT, run.target)
+
+    proof = f"{PROOF} Lemma 3"
+    if not target:
+        return Stage("correct predictions", share, noise, Fraction(1), proof, correct, counted)
+    bound = Fraction(math.floor(ERROR_BOUND * ERROR_UNIT))
+    moved = root_up(2 * bound**2) if noise == "gaussian" else 2 * bound
+    what = "squared errors of the model and of the mean"
+    return Stage(what, share, noise, moved, proof, errors, fitted)

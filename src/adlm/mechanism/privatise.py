@@ -3,161 +3,272 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
-from adlm.data.images import InputPieces, input_pieces, read_inputs
-from adlm.data.tables import frame_reader
 from adlm.domain import Domain
 from adlm.domain.table import TableDomain
 from adlm.engine import Engine, open_engine
-from adlm.engine.passes import Records
-from adlm.engine.records import encoded_records
+from adlm.engine.passes import Batches, Records, as_records
+from adlm.engine.records import TableFeatures
 from adlm.errors import UserError
-from adlm.features import Features, described, for_domain, narrowed, provenance_of
-from adlm.features.narrowed import narrow
-from adlm.features.tables import is_ordered
-from adlm.mechanism import pure, regression, synthetic, table_rounds
-from adlm.mechanism.calibration import MomentConfig, Upstream, calibrate
-from adlm.mechanism.class_sums import measure
-from adlm.mechanism.options import (
-    Fourier,
-    Reader,
-    ReleaseOptions,
-    TableReleasePlan,
-    check_options,
-    opened,
-    public_size,
+from adlm.features import Features, for_domain, narrowed, provenance_of
+from adlm.features.tables import IndicatorTable, is_ordered
+from adlm.mechanism import gradient_rounds, objective, planner, synthetic
+from adlm.mechanism.class_sums import (
+    centre_stages,
+    class_sums_stage,
+    indicators_stage,
+    target_stage,
+    values_stage,
 )
-from adlm.mechanism.planner import PurePlan, plan_features, prior_scales, suits_objective
-from adlm.mechanism.planner import plan_table as plan_pure
-from adlm.mechanism.planning import MomentPlan, RegressionPlan, plan_moments
-from adlm.mechanism.regression import plan_target
-from adlm.mechanism.table_rounds import TableRoundsPlan, plan_table
-from adlm.privacy.accounting import Budget
-from adlm.privacy.certificate import LEARNT_BOUNDS, NOT_PUBLIC
+from adlm.mechanism.planner import Plan, plan_arrays, plan_table, value_columns
+from adlm.mechanism.stages import Calibrated, Stage, Terms, calibrate, run_stages, unproved_by
+from adlm.privacy.accounting import Budget, Mechanism
+from adlm.privacy.certificate import NOT_PUBLIC
+from adlm.privacy.clipping import Clip
+from adlm.privacy.ledger import Ledger
+from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
 
-# ---- Privatise a table once: from batches of encoded records to a release.
-
+Encoded = tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]  # (n, width) in [0, 1]; classes or targets
+Reader = Callable[[], Iterable[Encoded]]  # called once a pass over the records
+Fourier = int | Literal["auto"]
 FOURIER_LIMIT = 1000  # random Fourier features, when requested by number
+PRIVATE_FEATURES = "private records had a part in the features"
 
 
-def privatise_table(
-    reader: Records | Reader, table: TableDomain, budget: Budget, options: ReleaseOptions
-) -> Release:
-    """Release a table from its encoded records; see `privatise`.
+# ---- The stages of a plan
+
+
+def stages_of(plan: Plan, subject: Domain | TableDomain) -> tuple[Stage, ...]:
+    """List the stages of a plan.
 
     Parameters
     ----------
-    reader : records that an engine holds, or a function, called once a pass, that yields batches of
-        (n, width) records in [0, 1] with their (n,) class codes, or positions of the target.
-    table : the declared table.
-    budget : epsilon and delta.
-    options : those of `privatise` that are for tables.
+    plan : the public settings.
+    subject : the declared domain of the records.
     """
-    if options.get("kind") == "synthetic":
-        return _privatise_synthetic(reader, table, budget, options)
-    ledger, source = opened(options)
-    plan = options.get("plan")
-    if plan is None:
-        n = public_size(table.neighbours, table.contributions, options.get("size"), lambda: _count(reader))
-        plan = plan_release(table, n, budget.epsilon, budget.delta, options.get("fourier", 0))
-    if isinstance(plan, RegressionPlan) != (table.target is not None) and not isinstance(plan, PurePlan):
-        raise UserError("a numeric target needs a RegressionPlan, a label another plan; leave it to adlm")
-    if isinstance(plan, PurePlan):
-        return pure.release(
-            encoded_records(reader, table),
+    table = subject if isinstance(subject, TableDomain) else None
+    relation, target = subject.neighbours, plan.classes == 1
+    first: tuple[Stage, ...] = ()
+    if table is not None and plan.form == "centred":
+        assert plan.objective is not None
+        first = centre_stages(
+            (plan.shares["centre"], plan.shares["distance"]),
             table,
-            plan=plan,
-            budget=budget,
-            ledger=ledger,
-            source=source,
-            contributions=table.contributions,
+            size=plan.objective.size,
+            fourier=plan.fourier,
+            length=planner.SETTLED.length,
+            gaussian=plan.noise == "gaussian",
         )
-    if isinstance(plan, RegressionPlan):
-        return regression.release(reader, table, plan=plan, budget=budget, ledger=ledger, source=source)
-    if not isinstance(plan, TableRoundsPlan):
-        raise UserError(f"a table's release follows a plan of tables, got {type(plan).__name__}")
-    return table_rounds.release(reader, table, plan=plan, budget=budget, ledger=ledger, source=source)
+    elif table is not None and plan.form == "scaled":
+        first = _scaled_stages(plan, table, shrunk=not target)
+    if plan.objective is not None:
+        numbers: Mechanism = "gaussian" if plan.noise == "gaussian" else "laplace"
+        form = objective.Bounded(plan.objective, plan.k)
+        return (
+            *first,
+            target_stage(plan.shares["target"], numbers, relation, form)
+            if target
+            else class_sums_stage(
+                plan.shares["sums"], sums_clip(plan), plan.noise, relation, plan.classes, form
+            ),
+            objective.objective_stage(plan.shares["loss"], plan.objective, plan.k, relation),
+            objective.check_stage(plan.shares["check"], numbers, target=target),
+        )
+    if plan.rounds is None:
+        return (class_sums_stage(plan.shares["sums"], sums_clip(plan), plan.noise, relation, plan.classes),)
+    rounds, shares = plan.rounds, plan.shares
+    stored = gradient_rounds.Gridded(gradient_rounds.clip_of(rounds), plan.k)
+    learnt = gradient_rounds.rounds_stage(shares["gradients"], rounds, plan.k, relation)
+    if target:
+        counts = target_stage(shares["target"], "gaussian", relation, stored)
+        return (*first, counts, learnt, gradient_rounds.errors_stage(shares["check"], rounds))
+    sums = class_sums_stage(shares["sums"], sums_clip(plan), "gaussian", relation, plan.classes, stored)
+    corrected: tuple[Stage, ...] = ()
+    if "predicted" in shares:
+        times = planner.SETTLED.offset_corrections
+        corrected = (gradient_rounds.predicted_stage(shares["predicted"], rounds, times, relation),)
+    return (*first, sums, learnt, *corrected, gradient_rounds.correct_stage(shares["check"], rounds))
 
 
-def _privatise_synthetic(
-    reader: Records | Reader, table: TableDomain, budget: Budget, options: ReleaseOptions
-) -> Release:
-    """Release a table to draw records from: a head by the usual plan, and noisy tables; see `synthetic`."""
-    if options.get("plan") is not None:
-        raise UserError("a synthetic release follows the planner; leave out plan")
-    ledger, source = opened(options)
-    n = public_size(table.neighbours, table.contributions, options.get("size"), lambda: _count(reader))
-    of_head, spend = synthetic.divided(budget)
-    plan = plan_release(table, n, of_head.epsilon, of_head.delta, options.get("fourier", 0))
-    if isinstance(plan, PurePlan):
-        inputs = sum(column.width for column in table.features)
-        charges = pure.calibrate(plan, of_head, table.neighbours, table.contributions, inputs).charges
-    elif isinstance(plan, RegressionPlan):
-        charges = regression.calibrate(regression.configured(plan, table, of_head), table.neighbours).charges
-    else:
-        charges = table_rounds.calibrate(plan, table, of_head).charges
-    usual: ReleaseOptions = {"plan": plan, "ledger": ledger, "source": source}
-    return synthetic.release(
-        encoded_records(reader, table),
+def sums_clip(plan: Plan) -> Clip:
+    """The clip of a record's features in class sums."""
+    norm: Literal["l1", "l2"] = "l1" if plan.noise == "laplace" else "l2"
+    return Clip(norm, plan.scales or (1.0,) * plan.k, plan.sums_norm, plan.sums_constant)
+
+
+def _scaled_stages(plan: Plan, table: TableDomain, *, shrunk: bool) -> tuple[Stage, ...]:
+    """Counts of indicators, and second moments of values: what a table's features are scaled by."""
+    values = plan.shares.get("values")
+    counts = indicators_stage(
+        plan.shares["indicators"],
         table,
-        budget=budget,
+        fourier=plan.fourier,
+        value_energy=plan.value_energy,
+        last=values is None,
+        shrunk=shrunk,
+    )
+    if values is None:
+        return (counts,)
+    return counts, values_stage(values, table.neighbours, value_columns(table))
+
+
+def release_by_plan(
+    records: Records | Batches,
+    subject: Domain | TableDomain,
+    *,
+    plan: Plan,
+    budget: Budget,
+    ledger: Ledger,
+    source: Source,
+    features: Features | None = None,
+    contributions: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    stamps: tuple[str, ...] = (),
+    unproved: str = "",
+) -> Release:
+    """Make a release by a plan.
+
+    Parameters
+    ----------
+    records : encoded records of a table with class codes or positions of the target; or features of images
+        and vectors with class codes.
+    subject : their declared domain.
+    plan : the public settings.
+    budget : epsilon and delta.
+    ledger : the charges are written there before noise is drawn.
+    source : of the noise.
+    features : the public map that made the features; None for a table.
+    contributions : records that one person may have.
+    settings : further public facts for the certificate.
+    stamps, unproved : warnings that travel with the release, and why no epsilon is proved, if so.
+
+    Formal guarantees
+    -----------------
+    Those of `calibrate` and `run_stages`.
+    """
+    calibrated = calibrated_plan(plan, subject, budget, contributions, unproved)
+    return _run(calibrated, records, subject, plan, ledger, source, features, settings, stamps)
+
+
+def calibrated_plan(
+    plan: Plan, subject: Domain | TableDomain, budget: Budget, contributions: int = 1, unproved: str = ""
+) -> Calibrated:
+    """Return the stages of a plan with their noise scales and charges.
+
+    Parameters
+    ----------
+    plan, subject, budget, contributions, unproved : as for `release_by_plan`.
+    """
+    domain = subject.domain if isinstance(subject, TableDomain) else subject
+    terms = Terms(budget, subject.neighbours, contributions)
+    return calibrate(stages_of(plan, subject), terms, unproved_by(domain, unproved))
+
+
+def _run(
+    calibrated: Calibrated,
+    given: Records | Batches,
+    subject: Domain | TableDomain,
+    plan: Plan,
+    ledger: Ledger,
+    source: Source,
+    features: Features | None,
+    settings: Mapping[str, Any] | None,
+    stamps: tuple[str, ...],
+) -> Release:
+    records = as_records(given)
+    if isinstance(subject, TableDomain) and plan.form == "indicators":
+        features = IndicatorTable(subject)
+        records = records.mapped(TableFeatures(features))
+    facts = {"k": plan.k, "mechanism": plan.noise, "plan": plan.to_dict()}
+    return run_stages(
+        calibrated,
+        records,
+        subject.domain if isinstance(subject, TableDomain) else subject,
         ledger=ledger,
         source=source,
-        head_charges=charges,
-        head=lambda: privatise_table(reader, table, of_head, usual),
-        spend=spend,
+        features=features,
+        settings=facts | dict(settings or {}),
+        stamps=stamps,
     )
 
 
-def plan_release(
-    table: TableDomain, n: int, epsilon: Fraction, delta: Fraction, fourier: Fourier = 0
-) -> TableReleasePlan:
-    """Choose how to release a table: by a perturbed loss under pure epsilon, by gradient rounds with delta.
+# ---- Options
+
+
+class ReleaseOptions(TypedDict, total=False):
+    """Options of `privatise`, described there."""
+
+    neighbours: str | None
+    ledger: Ledger | None
+    source: Source | None
+    seed: int | None
+    size: int | None
+    plan: Plan | None
+    allocation: str | None
+    features: Features | None
+    k: int | None
+    cache: bool
+    device: str
+    fourier: Fourier
+    kind: str
+    engine: Engine | str
+    ray_address: str | None
+
+
+FOR_ARRAYS = frozenset({"allocation", "features", "k", "cache", "device"})
+FOR_TABLES = frozenset({"fourier", "kind"})
+
+
+def check_options(options: Mapping[str, object], table: bool) -> None:
+    """Refuse an option that does not exist, and one that would have no effect on this kind of release."""
+    for name, value in options.items():
+        if name not in ReleaseOptions.__annotations__:
+            raise TypeError(f"privatise() got an unexpected keyword argument {name!r}")
+        if value is None or value is False or (name, value) in (("fourier", 0), ("kind", "moments")):
+            continue
+        if name == "kind" and value != "synthetic":
+            raise UserError(f"kind must be moments or synthetic, got {value!r}")
+        if table and name in FOR_ARRAYS:
+            raise UserError(f"a table's release has no setting {name}; leave it out")
+        if not table and name in FOR_TABLES:
+            raise UserError(f"{name} is for tables; leave it out for arrays")
+
+
+def opened(options: ReleaseOptions) -> tuple[Ledger, Source]:
+    """Return the ledger and the noise source; by default in memory, and the operating system's."""
+    seed = options.get("seed")
+    source = options.get("source") or (Source.system() if seed is None else Source.seeded_with(seed))
+    return options.get("ledger") or Ledger(), source
+
+
+def public_size(neighbours: str, contributions: int, size: int | None, count: Callable[[], int]) -> int:
+    """Return the number of records that the planner may use.
 
     Parameters
     ----------
-    table : the declared table.
-    n : number of records, public or guessed.
-    epsilon, delta : the budget.
-    fourier : random Fourier features: a number, or 0 or `auto` to leave it to the planner.
+    neighbours, contributions : the relation, and records that one person may have.
+    size : a public guess, if one was given.
+    count : counts the records; called only where their number is public, under replace-one with one record
+        a person.
     """
-    count = checked_fourier(table, fourier)
-    if not delta:
-        return plan_pure(table, n, float(epsilon / table.contributions), count)
-    if table.target is not None:
-        return plan_target(table, n, epsilon, delta, count)
-    return plan_table(table, n, epsilon, delta, count)
+    if neighbours == "replace-one" and contributions == 1:
+        return count() if size is None else size
+    if size is not None:
+        return size
+    why = "under add-remove" if neighbours == "add-remove" else "when a person may have several records"
+    raise UserError(f"{why} the number of records is private; give a public guess of it (size=..., --size)")
 
 
-def checked_fourier(table: TableDomain, fourier: Fourier) -> int:
-    """Check a number of random Fourier features; 0 leaves it to the rule."""
-    if fourier == "auto":
-        return 0
-    if not 0 <= fourier <= FOURIER_LIMIT:
-        raise UserError(f"fourier must be auto or an integer from 0 to {FOURIER_LIMIT} (got {fourier!r})")
-    if fourier and not any(is_ordered(column) for column in table.features):
-        raise UserError("random Fourier features need a numeric, date or ordinal column; leave them out")
-    return int(fourier)
-
-
-def _count(reader: Records | Reader) -> int:
-    n = reader.rows if isinstance(reader, Records) else sum(len(y) for _, y in reader())
-    if n == 0:
-        raise UserError("there are no records to release; give at least one")
-    return n
-
-
-# ---- Privatise once: from private records of any kind to a release, by the public rule.
-
-PRIVATE_FEATURES = "private records had a part in the features"
+# ---- Privatise once
 
 
 def privatise(
@@ -189,9 +300,9 @@ def privatise(
     neighbours : the relation, instead of the domain's: `replace-one` or `add-remove`.
     ledger : where the cost is written before noise is drawn; in memory when not given.
     seed : makes the release repeatable and stamps it `NOT PRIVATE: seeded`. `source` gives the noise source.
-    size : a public guess of the number of records, for the rule, where the number is private:
+    size : a public guess of the number of records, for the planner, where the number is private:
         under add-remove, or when a person may have several records.
-    plan : settings; the public rule's when not given.
+    plan : settings; the planner's when not given.
     allocation : arrays: noise over features: `identical`, or by the relevance of the public prior, `linear`
         or `optimal`.
     features : arrays: the frozen public map; the one for the domain's family when not given. A user-supplied
@@ -236,129 +347,23 @@ def privatise(
     neighbours = options.get("neighbours")
     if neighbours is not None:
         declared = replace(declared, neighbours=neighbours)
-    of_table = isinstance(declared, TableDomain) and declared.input is None
-    check_options(options, of_table)
     budget = Budget.of(epsilon, delta)
     if isinstance(declared, TableDomain) and declared.input is None:
+        check_options(options, table=True)
         if options.get("kind") == "synthetic":
             synthetic.bins_that_fit(declared)  # before anything is read
-        if isinstance(x, Path | str) and y is None:
-            with _engine(options) as engine, contextlib.closing(engine.table(x, declared)) as records:
-                release = privatise_table(records, declared, budget, options)
-                return replace(release, engine=engine.described())
-        if options.get("engine", "local") != "local":
-            raise UserError("the engine ray reads a table from files; give a file, a folder or a glob")
-        return privatise_table(_reader(x, y, declared), declared, budget, options)
-    if isinstance(declared, TableDomain):
-        if y is not None:
-            raise UserError("y must be None: labels are read from the files")
-        return _privatise_inputs(x, declared, budget, options, {"epsilon": str(epsilon), "delta": str(delta)})
-    if y is None:
+        with _engine(options) as engine, contextlib.closing(engine.read(x, declared, y)) as records:
+            release = privatise_table(records, declared, budget, options)
+            return replace(release, engine=engine.described())
+    check_options(options, table=False)
+    if y is None and isinstance(declared, Domain):
         raise UserError("labels are not given; an array needs one label for each record, y=...")
+    contributions = declared.contributions if isinstance(declared, TableDomain) else 1
+    if contributions > 1:  # before anything is read
+        public_size(declared.neighbours, contributions, options.get("size"), lambda: 0)
     requested = {"epsilon": str(epsilon), "delta": str(delta)}
-    return _privatise_arrays(np.asarray(x), y, declared, budget, options, requested)
-
-
-def _privatise_inputs(
-    path: Path | str,
-    declared: TableDomain,
-    budget: Budget,
-    options: ReleaseOptions,
-    requested: dict[str, Any],
-) -> Release:
-    """Load files of images or vectors and release them as arrays, or leave reading to the engine."""
-    if declared.contributions > 1:  # before anything is read
-        public_size(declared.neighbours, declared.contributions, options.get("size"), lambda: 0)
-    with _engine(options) as engine:
-        options = options | {"engine": engine}
-        pieces = input_pieces(path, declared) if engine.reads_files else None
-        if pieces is not None:
-            return _privatise_arrays(pieces, None, declared.domain, budget, options, requested, declared)
-        x, codes = read_inputs(path, declared)
-        return _privatise_arrays(x, codes, declared.domain, budget, options, requested, declared)
-
-
-def _reader(x: Any, y: npt.ArrayLike | None, table: TableDomain) -> Reader:
-    """Return a reader of a table's records in batches, called once a pass."""
-    if hasattr(x, "columns"):
-        return frame_reader(x, y, table)
-    if y is not None:
-        raise UserError("labels of a table stand in its file or come from its reader; leave y out")
-    if callable(x):
-        reader: Reader = x
-        return reader
-    raise UserError(
-        f"a table's records are a file, a data frame or a reader of encoded batches, got {type(x).__name__}"
-    )
-
-
-def _privatise_arrays(
-    records: npt.NDArray[Any] | InputPieces,
-    y: npt.ArrayLike | None,
-    domain: Domain,
-    budget: Budget,
-    options: ReleaseOptions,
-    requested: dict[str, Any],
-    declared: TableDomain | None = None,
-) -> Release:
-    """Release arrays; `declared` is the declaration of the files that they come from, if any.
-
-    Files that an engine reads contain their labels; `y` is then None.
-    """
-    contributions = 1 if declared is None else declared.contributions
-    if len(records) == 0:
-        raise UserError("there are no records to release; give at least one")
-    ledger, source = opened(options)
-    settings: dict[str, Any] = {}
-    if declared is not None and declared != TableDomain.of_domain(domain):  # else the domain is enough
-        settings["input"] = declared.to_dict()  # so that models can read such files
-    features, plan = _planned(domain, len(records), budget, options, contributions)
-    public = provenance_of(features, domain.shape) == "public"
-    stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
-    if public and domain.bounds_learnt_from_data:
-        unproved = LEARNT_BOUNDS
-    codes = None
-    if y is not None:
-        codes = domain.encode_labels(y) if declared is None else np.asarray(y, dtype=np.int64)
-    if codes is not None and len(records) != len(codes):
-        raise UserError(f"there must be one label for each record, got {len(records)} and {len(codes)}")
-    features = narrowed(features, plan.k, plan.taper if isinstance(plan, MomentPlan) else 0)
-    entry = described(features)
-    settings["asked"] = requested | {"k": options.get("k"), "allocation": options.get("allocation")}
-    if isinstance(plan, MomentPlan):
-        settings["plan"] = plan.to_dict()  # scales are among the tensors, not in a plan
-        config = MomentConfig.of(plan, budget, contributions)
-        ledger.check(  # before a record is read
-            *(replace(charge, unproved=unproved) for charge in calibrate(config, domain.neighbours).charges)
-        )
-    else:
-        needed = pure.calibrate(plan, budget, domain.neighbours, contributions, 0)
-        ledger.check(*(replace(charge, unproved=unproved) for charge in needed.charges))
-    with (
-        _engine(options) as engine,
-        contextlib.closing(engine.features(records, codes, domain, features)) as mapped,
-    ):
-        ran_on = None if engine.name == "local" else engine.described()
-        if isinstance(plan, PurePlan):
-            made = pure.release(
-                mapped,
-                domain,
-                plan=plan,
-                budget=budget,
-                ledger=ledger,
-                source=source,
-                features=features,
-                contributions=contributions,
-                settings=settings,
-                stamps=stamps,
-                unproved=unproved,
-            )
-            return replace(made, engine=ran_on)
-        upstream = Upstream(settings, stamps, unproved)
-        measured = measure(
-            mapped, domain=domain, config=config, ledger=ledger, source=source, upstream=upstream
-        )
-    return replace(measured.release(domain, entry, upstream), engine=ran_on)
+    with _engine(options) as engine, contextlib.closing(engine.read(x, declared, y)) as records:
+        return _privatise_arrays(records, declared, budget, options, requested, engine)
 
 
 def _engine(options: ReleaseOptions) -> contextlib.AbstractContextManager[Engine]:
@@ -371,58 +376,167 @@ def _engine(options: ReleaseOptions) -> contextlib.AbstractContextManager[Engine
     )
 
 
-def _planned(
-    domain: Domain, n: int, budget: Budget, options: ReleaseOptions, contributions: int = 1
-) -> tuple[Features, MomentPlan | PurePlan]:
-    """Return features and plan: given ones or the planner's, with the settings that were requested."""
-    plan, k, allocation = options.get("plan"), options.get("k"), options.get("allocation")
-    features = options.get("features") or for_domain(domain)
-    if k is not None and not 1 <= k <= features.width:
-        raise UserError(f"k must lie between 1 and the features' width {features.width}, got {k}")
-    if isinstance(plan, PurePlan):
-        return features, plan
-    if plan is None:
-        size = public_size(domain.neighbours, contributions, options.get("size"), lambda: n)
-        classes, each = len(domain.classes), float(budget.epsilon / contributions)
-        if not budget.delta and suits_objective(size, each, features, domain.neighbours):
-            return features, plan_features(
-                size, classes, each, domain.neighbours, features, k, allocation or "identical"
-            )
-        rounds = allocation is None
-        plan = plan_moments(
-            size, classes, each, float(budget.delta), domain.neighbours, features, rounds=rounds
-        )
-    if not isinstance(plan, MomentPlan):
-        raise UserError(f"a release of arrays follows a plan of arrays, got {type(plan).__name__}")
-    return features, adjusted(plan, features, k=k, allocation=allocation)
+# ---- Tables
 
 
-def adjusted(
-    plan: MomentPlan, features: Features, *, k: int | None = None, allocation: str | None = None
-) -> MomentPlan:
-    """Return a plan of class sums with some settings replaced by the user's.
+def privatise_table(
+    reader: Records | Reader, table: TableDomain, budget: Budget, options: ReleaseOptions
+) -> Release:
+    """Release a table from its encoded records; see `privatise`.
 
     Parameters
     ----------
-    plan : the settings.
-    features : the public map.
-    k : number of features.
-    allocation : `identical`, `linear` or `optimal`.
+    reader : records that an engine holds, or a function, called once a pass, that yields batches of
+        (n, width) records in [0, 1] with their (n,) class codes, or positions of the target.
+    table : the declared table.
+    budget : epsilon and delta.
+    options : those of `privatise` that are for tables.
     """
-    if k is not None:
-        plan = replace(plan, k=k, q=min(plan.q, k), taper=0)
-    if allocation is not None:
-        return replace(plan, scales=_prior_scales(allocation, features, plan.k))
-    if plan.scales is not None and len(plan.scales) != plan.k:
-        return replace(plan, scales=None)
+    if options.get("kind") == "synthetic":
+        return _privatise_synthetic(reader, table, budget, options)
+    ledger, source = opened(options)
+    plan = options.get("plan") or _planned_table(reader, table, budget, options)
+    if plan.form is None or (plan.classes == 1) != (table.target is not None):
+        raise UserError("the plan is not one for this table; leave it to adlm")
+    return release_by_plan(
+        as_records(reader),
+        table,
+        plan=plan,
+        budget=budget,
+        ledger=ledger,
+        source=source,
+        contributions=table.contributions,
+    )
+
+
+def _planned_table(
+    reader: Records | Reader, table: TableDomain, budget: Budget, options: ReleaseOptions
+) -> Plan:
+    """Count the records where their number is public, and plan."""
+    n = _public_size(reader, table, options)
+    return plan_release(table, n, budget.epsilon, budget.delta, options.get("fourier", 0))
+
+
+def _public_size(reader: Records | Reader, table: TableDomain, options: ReleaseOptions) -> int:
+    def count() -> int:
+        n = as_records(reader).count()
+        if n == 0:
+            raise UserError("there are no records to release; give at least one")
+        return n
+
+    return public_size(table.neighbours, table.contributions, options.get("size"), count)
+
+
+def plan_release(
+    table: TableDomain, n: int, epsilon: Fraction, delta: Fraction, fourier: Fourier = 0
+) -> Plan:
+    """Choose how to release a table: by a perturbed loss under pure epsilon, by gradient rounds with delta.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    epsilon, delta : the budget.
+    fourier : random Fourier features: a number, or 0 or `auto` to leave it to the planner.
+    """
+    count = 0 if fourier == "auto" else fourier
+    if not 0 <= count <= FOURIER_LIMIT:
+        raise UserError(f"fourier must be auto or an integer from 0 to {FOURIER_LIMIT} (got {fourier!r})")
+    if count and not any(is_ordered(column) for column in table.features):
+        raise UserError("random Fourier features need a numeric, date or ordinal column; leave them out")
+    return plan_table(table, n, epsilon, delta, int(count))
+
+
+def _privatise_synthetic(
+    reader: Records | Reader, table: TableDomain, budget: Budget, options: ReleaseOptions
+) -> Release:
+    """Release a table to draw records from: noisy tables, and a head by the usual plan; see `synthetic`."""
+    if options.get("plan") is not None:
+        raise UserError("a synthetic release follows the planner; leave out plan")
+    ledger, source = opened(options)
+    size = _public_size(reader, table, options)
+    head = synthetic.head_budget(budget)
+    plan = plan_release(table, size, head.epsilon, head.delta, options.get("fourier", 0))
+    terms = Terms(budget, table.neighbours, table.contributions)
+    listed = synthetic_stages(plan, table, size, gaussian=budget.delta > 0)
+    calibrated = calibrate(listed, terms, unproved_by(table.domain))
+    return run_stages(
+        calibrated,
+        as_records(reader),
+        table.domain,
+        ledger=ledger,
+        source=source,
+        settings={"k": plan.k, "mechanism": plan.noise, "plan": plan.to_dict(), "size": size},
+    )
+
+
+def synthetic_stages(plan: Plan, table: TableDomain, size: int, *, gaussian: bool) -> tuple[Stage, ...]:
+    """List the stages of a release to draw records from: its tables, and the head with its share.
+
+    Parameters
+    ----------
+    plan : of the head.
+    table : the declared table.
+    size : number of records, public or guessed.
+    gaussian : whether there is a delta.
+    """
+    head = [replace(stage, share=stage.share * synthetic.HEAD[gaussian]) for stage in stages_of(plan, table)]
+    if plan.form == "indicators":
+        head.insert(0, synthetic.MapStage.of(IndicatorTable(table)))
+    return (*synthetic.stages(table, size, gaussian=gaussian), *head)
+
+
+# ---- Images and vectors
+
+
+def _privatise_arrays(
+    records: Records,
+    declared: Domain | TableDomain,
+    budget: Budget,
+    options: ReleaseOptions,
+    requested: dict[str, Any],
+    engine: Engine,
+) -> Release:
+    """Release arrays, images or vectors that an engine has read."""
+    domain = declared if isinstance(declared, Domain) else declared.domain
+    contributions = declared.contributions if isinstance(declared, TableDomain) else 1
+    if records.rows == 0:
+        raise UserError("there are no records to release; give at least one")
+    ledger, source = opened(options)
+    settings: dict[str, Any] = {}
+    if isinstance(declared, TableDomain) and declared != TableDomain.of_domain(domain):
+        settings["input"] = declared.to_dict()  # so that models can read such files
+    wide = options.get("features") or for_domain(domain)
+    plan = _planned_arrays(wide, domain, records.rows, budget, options, contributions)
+    public = provenance_of(wide, domain.shape) == "public"
+    stamps, unproved = ((), "") if public else ((NOT_PUBLIC,), PRIVATE_FEATURES)
+    features = narrowed(wide, plan.k)
+    settings["asked"] = requested | {"k": options.get("k"), "allocation": options.get("allocation")}
+    calibrated = calibrated_plan(plan, domain, budget, contributions, unproved)
+    ledger.check(*calibrated.charges)  # before a record is read
+    with contextlib.closing(engine.features(records, domain, features)) as mapped:
+        made = _run(calibrated, mapped, domain, plan, ledger, source, features, settings, stamps)
+        return replace(made, engine=None if engine.name == "local" else engine.described())
+
+
+def _planned_arrays(
+    features: Features, domain: Domain, n: int, budget: Budget, options: ReleaseOptions, contributions: int
+) -> Plan:
+    """Return the given plan or the planner's, with the settings that were requested."""
+    plan, k = options.get("plan"), options.get("k")
+    if k is not None and not 1 <= k <= features.width:
+        raise UserError(f"k must lie between 1 and the features' width {features.width}, got {k}")
+    if plan is None:
+        return plan_arrays(
+            features,
+            public_size(domain.neighbours, contributions, options.get("size"), lambda: n),
+            len(domain.classes),
+            float(budget.epsilon / contributions),
+            float(budget.delta),
+            domain.neighbours,
+            k=k,
+            allocation=options.get("allocation"),
+        )
+    if plan.form is not None or plan.classes != len(domain.classes):
+        raise UserError("the plan is not one for these records; leave it to adlm")
     return plan
-
-
-def _prior_scales(allocation: str, features: Features, k: int) -> tuple[float, ...] | None:
-    """Return the (k,) relative noise scales of an allocation by the public prior."""
-    if allocation == "identical":
-        return None
-    if features.prior is None:
-        raise UserError(f"allocation {allocation!r} needs features with a public prior; leave it out")
-    prior = features.prior if features.width == k else narrow(features.prior, k)
-    return prior_scales(allocation, prior)

@@ -1,33 +1,33 @@
 """A release from which tables can be drawn: noisy counts of single columns and of chosen pairs, and a head.
 
-Stages: the head of the table (as `adlm release` makes it), counts of (cell, class) for each column, a tree of
-columns chosen by the exponential mechanism, and counts of (bin, bin, class) for the pairs of that tree.
+Two stages come before those of the head, the usual model of a table: counts of (cell, class) for each
+column; a tree of columns, chosen by the exponential mechanism, and counts of (bin, bin, class) for its pairs.
 `adlm.model.synthetic` draws records from what is released here.
 
 Formal guarantees
 -----------------
 Relation: the table's, of persons with at most `contributions` records. Sensitivity: `Counts.sensitivity`, of
-the code that counts. Guarantee: the charges of `calibrate` and of the head, at most the budget; all of them
-are in the ledger before their noise is drawn. Proved in docs/proof-synthetic.md.
+the code that counts. Guarantee: the charges of the stages, which `adlm.mechanism.stages` composes with those
+of the head. Proved in docs/proof-synthetic.md.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from adlm.domain.encoding import TARGET_UNIT
 from adlm.domain.table import TableDomain
-from adlm.engine.passes import Part, Records
+from adlm.engine.passes import Part, clamped
 from adlm.errors import UserError
+from adlm.features import Features
+from adlm.mechanism.stages import Run, Stage, Terms, spread
 from adlm.model.synthetic import (
     TARGET_CELLS,
     UNIT,
@@ -35,25 +35,25 @@ from adlm.model.synthetic import (
     Integers,
     Measured,
     Pair,
+    Resolution,
     bins_of,
     classes_of,
-    grids_of,
     measured,
 )
-from adlm.privacy.accounting import Budget, Charge, Mechanism, compose, gaussian_epsilon, gaussian_mu
-from adlm.privacy.certificate import LEARNT_BOUNDS, SEEDED
-from adlm.privacy.ledger import Ledger
+from adlm.privacy.accounting import Budget, Charge, Mechanism, gaussian_epsilon, gaussian_mu
 from adlm.privacy.noise import Source
-from adlm.privacy.release import Release
 from adlm.runtime import progress
-from adlm.runtime.arithmetic import root_up
+from adlm.runtime.arithmetic import root_down, root_up
 
 PROOF = "docs/proof-synthetic.md"
-# Shares of the budget (of mu^2 with delta, of epsilon without), tried on held-out training records of Adult,
-# Diabetes-130 and six numeric tables: the head, counts of columns, the choice, counts of pairs.
-HEAD_SHARE = Fraction(3, 10)
-SHARES = (Fraction(25, 100), Fraction(10, 100), Fraction(65, 100))
-BINS = (16, 12, 8, 6, 4)  # of a column in tables of pairs: the most that fit
+# Shares of the tables (of mu^2 with delta, of epsilon without): columns, the choice of pairs, pairs. The head
+# has the rest; under pure epsilon, where parts add up, more of it (held-out records of segment alone).
+TABLES = (Fraction(25, 100), Fraction(10, 100), Fraction(65, 100))
+HEAD = {True: Fraction(3, 10), False: Fraction(1, 2)}  # with delta, and without
+# Held-out training records of Adult, satimage, ring and segment, epsilon 1.
+CELLS = (64, 48, 32, 24, 16)  # of a bounded column, in tables of one column: the most with
+RECORDS = 10.0  # times as many records in a cell, on average, as the standard deviation of its noise
+BINS = (16, 12, 8, 6, 4)  # of a column in tables of pairs: the most with one such deviation, and that fit
 MOST_CELLS = 1 << 22  # of all tables that one pass counts
 LEAST_SCALE = Fraction(1, 64)  # of the choice, in records
 # An exponential mechanism of range r = 2 D / c is mu-GDP with mu = r sqrt(2 pi) / 4 (Lemma 2), rounded up.
@@ -81,92 +81,216 @@ def score_sensitivity(neighbours: str, contributions: int) -> int:
     return contributions * (1 if neighbours == "add-remove" else 2)
 
 
-@dataclass(frozen=True)
-class Calibrated:
-    """Noise scales, and their charges.
-
-    Attributes
-    ----------
-    columns, pairs : noise scales of the counts, in grid steps.
-    choice : of the exponential mechanism, in records; 0 where there is a single column.
-    """
-
-    mechanism: Mechanism
-    columns: int
-    choice: Fraction
-    pairs: int
-    charges: tuple[Charge, ...]
-
-    def sd(self, scale: int) -> float:
-        """Standard deviation of noise of a scale."""
-        return scale * (1.0 if self.mechanism == "gaussian" else math.sqrt(2.0))
+def head_budget(budget: Budget) -> Budget:
+    """Return the share of a budget that the head is planned with."""
+    if not budget.delta:
+        return Budget(budget.epsilon * HEAD[False])
+    mu = gaussian_mu(budget.epsilon, budget.delta) * root_down(HEAD[True])
+    return Budget(gaussian_epsilon(mu, budget.delta), budget.delta)
 
 
-def calibrate(table: TableDomain, spend: Fraction, delta: Fraction) -> Calibrated:
-    """Divide a budget between the tables of columns, the choice of pairs and the tables of pairs.
+def stages(table: TableDomain, size: int, *, gaussian: bool) -> tuple[Stage, ...]:
+    """List the stages of the tables, which come before those of the head.
 
     Parameters
     ----------
     table : the declared table.
-    spend : epsilon, or mu where delta is positive.
-    delta : 0 for pure epsilon.
-
-    Formal guarantees
-    -----------------
-    Theorem 1 of docs/proof-synthetic.md: pure charges add up to at most `spend`, the squares of Gaussian ones
-    to at most its square.
+    size : number of records, public or guessed.
+    gaussian : whether there is a delta.
     """
-    mechanism: Mechanism = "gaussian" if delta else "laplace"
-    columns, people, relation = len(table.features), table.contributions, table.neighbours
-    shares = SHARES if columns > 1 else (Fraction(1), Fraction(0), Fraction(0))
-    charges: list[Charge] = []
+    noise: Mechanism = "gaussian" if gaussian else "laplace"
+    columns = len(table.features)
 
-    def part(share: Fraction) -> Fraction:
-        """Return the share of epsilon, or of mu."""
-        if not delta:
-            return spend * share
-        down = math.isqrt(math.floor(share * 10**18))
-        return spend * Fraction(down, 10**9)
+    def counted(run: Run) -> ColumnCounts:
+        return ColumnCounts(table, run.known["resolution"])
 
-    def charge(what: str, moved: Fraction, scale: Fraction, where: str) -> None:
-        charges.append(
-            Charge(
-                what,
-                mechanism,
-                relation,
-                moved,
-                scale,
-                f"{PROOF} {where}",
-                delta=delta,
-                contributions=people,
-            )
-        )
+    def then(run: Run, noisy: Integers, scale: int) -> None:
+        run.known["columns"] = noisy, scale * spread(noise, 1)
+        if columns == 1:
+            _released(run, noisy, np.zeros(0, dtype=np.int64), (), (scale * spread(noise, 1), 0.0), BINS[0])
 
-    def counted(what: str, tables: int, share: Fraction) -> int:
-        moved = Counts(tables).sensitivity(mechanism, relation, people)
-        scale = math.ceil(moved / part(share))
-        charge(what, moved, Fraction(scale), "Lemma 1")
-        return scale
-
-    first = counted("counts of each column by class", columns, shares[0])
+    moved = Counts(columns).sensitivity(noise, table.neighbours, 1)
+    tables = 1 - HEAD[gaussian]
+    share = tables * (TABLES[0] if columns > 1 else 1)
+    first = ColumnsStage(
+        "counts of each column by class",
+        share,
+        noise,
+        moved,
+        f"{PROOF} Lemma 1",
+        counted,
+        then,
+        table=table,
+        size=size,
+    )
     if columns == 1:
-        return Calibrated(mechanism, first, Fraction(0), 0, tuple(charges))
-    draws, one = columns - 1, Fraction(score_sensitivity(relation, people))
-    moved = CHOICE_MU * one * root_up(Fraction(draws)) if delta else 2 * one * draws
-    choice = LEAST_SCALE * math.ceil(moved / part(shares[1]) / LEAST_SCALE)
-    charge("choice of pairs of columns", moved, choice, "Lemma 2")
-    pairs = counted("counts of pairs of columns by class", draws, shares[2])
-    return Calibrated(mechanism, first, choice, pairs, tuple(charges))
+        return (first,)
+    pairs = Counts(columns - 1).sensitivity(noise, table.neighbours, 1)
+    second = PairsStage(
+        "counts of pairs of columns by class",
+        tables * (TABLES[1] + TABLES[2]),
+        noise,
+        pairs,
+        f"{PROOF} Lemma 1",
+        counted,
+        then,
+        table=table,
+        size=size,
+    )
+    return first, second
 
 
-def bins_that_fit(table: TableDomain) -> int:
+@dataclass(frozen=True, kw_only=True)
+class ColumnsStage(Stage):
+    """Counts of (cell, class) of every column, in cells that their noise leaves something of."""
+
+    table: TableDomain
+    size: int
+
+    def run(self, run: Run, scale: Any) -> None:
+        """Choose the cells, count, and add noise."""
+        noise = scale * spread(self.noise, 1) / UNIT
+        run.known["table"], run.known["resolution"] = self.table, resolution_for(self.table, self.size, noise)
+        super().run(run, scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairsStage(ColumnsStage):
+    """The choice of a tree of columns, and counts of (bin, bin, class) of its pairs, with a charge each."""
+
+    @property
+    def draws(self) -> int:
+        """One for each choice, and one for the counts."""
+        return len(self.table.features)
+
+    def calibrated(self, loss: Fraction, terms: Terms) -> tuple[Any, tuple[Charge, ...]]:
+        """Return the scales of the choice, in records, and of the counts, and both charges."""
+        draws, delta = len(self.table.features) - 1, terms.budget.delta
+        of_choice, of_counts = (part / (TABLES[1] + TABLES[2]) for part in TABLES[1:])
+        if delta:
+            of_choice, of_counts = root_down(of_choice), root_down(of_counts)
+        one = Fraction(score_sensitivity(terms.neighbours, terms.contributions))
+        moved = CHOICE_MU * one * root_up(Fraction(draws)) if delta else 2 * one * draws
+        choice = LEAST_SCALE * math.ceil(moved / (loss * of_choice) / LEAST_SCALE)
+        scale, cost = super().calibrated(loss * of_counts, terms)
+        chosen = Charge(
+            "choice of pairs of columns",
+            self.noise,
+            terms.neighbours,
+            moved,
+            choice,
+            f"{PROOF} Lemma 2",
+            delta,
+            contributions=terms.contributions,
+        )
+        return (choice, scale), (chosen, *cost)
+
+    def run(self, run: Run, scale: Any) -> None:
+        """Count all pairs, choose a tree, and add noise to the counts of its pairs."""
+        choice, of_counts = scale
+        sd = of_counts * spread(self.noise, 1)
+        resolution: Resolution = run.known["resolution"]
+        grids, classes = resolution.grids(self.table), resolution.classes
+        most = min(bins_that_fit(self.table, resolution), pair_bins(self.size, sd / UNIT))
+        noisy, sd_columns = run.known["columns"]
+        bins = np.concatenate(_bins(grids, classes, noisy, sd_columns / UNIT, most))
+        tables = measured(grids, classes, noisy, bins, sd_columns)
+        with progress.bar(run.records.rows, self.name, "records") as advance:
+            sums = run.total(PairCounts(self.table, resolution, tables.bins), advance, stores=False)
+        counts = _split(sums[0] // UNIT, tables.sizes, classes)
+        apart = of_counts / UNIT * (math.sqrt(2 / math.pi) if self.noise == "gaussian" else 1)
+        pairs = chosen_pairs(counts, tables, apart, choice, run.source)
+        places = {pair: at for at, pair in enumerate(itertools.combinations(range(len(grids)), 2))}
+        flat = []
+        for pair in pairs:
+            exact = counts[places[pair.first, pair.second]]
+            flat.append((exact if pair.classes else exact.sum(2)).ravel())
+        of_pairs = clamped(run.source.add(np.concatenate(flat) * UNIT, self.noise, of_counts))
+        _released(run, noisy, of_pairs, pairs, (sd_columns, sd), most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MapStage(Stage):
+    """No release: the stages after it read the features of a table's records."""
+
+    features: Features
+
+    @classmethod
+    def of(cls, features: Features) -> MapStage:
+        """Map by public features."""
+
+        def nothing(*_: Any) -> Any:
+            raise AssertionError
+
+        none = Fraction(0)
+        return cls("features", none, "laplace", none, PROOF, nothing, nothing, times=0, features=features)
+
+    def calibrated(self, loss: Fraction, terms: Terms) -> tuple[Any, tuple[Charge, ...]]:
+        """Return that nothing is charged."""
+        return None, ()
+
+    def run(self, run: Run, scale: Any) -> None:
+        """Map the records."""
+        run.map_tables(self.features)
+
+
+def _released(
+    run: Run,
+    columns: Integers,
+    pairs: Integers,
+    chosen: tuple[Pair, ...],
+    sds: tuple[float, float],
+    most: int,
+) -> None:
+    """Take the noisy tables into the release."""
+    resolution: Resolution = run.known["resolution"]
+    grids = resolution.grids(run.known["table"])
+    bins = _bins(grids, resolution.classes, columns, sds[0] / UNIT, most)
+    run.tensors |= {
+        "synthetic_columns": columns,
+        "synthetic_bins": np.concatenate(bins),
+        "synthetic_pairs": pairs,
+    }
+    run.facts["synthetic"] = {
+        "pairs": [[pair.first, pair.second, pair.classes] for pair in chosen],
+        "sd_columns": sds[0],
+        "sd_pairs": sds[1],
+        "cells": resolution.cells,
+        "classes": resolution.classes,
+    }
+
+
+def resolution_for(table: TableDomain, n: int, noise: float) -> Resolution:
+    """Choose how finely columns are counted, so that a cell has more records than its noise.
+
+    Parameters
+    ----------
+    table : the declared table.
+    n : number of records, public or guessed.
+    noise : standard deviation of the noise of a cell, in records.
+    """
+    classes = classes_of(table)
+    for by_class in (classes, 1) if table.target is None else (classes,):
+        for cells in CELLS:
+            if n >= RECORDS * noise * cells * by_class:
+                return Resolution(cells, by_class)
+    return Resolution(CELLS[-1], by_class)
+
+
+def pair_bins(n: int, noise: float) -> int:
+    """Return the most bins of a column in tables of pairs whose cells have more records than their noise."""
+    return next((bins for bins in BINS if n >= noise * bins * bins), BINS[-1])
+
+
+def bins_that_fit(table: TableDomain, resolution: Resolution | None = None) -> int:
     """Return the number of bins of a column in tables of pairs; refuse a table with too many cells.
 
     Formal guarantees
     -----------------
     A function of the declaration, called before anything is read or charged.
     """
-    grids, classes = grids_of(table), classes_of(table)
+    resolution = resolution or Resolution(CELLS[0], classes_of(table))
+    grids, classes = resolution.grids(table), resolution.classes
     cells = sum(grid.size for grid in grids) * classes
     found = 0
     for most in BINS:
@@ -188,57 +312,59 @@ class Cells:
     """From encoded records to the (n, columns + 1) cells of their columns, and their class."""
 
     table: TableDomain
+    resolution: Resolution
 
     def __call__(self, part: Part) -> NDArray[np.int64]:
         """Return cells; each depends on its record alone."""
         encoded, answers = np.asarray(part[0]), np.asarray(part[1], dtype=np.int64)
-        grids, stop = grids_of(self.table), 0
+        grids, stop = self.resolution.grids(self.table), 0
         out = np.empty((len(encoded), len(grids) + 1), dtype=np.int64)
         for at, grid in enumerate(grids):
             start, stop = stop, stop + grid.column.width
             out[:, at] = grid.cells(encoded[:, start:stop])
-        classes = classes_of(self.table)
         if self.table.target is not None:
             answers = answers * TARGET_CELLS // (TARGET_UNIT + 1)
-        out[:, -1] = np.clip(answers, 0, classes - 1)
+        out[:, -1] = np.clip(answers, 0, self.resolution.classes - 1)
         return out
 
 
 @dataclass(frozen=True)
 class ColumnCounts:
-    """Counts of (cell, class) of every column in a part, one after another."""
+    """Counts of (cell, class) of every column in a part, one after another, in grid steps."""
 
     table: TableDomain
+    resolution: Resolution
     block_rows: int = 1 << 14
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
         """Count."""
-        cells, classes = Cells(self.table)(part), classes_of(self.table)
+        cells, classes = Cells(self.table, self.resolution)(part), self.resolution.classes
         found = [
             np.bincount(cells[:, at] * classes + cells[:, -1], minlength=grid.size * classes)
-            for at, grid in enumerate(grids_of(self.table))
+            for at, grid in enumerate(self.resolution.grids(self.table))
         ]
-        return (np.concatenate(found).astype(np.int64),)
+        return (np.concatenate(found).astype(np.int64) * UNIT,)
 
 
 @dataclass(frozen=True, eq=False)
 class PairCounts:
-    """Counts of (bin, bin, class) of every pair of columns in a part, one after another."""
+    """Counts of (bin, bin, class) of every pair of columns in a part, one after another, in grid steps."""
 
     table: TableDomain
+    resolution: Resolution
     bins: tuple[Integers, ...]
     block_rows: int = 1 << 16
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
         """Count."""
-        cells, classes = Cells(self.table)(part), classes_of(self.table)
+        cells, classes = Cells(self.table, self.resolution)(part), self.resolution.classes
         sizes = [int(bins.max()) + 1 for bins in self.bins]
         binned = [bins[cells[:, at]] for at, bins in enumerate(self.bins)]
         found = []
         for first, second in itertools.combinations(range(len(binned)), 2):
             code = (binned[first] * sizes[second] + binned[second]) * classes + cells[:, -1]
             found.append(np.bincount(code, minlength=sizes[first] * sizes[second] * classes))
-        return (np.concatenate(found).astype(np.int64),)
+        return (np.concatenate(found).astype(np.int64) * UNIT,)
 
 
 # ---- the choice
@@ -270,7 +396,7 @@ def chosen_pairs(
     scores: list[int] = []
     for (first, second), exact in zip(itertools.combinations(range(columns), 2), counts, strict=True):
         expected = tables.independent(first, second)
-        for classes in (True, False):
+        for classes in (True, False) if exact.shape[2] > 1 else (False,):
             truth = exact if classes else exact.sum(2)
             known = np.rint(expected if classes else expected.sum(2)).astype(np.int64)
             candidates.append(Pair(first, second, classes))
@@ -285,113 +411,6 @@ def chosen_pairs(
         before, after = group[pair.first], group[pair.second]
         group = [after if name == before else name for name in group]
     return tuple(chosen)
-
-
-# ---- the release
-
-
-def divided(budget: Budget) -> tuple[Budget, Fraction]:
-    """Divide a budget: that of the head, and epsilon (or mu, with delta) of the tables."""
-    if not budget.delta:
-        pure = budget.epsilon * HEAD_SHARE
-        return Budget(pure), budget.epsilon - pure
-    mu = gaussian_mu(budget.epsilon, budget.delta)
-    part = mu * Fraction(math.isqrt(math.floor(HEAD_SHARE * 10**18)), 10**9)
-    head = Budget(gaussian_epsilon(part, budget.delta), budget.delta)
-    spent = gaussian_mu(head.epsilon, budget.delta)
-    rest = mu * mu - spent * spent
-    return head, Fraction(math.isqrt(math.floor(rest * 10**24)), 10**12)
-
-
-def within_budget(
-    head: tuple[Charge, ...], table: TableDomain, spend: Fraction, budget: Budget
-) -> Calibrated:
-    """Calibrate the tables so that their charges and the head's compose to at most the budget."""
-    while True:
-        found = calibrate(table, spend, budget.delta)
-        if compose([*head, *found.charges]).epsilon_proved <= budget.epsilon:
-            return found
-        spend *= Fraction(98, 100)
-
-
-def release(
-    records: Records,
-    table: TableDomain,
-    *,
-    budget: Budget,
-    ledger: Ledger,
-    source: Source,
-    head_charges: tuple[Charge, ...],
-    head: Callable[[], Release],
-    spend: Fraction,
-) -> Release:
-    """Make a release to draw tables from.
-
-    Parameters
-    ----------
-    records : encoded, with class codes or positions of the target.
-    table : the declared table.
-    budget : of the whole release.
-    ledger : the charges are written there before noise is drawn.
-    source : of the noise.
-    head_charges : what the head will cost.
-    head : makes the head's release, and charges it.
-    spend : epsilon or mu of the tables; see `divided`.
-    """
-    most = bins_that_fit(table)
-    unproved = LEARNT_BOUNDS if table.bounds_learnt_from_data else ""
-    calibrated = within_budget(head_charges, table, spend, budget)
-    charges = tuple(replace(charge, unproved=unproved) for charge in calibrated.charges)
-    ledger.check(*(replace(charge, unproved=unproved) for charge in head_charges), *charges)
-    made = head()
-    grids, classes = grids_of(table), classes_of(table)
-    with progress.bar(records.rows, "counts of columns", "records") as advance:
-        total = records.total(ColumnCounts(table), advance)
-    if total is None:
-        raise UserError("there are no records to release; give at least one")
-    ledger.charge(*charges)
-    noisy = source.add(total[0].integers() * UNIT, calibrated.mechanism, calibrated.columns)
-    sd = calibrated.sd(calibrated.columns)
-    bins = _bins(grids, classes, noisy, sd / UNIT, most)
-    tables = measured(grids, classes, noisy, np.concatenate(bins), sd)
-    pairs: tuple[Pair, ...] = ()
-    of_pairs = np.zeros(0, dtype=np.int64)
-    if len(grids) > 1:
-        with progress.bar(records.rows, "counts of pairs", "records") as advance:
-            total = records.total(PairCounts(table, tables.bins), advance)
-        assert total is not None
-        counts = _split(total[0].integers(), tables.sizes, classes)
-        apart = (
-            calibrated.pairs / UNIT * (math.sqrt(2 / math.pi) if calibrated.mechanism == "gaussian" else 1)
-        )
-        pairs = chosen_pairs(counts, tables, apart, calibrated.choice, source)
-        places = {pair: at for at, pair in enumerate(itertools.combinations(range(len(grids)), 2))}
-        flat = []
-        for pair in pairs:
-            exact = counts[places[pair.first, pair.second]]
-            flat.append((exact if pair.classes else exact.sum(2)).ravel())
-        of_pairs = source.add(np.concatenate(flat) * UNIT, calibrated.mechanism, calibrated.pairs)
-    tensors = {
-        "synthetic_columns": noisy,
-        "synthetic_bins": np.concatenate(bins),
-        "synthetic_pairs": of_pairs,
-    }
-    facts: dict[str, Any] = {
-        "pairs": [[pair.first, pair.second, pair.classes] for pair in pairs],
-        "sd_columns": sd,
-        "sd_pairs": calibrated.sd(calibrated.pairs),
-        "choice": str(calibrated.choice),
-    }
-    certificate = made.certificate
-    return Release.make(
-        {**made.tensors, **{name: torch.from_numpy(np.asarray(v)) for name, v in tensors.items()}},
-        kind=certificate.kind,
-        domain=certificate.domain,
-        features=certificate.features,
-        settings={**certificate.settings, "synthetic": facts, "asked": budget.to_dict()},
-        charges=(*certificate.charges, *charges),
-        stamps=(*certificate.stamps, *((SEEDED,) if source.seeded else ())),
-    )
 
 
 def _bins(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 import numpy.typing as npt
@@ -15,17 +14,13 @@ from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.features import TABLES, Features
 from adlm.features.tables import CentredTable, IndicatorTable, ScaledTable
-from adlm.mechanism.planning import RegressionPlan
-from adlm.model import estimates as discriminant
-from adlm.model.estimates import LinearHead, class_offsets, plausible_counts, shrunk_counts
+from adlm.model.estimates import class_offsets, fit_discriminant, linear, shrunk_counts
 from adlm.model.head import (
     ERROR_BOUND,
-    RESIDUAL_UNIT,
     GradientRounds,
     Head,
     TargetScale,
-    calibrated,
-    calibration_spread,
+    calibrated_head,
     feature_mean,
     final_head,
     objective_head,
@@ -41,11 +36,11 @@ from adlm.privacy.release import Release
 LEAST_EVIDENCE = 3.0  # standard deviations, below which a model is dominated by noise
 NOISE_EXCEEDS_SIGNAL = (
     "the noise of this release leaves a model no better than the largest class, so every record is given "
-    "that class; raise epsilon, or release more records"
+    "that class; raise epsilon, release more records, or declare fewer records per person"
 )
 UNSURE = (
     "the noise of this release is too large to tell whether its model is better than the largest class; "
-    "raise epsilon, or release more records"
+    "raise epsilon, release more records, or declare fewer records per person"
 )
 GAIN = 0.02  # expected gain on guessing, times the noise on the released accuracy
 MOST_GAIN = 0.3
@@ -128,7 +123,7 @@ def _count_spread(release: Release) -> float:
     return moments.sd_counts / max(moments.n, 1.0)
 
 
-def majority_class_head(head: LinearHead, shares: Tensor, reach: Tensor) -> LinearHead:
+def majority_class_head(head: nn.Linear, shares: Tensor, reach: Tensor) -> nn.Linear:
     """Return a head that predicts the majority class for every record, and ranks records as before.
 
     Where classes differ in size, weights are shrunk until no score exceeds the majority class's.
@@ -142,7 +137,7 @@ def majority_class_head(head: LinearHead, shares: Tensor, reach: Tensor) -> Line
     behind = shares.max() - shares
     others = torch.arange(len(shares)) != int(shares.argmax())
     margin = (behind[others] / reach[others].clamp_min(1e-12)).min() if bool(others.any()) else behind.sum()
-    return LinearHead(head.weight * min(1.0, 0.99 * float(margin)), shares)
+    return linear(head.weight * min(1.0, 0.99 * float(margin)), shares)
 
 
 def _evidence_of_means(release: Release) -> float:
@@ -158,45 +153,36 @@ def _evidence_of_means(release: Release) -> float:
 # ---- The linear model of a release: recomputed from its gradients, or read from its perturbed loss.
 
 
-def has_rounds(release: Release) -> bool:
+def has_head(release: Release) -> bool:
     """Whether a release has a linear model: that of gradient rounds or of a perturbed loss."""
     return "gradients" in release.tensors or "weights" in release.tensors
 
 
-def rounds_head(release: Release) -> Head:
+def released_head(release: Release) -> Head:
     """Return the linear model of a release, bit for bit the one that its check counted."""
-    if not has_rounds(release):
-        raise UserError("this release has no gradient rounds; its model comes from its moments")
-    if "weights" in release.tensors:
-        settings = release.certificate.settings
-        counts = release.tensors["class_sums"][:, 0].numpy()
-        offsets = class_offsets(counts, float(settings["sd_sums"]))
+    tensors, settings = release.tensors, release.certificate.settings
+    if not has_head(release):
+        raise UserError("this release has no linear model; one comes from its class sums")
+    offsets, sd = np.zeros(1), float(settings.get("sd_sums", 0.0))
+    if "class_sums" in tensors:
+        sums, step = tensors["class_sums"].numpy(), tensors["step"].numpy()
+        offsets = class_offsets(sums[:, 0], sd)
+    if "weights" in tensors:
         constant = float(settings["objective"]["constant"])
-        return objective_head(release.tensors["weights"].numpy(), offsets, constant)
-    plan = GradientRounds.from_dict(release.certificate.settings["rounds"])
-    sums, step = release.tensors["class_sums"].numpy(), release.tensors["step"].numpy()
-    counts, settings = sums[:, 0], release.certificate.settings
-    sd = float(settings["sd_sums"])
-    offsets = class_offsets(counts, sd)
-    head = final_head(release.tensors["gradients"].numpy(), plan, offsets)
-    if "predicted" in release.tensors:
-        spread = calibration_spread(sd * float(step[0]), float(settings["sd_predicted"]))
-        known = plausible_counts(counts, sd).astype(np.float64) * float(step[0])
-        for row in release.tensors["predicted"].numpy():
-            head = calibrated(head, known, row / RESIDUAL_UNIT, spread)
-    return head.uncentred(feature_mean(sums, step, sd)) if plan.centred else head
+        return objective_head(tensors["weights"].numpy(), offsets, constant)
+    rounds = GradientRounds.from_dict(settings["rounds"])
+    head = final_head(tensors["gradients"].numpy(), rounds, offsets)
+    for row in tensors["predicted"].numpy() if "predicted" in tensors else ():
+        head = calibrated_head(head, sums, step, sd, row, float(settings["sd_predicted"]))
+    return head.uncentred(feature_mean(sums, step, sd)) if rounds.centred else head
 
 
 # ---- The model of a release for a numeric target, and whether it is better than the mean.
 
 Reals = npt.NDArray[np.float64]
-NETWORKS = {
-    "objective": "linear, from the loss perturbed once",
-    "rounds": "linear, by gradient rounds of the squared loss",
-}
 NOISE_EXCEEDS_TARGET = (
     "the noise of this release leaves a model no better than the mean, so every record is given the mean; "
-    "raise epsilon, or release more records"
+    "raise epsilon, release more records, or declare fewer records per person"
 )
 
 
@@ -250,17 +236,6 @@ def target_scale(release: Release) -> TargetScale:
     return TargetScale.of(release.tensors["target"].numpy())
 
 
-def regression_head(release: Release) -> Head:
-    """Recompute the head of a release from its gradients, bit for bit the curator's; or read it."""
-    if release.kind != "regression":
-        raise UserError("this release has no numeric target; its model is a classifier")
-    if "objective" in release.certificate.settings:
-        constant = float(release.certificate.settings["objective"]["constant"])
-        return objective_head(release.tensors["weights"].numpy(), np.zeros(1), constant)
-    plan = RegressionPlan.from_dict(release.certificate.settings["plan"])
-    return final_head(release.tensors["gradients"].numpy(), plan.rounds, np.zeros(1))
-
-
 def estimated_fit(release: Release) -> Fit:
     """Return the released fit of the head. It was trained on these records, so this is optimistic."""
     settings = release.certificate.settings
@@ -285,31 +260,28 @@ def _records(release: Release) -> float:
     return float(n) if isinstance(n, int) else float(release.tensors["target"].sum()) / unit
 
 
-def train(release: Release) -> Model:
+def target_model(release: Release) -> Model:
     """Make the model of a release for a numeric target: linear in public features, in the target's units."""
     scale, bounds = target_scale(release), release.certificate.domain.target
     assert bounds is not None
-    span, fitted = bounds[1] - bounds[0], estimated_fit(release)
-    features, head = release.features(), regression_head(release)
+    fitted, features, head = estimated_fit(release), release.features(), released_head(release)
+    mean, sd = bounds[0] + (bounds[1] - bounds[0]) * scale.mean, (bounds[1] - bounds[0]) * scale.spread
     summary: dict[str, object] = {
-        "network": NETWORKS[str(release.certificate.settings["method"])],
+        "network": OBJECTIVE if "weights" in release.tensors else f"{ROUNDS} of the squared loss",
         "epochs": 0,
-        "target_mean": bounds[0] + span * scale.mean,
-        "target_sd": span * scale.spread,
-        "estimated_rmse": span * scale.spread * math.sqrt(fitted.model_error),
+        "target_mean": mean,
+        "target_sd": sd,
+        "estimated_rmse": sd * math.sqrt(fitted.model_error),
         "estimated_r2": fitted.r2,
         "estimated_r2_sd": fitted.r2_sd,
         "errors_clipped_at": fitted.limit,
     }
-    linear = nn.Linear(features.width, 1, dtype=torch.float64)
-    with torch.no_grad():
-        linear.weight.copy_(torch.from_numpy(head.weight) * (span * scale.spread))
-        linear.bias.copy_(torch.from_numpy(head.bias) * (span * scale.spread) + bounds[0] + span * scale.mean)
-        if fitted.worse_than_mean:
-            summary["warning"] = NOISE_EXCEEDS_TARGET
-            linear.weight.zero_()
-            linear.bias.fill_(bounds[0] + span * scale.mean)
-    return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
+    weight, bias = torch.from_numpy(head.weight) * sd, torch.from_numpy(head.bias) * sd + mean
+    if fitted.worse_than_mean:
+        summary["warning"] = NOISE_EXCEEDS_TARGET
+        weight, bias = torch.zeros_like(weight), torch.full_like(bias, mean)
+    layer = linear(weight, bias, features.width)
+    return Model(release.certificate, layer, {"kind": "linear"}, features, summary)
 
 
 def draw(release: Release, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -330,7 +302,7 @@ def draw(release: Release, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     Columns are drawn by released numbers where there are any; the target is the model's, with normal errors
     of the estimated size, within its bounds. The draws read the release alone.
     """
-    features, model = release.features(), train(release)
+    features, model = release.features(), target_model(release)
     z = draw_without_labels(release, features, n, torch.Generator().manual_seed(seed))
     with torch.inference_mode():
         middle = model.head(z.double())[:, 0]
@@ -350,28 +322,19 @@ OBJECTIVE = "linear, from the loss perturbed once"
 def closed_form_model(release: Release, features: Features) -> Model:
     """Make the model of a release of any kind but noisy records."""
     if release.kind == "regression":
-        return train(release)
-    return _linear(release, features)
-
-
-def _linear(release: Release, features: Features) -> Model:
+        return target_model(release)
     head = usable_head(release, features)
-    summary: dict[str, object] = {"network": _name(release), "epochs": 0}
+    name = OBJECTIVE if "weights" in release.tensors else ROUNDS if has_head(release) else LINEAR
+    summary: dict[str, object] = {"network": name, "epochs": 0}
     if (accuracy := estimated_accuracy(release)) is not None:
         summary |= {"estimated_accuracy": accuracy[0], "estimated_accuracy_sd": accuracy[1]}
     if sentence := warning(release):
         summary["warning"] = sentence
-    linear = head.module(features.width)
-    return Model(release.certificate, linear, {"kind": "linear"}, features, summary)
+    layer = linear(head.weight.float(), head.bias.float(), features.width)
+    return Model(release.certificate, layer, {"kind": "linear"}, features, summary)
 
 
-def _name(release: Release) -> str:
-    if "weights" in release.tensors:
-        return OBJECTIVE
-    return ROUNDS if has_rounds(release) else LINEAR
-
-
-def usable_head(release: Release, features: Features) -> discriminant.LinearHead:
+def usable_head(release: Release, features: Features) -> nn.Linear:
     """The linear classifier of a release; the majority class where noise dominates."""
     head = closed_form(release, features)
     if not below_majority_baseline(release):
@@ -381,12 +344,12 @@ def usable_head(release: Release, features: Features) -> discriminant.LinearHead
     return majority_class_head(head, shares, ahead)
 
 
-def closed_form(release: Release, features: Features) -> discriminant.LinearHead:
-    """The linear classifier of a release: the head of its gradient rounds, or that of its moments."""
-    if has_rounds(release):
-        head = rounds_head(release)
-        return discriminant.LinearHead(torch.from_numpy(head.weight), torch.from_numpy(head.bias))
-    return discriminant.fit_discriminant(release.moments(), features.prior)
+def closed_form(release: Release, features: Features) -> nn.Linear:
+    """The linear classifier of a release, in doubles: its released head, or that of its class sums."""
+    if not has_head(release):
+        return fit_discriminant(release.moments(), features.prior)
+    head = released_head(release)
+    return linear(torch.from_numpy(head.weight), torch.from_numpy(head.bias))
 
 
 # ---- The relevance of a table's columns to the predictions of its release.
@@ -412,7 +375,7 @@ def relevance(release: Release) -> dict[str, float]:
     """
     if not has_columns(release):
         raise UserError("relevance by column is for a table's release; this one is of something else")
-    if has_rounds(release) or release.kind == "regression":
+    if has_head(release):
         return _of_weights(release)
     return _of_records(release)
 
@@ -421,9 +384,8 @@ def _of_weights(release: Release) -> dict[str, float]:
     """Standard deviation of each column's part of the scores."""
     features = release.features()
     assert isinstance(features, ScaledTable | CentredTable | IndicatorTable)
-    regression = release.kind == "regression"
-    weight = regression_head(release).weight if regression else rounds_head(release).weight
-    weight = weight if regression else weight - weight.mean(0)
+    weight = released_head(release).weight
+    weight = weight - weight.mean(0) if len(weight) > 1 else weight
     if isinstance(features, ScaledTable):
         weight, variances = features.of_values(weight), features.variances()
     else:
@@ -457,25 +419,3 @@ def _of_records(release: Release) -> dict[str, float]:
 def _shares(values: dict[str, float]) -> dict[str, float]:
     total = sum(values.values()) or 1.0
     return {name: value / total for name, value in values.items()}
-
-
-def relevance_picture(release: Release) -> str:
-    """Draw the relevance of each column as an SVG: one bar each, the most relevant first."""
-    shares = sorted(relevance(release).items(), key=lambda item: -item[1])
-    longest = max(share for _, share in shares) or 1.0
-    left, line, width = 220, 22, 640
-    bars = []
-    for row, (name, share) in enumerate(shares):
-        y, length = 30 + row * line, (width - left - 70) * share / longest
-        bars.append(
-            f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{escape(name)}</text>'
-            f'<rect x="{left}" y="{y + 3}" width="{length:.1f}" height="{line - 8}" fill="#3b6ea5"/>'
-            f'<text x="{left + length + 6:.1f}" y="{y + 14}">{100 * share:.1f}%</text>'
-        )
-    height = 40 + len(shares) * line
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
-        f'font-family="sans-serif" font-size="12"><title>Relevance of each column</title>'
-        f'<text x="{left}" y="18" font-weight="bold">share of what moves the prediction</text>'
-        f"{''.join(bars)}</svg>"
-    )

@@ -16,8 +16,16 @@ from torch import Tensor, nn
 from adlm.errors import NoisyModelWarning, UserError
 from adlm.features import Features, declared
 from adlm.features.tables import IndicatorTable, ScaledTable
-from adlm.model.closed_form import UNSURE, closed_form, closed_form_model, usable_head, warning
-from adlm.model.estimates import class_means, class_offsets, fit_class_model
+from adlm.model.closed_form import (
+    UNSURE,
+    closed_form,
+    closed_form_model,
+    has_head,
+    log_shares,
+    usable_head,
+    warning,
+)
+from adlm.model.estimates import class_means, fit_class_model
 from adlm.model.model import Model
 from adlm.model.table_draws import draw_features, draw_without_labels
 from adlm.model.training import Checkpoint, Examples, TrainingConfig, default_plan
@@ -138,7 +146,12 @@ def class_weights(release: Release, given: Weights) -> dict[str, float]:
     if isinstance(given, str):
         if given != BALANCED:
             raise UserError(f"class weights are {BALANCED!r} or a weight for each name (got {given!r})")
-        shares = [math.exp(share) for share in _log_shares(release)]
+        if "class_sums" not in release.tensors:
+            raise UserError(
+                "balanced class weights come from released counts, and this release has none; give a weight "
+                "for each class from public shares"
+            )
+        shares = log_shares(release).exp().tolist()
         return {name: 1 / (len(names) * share) for name, share in zip(names, shares, strict=True)}
     by_name = {str(name): weight for name, weight in given.items()}
     for name, weight in by_name.items():
@@ -163,7 +176,7 @@ def with_class_weights(model: Model, release: Release, given: Weights | None) ->
     summary = dict(model.training)
     with torch.no_grad():
         head.weight.copy_(model.head.weight)
-        if given == BALANCED and release.kind in ("moments", "rounds"):
+        if given == BALANCED and release.kind == "moments":
             # Also for a model that was replaced by the largest class: plain accuracy is not the goal here.
             weight = closed_form(release, release.features(model.features)).weight
             middle = class_means(release.moments()).mean(0)  # equal weight for every class
@@ -179,20 +192,6 @@ def with_class_weights(model: Model, release: Release, given: Weights | None) ->
         "class_weights": {name: float(f"{w:.6g}") for name, w in weights.items()},
     }
     return replace(model, head=head, training=summary)
-
-
-def _log_shares(release: Release) -> list[float]:
-    """Log class shares from released counts."""
-    tensors = release.tensors
-    if "prior" in tensors:
-        return [float(v) for v in tensors["prior"]]
-    if "class_sums" not in tensors:
-        raise UserError(
-            "balanced class weights come from released counts, and this release has none; give a weight for "
-            "each class from public shares"
-        )
-    spread = float(release.certificate.settings.get("sd_sums", 0.0))
-    return [float(v) for v in class_offsets(tensors["class_sums"][:, 0].numpy(), spread)]
 
 
 # ---- Labelled draws from a release, to train any network on, at no privacy cost.
@@ -222,7 +221,7 @@ def labelled_draws(
     if release.kind == "regression":
         return _with_target(release, features, n, generator)
     facts: dict[str, Any] = {}
-    if release.kind == "moments":
+    if not has_head(release):
         z, target = fit_class_model(release.moments(), features.prior).sample(n, generator)
         if plan.class_weight is not None:
             weights = torch.tensor(list(class_weights(release, plan.class_weight).values()))
@@ -233,7 +232,7 @@ def labelled_draws(
         wide = _features(release, features, n, generator)
         target = _labels(release, features, wide, plan)
     if sentence := warning(release):  # draws of moments are not labelled by the head of the largest class
-        facts["warning"] = UNSURE if release.kind == "moments" else sentence
+        facts["warning"] = sentence if has_head(release) else UNSURE
     if plan.class_weight is not None:
         class_weight = plan.class_weight
         facts |= {
@@ -264,9 +263,9 @@ def _between_classes(release: Release, features: Features, n: int, generator: to
 
 def _labels(release: Release, features: Features, wide: Tensor, plan: TrainingConfig) -> Tensor:
     """Class probabilities, (n, M), of the draws by the closed-form model, with class weights if any."""
-    if plan.class_weight is None and release.kind == "rounds":
+    if plan.class_weight is None:
         head = usable_head(release, features)
-        return head.logits(wide[:, : head.weight.shape[1]]).softmax(1).float()
+        return torch.as_tensor(head(wide[:, : head.in_features].double()).softmax(1).float())
     model = with_class_weights(closed_form_model(release, features), release, plan.class_weight)
     kind = next(model.head.parameters()).dtype
     with torch.inference_mode():
@@ -400,9 +399,10 @@ def _on_draws(
     checkpoint: Checkpoint | None,
 ) -> Model:
     target = release.certificate.domain.target
-    examples, facts = labelled_draws(release, features, draws, plan)
     outputs = len(release.certificate.domain.classes) if target is None else 1
     head, architecture = networks.initialised(network, (features.width,), outputs, plan.seed)
+    check_shapes(head, features.width, outputs)
+    examples, facts = labelled_draws(release, features, draws, plan)
     history = train_on_examples(release, head, examples, plan, device=device, checkpoint=checkpoint)
     if target is not None:
         head = networks.in_units(head, float(facts["target_mean"]), float(facts["target_sd"]))
@@ -413,6 +413,24 @@ def _on_draws(
         features,
         training_summary(architecture, plan, history) | facts,
     )
+
+
+def check_shapes(network: nn.Module, width: int, outputs: int) -> None:
+    """Refuse a network that does not take what a release gives, before it is trained."""
+    was, found = network.training, None
+    try:
+        with torch.no_grad():
+            found = tuple(network.eval()(torch.zeros(2, width)).shape)
+        why = f"yours gives {found}" if found != (2, outputs) else ""
+    except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
+        why = f"yours failed on it: {str(error).splitlines()[0]}"
+    finally:
+        network.train(was)
+    if why:
+        raise UserError(
+            f"this release gives vectors of {width} features, so a network must map (n, {width}) to "
+            f"(n, {outputs}), and {why}; a network of images trains on noisy records: adlm.paper.train"
+        )
 
 
 # ---- Hyper-parameter search on one release, at no privacy cost.

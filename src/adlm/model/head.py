@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from adlm.errors import UserError
-from adlm.model.estimates import offset_moves
+from adlm.model.estimates import offset_moves, plausible_counts
 
 # ---- The linear head of a release with gradient rounds: a public function of the released gradients.
 #
@@ -209,7 +209,9 @@ def feature_mean(class_sums: Integers, step: Reals, sd: float) -> Integers:
     return np.asarray(np.trunc(np.clip(mean * shrinkage, -1.0, 1.0) * FEATURE_UNIT), dtype=np.int64)
 
 
-def calibrated(head: Head, counts: Reals, predicted: Reals, spread: float) -> Head:
+def calibrated_head(
+    head: Head, class_sums: Integers, step: Reals, sd: float, predicted: Integers, sd_predicted: float
+) -> Head:
     """Move the class offsets of a head so that predicted shares come closer to those of the records.
 
     Clipped gradients underestimate rare classes, whose records are clipped most. One step of iterative
@@ -218,24 +220,19 @@ def calibrated(head: Head, counts: Reals, predicted: Reals, spread: float) -> He
     Parameters
     ----------
     head : the head that predicted.
-    counts : (M,) released class counts, in records.
-    predicted : (M,) released sums of its predicted probabilities, in records.
-    spread : standard deviation of the noise on their difference.
+    class_sums, step, sd : (M, 1 + k) released counts and sums, their grid steps, and their noise.
+    predicted : (M,) released sums of its predicted probabilities, in steps of 1 / RESIDUAL_UNIT.
+    sd_predicted : standard deviation of their noise.
     """
-    steps = offset_moves(counts, predicted, max(spread, 1.0))
+    unit = float(step[0])
+    counts = plausible_counts(class_sums[:, 0], sd).astype(np.float64) * unit
+    other = sd_predicted / RESIDUAL_UNIT
+    spread = math.sqrt((sd * unit) * (sd * unit) + other * other)
+    steps = offset_moves(counts, predicted.astype(np.float64) / RESIDUAL_UNIT, max(spread, 1.0))
     integers = head.integers.copy()
     integers[:, 0] += np.rint(steps * (WEIGHT_UNIT / head.constant))
     limit = float(LARGEST_WEIGHT * WEIGHT_UNIT)
     return Head(np.clip(integers, -limit, limit), head.constant)
-
-
-def calibration_spread(sd_counts: float, sd_predicted: float) -> float:
-    """Standard deviation, in records, of the noise on a class count less a sum of predicted probabilities.
-
-    `sd_counts` is in records, `sd_predicted` in steps of 1 / RESIDUAL_UNIT.
-    """
-    other = sd_predicted / RESIDUAL_UNIT
-    return math.sqrt(sd_counts * sd_counts + other * other)
 
 
 def final_head(gradients: Integers, plan: GradientRounds, offsets: Reals) -> Head:
@@ -279,6 +276,7 @@ BINS = 16  # intervals between the bounds; their ends are the knots of piecewise
 FARTHEST = 3.0  # standard deviations at which a target is clipped when a model is trained
 LEAST_SPREAD = 0.01  # of the declared range
 ERROR_BOUND = 4.0  # squared errors are clipped no lower than that, in units of the target's variance
+ERROR_UNIT = 1 << 16  # grid steps in one squared standard deviation, where errors are clipped at ERROR_BOUND
 CHECK_NOISE = 0.01  # noise on a mean squared error up to which squared errors are clipped higher
 _GRID = 1 << 12
 
@@ -323,6 +321,19 @@ class TargetScale:
     def standardised(self, position: Reals) -> Reals:
         """Return positions in [0, 1] in standard deviations from the mean, elementwise."""
         return np.asarray((position - self.mean) / self.spread)
+
+    def squared_errors(self, predicted: Reals, position: Reals) -> Reals:
+        """Return (n, 2) squared errors of predictions, clipped to the bounds of the target, and of the mean.
+
+        Parameters
+        ----------
+        predicted : (n,) in standard deviations from the mean.
+        position : (n,) true positions in [0, 1].
+        """
+        truth = self.standardised(position)
+        low, high = (float(v) for v in self.standardised(np.array([0.0, 1.0])))
+        wrong = np.clip(predicted, low, high) - truth
+        return np.stack([wrong * wrong, truth * truth], 1)
 
 
 def _simplex(shares: list[float]) -> list[float]:

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import csv, parquet
+from pyarrow import compute, csv, parquet
 
 from adlm.domain.columns import Column
-from adlm.domain.encoding import expanded
+from adlm.domain.encoding import TARGET_UNIT, expanded
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.model.fit import fit
@@ -34,12 +34,11 @@ Reals = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 UNIT = 64  # grid steps in one record
-CELLS = 64  # of a bounded column, in tables of one column
-MOST_INTEGERS = 256  # an integer column of a shorter range has a cell for each integer
 TARGET_CELLS = 16  # of a numeric target, which is treated as a class
 RARE = 3.0  # standard deviations of noise, below which categories are pooled in tables of pairs
 FITTING_STEPS = 20  # of iterative proportional fitting
 BATCH = 1 << 16  # records drawn together
+LABELLED = 1 << 13  # records that the head labels together
 MOST_TRIES = 200  # draws for each record that is to meet a condition
 
 
@@ -59,22 +58,20 @@ class Grid:
     size: int
 
     @classmethod
-    def of(cls, column: Column) -> Grid:
-        """Return the cells of a column."""
+    def of(cls, column: Column, cells: int = 64) -> Grid:
+        """Return the cells of a column: `cells` of equal width and those of its cuts, or one an integer."""
         if column.kind == "categorical":
             return cls(column, (), column.width)
         if column.kind in ("ordinal", "boolean"):
             return cls(column, (), len(column.levels) + (column.missing is not None))
         low, high = column.number(column.lower), column.number(column.upper)
         cuts = [column.number(cut) for cut in column.cuts]
+        inner = np.arange(1, cells) / cells
         if column.integer or column.kind == "date":
             shift = 0.5
-            inner = np.arange(1, CELLS) / CELLS
-            if high - low < MOST_INTEGERS:
+            if high - low < 4 * cells:
                 inner = np.array([column.position(low + k - shift) for k in range(1, int(high - low) + 1)])
             cuts = [math.ceil(cut) - shift for cut in cuts]
-        else:
-            inner = np.arange(1, CELLS) / CELLS
         found = np.unique([*inner, *(column.position(cut) for cut in cuts)])
         edges = (0.0, *(float(edge) for edge in found if 0 < edge < 1), 1.0)
         return cls(column, edges, len(edges) - 1 + (column.missing is not None))
@@ -101,6 +98,24 @@ class Grid:
             found = np.rint(position * last)
         found = np.clip(found, 0, last).astype(np.int64)
         return np.where(encoded[:, 1] > 0.5, self.size - 1, found) if self.has_missing else found
+
+    def may_meet(self, first: Any, last: Any = None) -> NDArray[np.bool_]:
+        """Return the (cells,) that have values in a set of texts, or from `first` to `last`."""
+        out = np.zeros(self.size, dtype=bool)
+        if last is None:
+            names = (
+                _members(self.column)
+                if self.column.kind == "categorical"
+                else [[v] for v in self.column.levels]
+            )
+            out[: len(names)] = [bool(first.intersection(texts)) for texts in names]
+            return out
+        half = 0.5 if self.column.integer or self.column.kind == "date" else 0.0  # values are rounded
+        low = self.column.position(self.column.number(first) - half) - 1e-6
+        high = self.column.position(self.column.number(last) + half) + 1e-6
+        edges = np.array(self.edges)
+        out[: len(edges) - 1] = (edges[:-1] <= high) & (edges[1:] >= low)
+        return out
 
     def positions(self, cells: Integers, generator: np.random.Generator) -> NDArray[Any]:
         """Return what `compact` stores: a code, or a position, uniform within its cell; -1 is missing."""
@@ -217,9 +232,16 @@ def table_of(release: Release) -> TableDomain:
     return TableDomain.from_dict(dict(release.certificate.features["spec"])["table"])
 
 
-def grids_of(table: TableDomain) -> tuple[Grid, ...]:
-    """Return the cells of all feature columns."""
-    return tuple(Grid.of(column) for column in table.features)
+@dataclass(frozen=True)
+class Resolution:
+    """How finely the columns are counted: cells of a bounded column, and classes (1: not by class)."""
+
+    cells: int
+    classes: int
+
+    def grids(self, table: TableDomain) -> tuple[Grid, ...]:
+        """Return the cells of all feature columns."""
+        return tuple(Grid.of(column, self.cells) for column in table.features)
 
 
 def classes_of(table: TableDomain) -> int:
@@ -237,14 +259,94 @@ def measured(
 
 
 @dataclass(frozen=True, eq=False)
+class Tree:
+    """A distribution of cells: the class, then each column given its parent and the class.
+
+    Attributes
+    ----------
+    classes : (classes,) weights.
+    order : column, its parent or None, and (bins, contexts) weights; a context is a class, or a bin of the
+        parent with a class.
+    within : for each column (cells, bins x classes) weights of cells; None where cells are bins.
+    """
+
+    classes: Reals
+    order: tuple[tuple[int, int | None, Reals], ...]
+    within: tuple[Reals | None, ...]
+
+    def given(self, masks: Mapping[int, Reals]) -> Tree:
+        """Return the distribution of records whose cells are in masks: (cells,) of 0 and 1 by column.
+
+        Each weight is multiplied by the probability that what is drawn below it meets all masks.
+        """
+        classes = len(self.classes)
+        within, below = list(self.within), {}
+        for column, mask in masks.items():
+            table = within[column]
+            if table is None:
+                below[column] = np.repeat(mask[:, None], classes, 1)
+            else:
+                masked = table * mask[:, None]
+                within[column] = masked
+                below[column] = (masked.sum(0) / table.sum(0)).reshape(-1, classes)
+        order = list(self.order)
+        of_class = np.ones(classes)
+        for at in range(len(order) - 1, -1, -1):
+            column, parent, table = order[at]
+            if column not in below:
+                continue
+            by_class = table.reshape(len(table), -1, classes)
+            found = by_class * below[column][:, None, :]
+            order[at] = (column, parent, found.reshape(table.shape))
+            met = found.sum(0) / np.maximum(by_class.sum(0), 1e-300)
+            if parent is None:
+                of_class = of_class * met[0]
+            else:
+                below[parent] = below.get(parent, 1.0) * met
+        return Tree(self.classes * of_class, tuple(order), tuple(within))
+
+    @cached_property
+    def _cumulative(self) -> tuple[list[Reals], list[Reals | None]]:
+        return [_cumulative(table) for _, _, table in self.order], [
+            None if table is None else _cumulative(table) for table in self.within
+        ]
+
+    def draw(self, rows: int, generator: np.random.Generator) -> tuple[list[Integers], Integers]:
+        """Draw the cells of n records, by column, and their classes."""
+        below, inside = self._cumulative
+        classes = len(self.classes)
+        labels = generator.choice(classes, rows, p=self.classes / self.classes.sum()).astype(np.int64)
+        bins: list[Integers] = [labels] * len(self.within)
+        for (column, parent, _), table in zip(self.order, below, strict=True):
+            context = labels if parent is None else bins[parent] * classes + labels
+            bins[column] = _drawn(table, context, generator)
+        cells = [
+            at if table is None else _drawn(table, at * classes + labels, generator)
+            for at, table in zip(bins, inside, strict=True)
+        ]
+        return cells, labels
+
+
+def _cumulative(table: Reals) -> Reals:
+    """Return (contexts, cells) cumulative shares of (cells, contexts) weights, the context added to each."""
+    below = np.cumsum(table + 1e-300, 0)
+    return np.ascontiguousarray((below / below[-1] + np.arange(table.shape[1])).T)
+
+
+def _drawn(below: Reals, contexts: Integers, generator: np.random.Generator) -> Integers:
+    """Draw a cell for each of (n,) contexts, by inversion."""
+    cells = below.shape[1]
+    found = np.searchsorted(below.ravel(), contexts + generator.random(len(contexts)), side="right")
+    return np.asarray(np.clip(found - contexts * cells, 0, cells - 1))
+
+
+@dataclass(frozen=True, eq=False)
 class Synthesiser:
     """What draws the records of a release. Made by `Synthesiser.of`."""
 
     table: TableDomain
     grids: tuple[Grid, ...]
-    tables: Measured
-    order: tuple[tuple[int, int | None, Reals], ...]  # column, parent, (bins, bins of the parent x classes)
-    within: tuple[Reals | None, ...]  # (cells, bins x classes), None where they are the same
+    tree: Tree
     release: Release
 
     @classmethod
@@ -252,7 +354,8 @@ class Synthesiser:
         """Fit the tables of a release."""
         table = table_of(release)
         facts = release.certificate.settings["synthetic"]
-        grids, classes = grids_of(table), classes_of(table)
+        resolution = Resolution(int(facts["cells"]), int(facts["classes"]))
+        grids, classes = resolution.grids(table), resolution.classes
         tensors = {name: tensor.numpy() for name, tensor in release.tensors.items()}
         tables = measured(
             grids, classes, tensors["synthetic_columns"], tensors["synthetic_bins"], facts["sd_columns"]
@@ -260,49 +363,39 @@ class Synthesiser:
         pairs = [Pair(int(a), int(b), bool(c)) for a, b, c in facts["pairs"]]
         fitted = _fitted(tables, pairs, tensors["synthetic_pairs"], facts["sd_pairs"] / UNIT)
         within = tuple(_within(tables, at) for at in range(len(grids)))
-        return cls(table, grids, tables, _down_the_tree(tables, fitted), within, release)
-
-    def cells(self, rows: int, generator: np.random.Generator) -> tuple[list[Integers], Integers]:
-        """Draw the cells of n records, and their classes."""
-        shares = self.tables.class_counts / self.tables.class_counts.sum()
-        classes = len(shares)
-        labels = generator.choice(classes, rows, p=shares).astype(np.int64)
-        bins: list[Integers] = [labels] * len(self.grids)
-        for column, parent, table in self.order:
-            given = labels if parent is None else bins[parent] * classes + labels
-            bins[column] = _drawn(table, given, generator)
-        cells = [
-            at if table is None else _drawn(table, at * classes + labels, generator)
-            for at, table in zip(bins, self.within, strict=True)
-        ]
-        return cells, labels
+        tree = Tree(tables.class_counts, _down_the_tree(tables, fitted), within)
+        return cls(table, grids, tree, release)
 
     @cached_property
     def _head(self) -> Model:
         """The released model that labels drawn records."""
-        return fit(self.release)
+        model = fit(self.release)
+        if model.features is not None:
+            model.features.batch = LABELLED
+        return model
 
-    def _encoded(
-        self, cells: list[Integers], generator: np.random.Generator
-    ) -> tuple[NDArray[np.float32], list[NDArray[Any]]]:
-        kept = [grid.positions(at, generator) for grid, at in zip(self.grids, cells, strict=True)]
-        return expanded(self.table.features, kept), kept
-
-    def draw(self, rows: int, generator: np.random.Generator) -> tuple[list[NDArray[Any]], Integers]:
+    def draw(
+        self, rows: int, generator: np.random.Generator, tree: Tree | None = None
+    ) -> tuple[list[NDArray[Any]], Integers]:
         """Draw n records: what `compact` stores of each column, and class codes or cells of the target."""
-        cells, labels = self.cells(rows, generator)
-        encoded, kept = self._encoded(cells, generator)
+        cells, labels = (tree or self.tree).draw(rows, generator)
+        kept = [grid.positions(at, generator) for grid, at in zip(self.grids, cells, strict=True)]
         if self.table.target is None:
-            odds = self._head.probabilities(encoded)
+            odds = self._head.probabilities(expanded(self.table.features, kept))
             below = np.cumsum(odds, 1)
             labels = (generator.random((rows, 1)) * below[:, -1:] > below).sum(1).astype(np.int64)
         return kept, labels
 
     def records(self, rows: int, where: Mapping[str, str], seed: int) -> pa.Table:
-        """Draw records in the declared columns; see `synthesise`."""
+        """Draw records in the declared columns; see `synthesise`.
+
+        Conditions on features are met by the tree. Values at the edge of a cell and labels are drawn until
+        they meet theirs.
+        """
         if rows < 1:
             raise UserError(f"rows must be at least 1, got {rows}")
         generator = np.random.default_rng(seed)
+        tree = self._tree_given(where)
         parts: list[pa.Table] = []
         found = tried = 0
         while found < rows:
@@ -312,7 +405,7 @@ class Synthesiser:
                     "a more frequent value"
                 )
             wanted = min(BATCH, max(rows - found, BATCH // 8) if where else rows - found)
-            part = self._decoded(*self.draw(wanted, generator), generator)
+            part = decoded(self.table, *self.draw(wanted, generator, tree), generator)
             tried += wanted
             for name, value in where.items():
                 part = part.filter(_meets(self.table, part, name, value))
@@ -320,20 +413,34 @@ class Synthesiser:
             found += len(parts[-1])
         return pa.concat_tables(parts)
 
-    def _decoded(
-        self, kept: list[NDArray[Any]], labels: Integers, generator: np.random.Generator
-    ) -> pa.Table:
-        columns = dict(zip((c.name for c in self.table.features), kept, strict=True))
-        out: dict[str, pa.Array] = {}
-        for column in self.table.columns:
-            if column.name in columns:
-                out[column.name] = _values(column, columns[column.name], generator)
-            elif column.kind == "label":
-                out[column.name] = pa.array(np.array(column.classes)[labels])
-            elif column.kind == "target":
-                place = (labels + generator.random(len(labels))) / TARGET_CELLS
-                out[column.name] = _values(column, place.astype(np.float32), generator)
-        return pa.table(out)
+    def _tree_given(self, where: Mapping[str, str]) -> Tree:
+        masks = {}
+        for at, grid in enumerate(self.grids):
+            if grid.column.name in where:
+                mask = grid.may_meet(*_wanted(grid.column, where[grid.column.name]))
+                masks[at] = mask.astype(np.float64)
+        tree = self.tree.given(masks) if masks else self.tree
+        if not tree.classes.sum() > 0:
+            asked = ", ".join(f"{name}={value}" for name, value in where.items())
+            raise UserError(f"no record of this release can meet {asked}; ask for another value")
+        return tree
+
+
+def decoded(
+    table: TableDomain, kept: list[NDArray[Any]], labels: Integers, generator: np.random.Generator
+) -> pa.Table:
+    """Turn what `compact` stores of each column, and class codes, into records in the declared columns."""
+    columns = dict(zip((c.name for c in table.features), kept, strict=True))
+    out: dict[str, pa.Array] = {}
+    for column in table.columns:
+        if column.name in columns:
+            out[column.name] = _values(column, columns[column.name], generator)
+        elif column.kind == "label":
+            out[column.name] = pa.array(column.classes).take(pa.array(labels))
+        elif column.kind == "target":
+            place = (labels + generator.random(len(labels))) / TARGET_CELLS
+            out[column.name] = _values(column, place.astype(np.float32), generator)
+    return pa.table(out)
 
 
 def synthesise(
@@ -352,6 +459,11 @@ def synthesise(
     -------
     An Arrow table of the declared columns, without ignored ones; missing cells are null.
     """
+    table = table_of(release)
+    names = [c.name for c in (*table.features, table.answer)]
+    for name in where or {}:
+        if name not in names:
+            raise UserError(f"--where names {name!r}; the columns are {', '.join(names)}")
     return Synthesiser.of(release).records(rows, where or {}, seed)
 
 
@@ -376,6 +488,80 @@ def write(release: Release, records: pa.Table, out: Path) -> None:
             csv.write_csv(texts, stream, options)
     beside = out.with_name(f"{out.name}.certificate.json")
     write_file(beside, canonical(release.certificate.to_dict()), what="certificate")
+
+
+# ---- beside real records
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Drawn records beside real ones. It is not private: it is a statistic of the real ones.
+
+    Attributes
+    ----------
+    drawn, real : numbers of records.
+    columns : total variation between drawn and real shares of each column's cells, and of the label's.
+    pairs : the same of each pair of columns that was counted together.
+    accuracy : of gradient boosting on one half of the real records: trained on drawn records (`drawn`), and
+        on the other half (`real`); empty for a numeric target.
+    """
+
+    drawn: int
+    real: int
+    columns: Mapping[str, float]
+    pairs: Mapping[str, float]
+    accuracy: Mapping[str, float]
+
+
+def compare(
+    release: Release, x: NDArray[np.float32], y: NDArray[np.int64], *, rows: int = 10_000, seed: int = 0
+) -> Comparison:
+    """Draw records and compare them with real ones.
+
+    Parameters
+    ----------
+    release : made with `kind="synthetic"`.
+    x, y : (n, width) encoded real records, and their (n,) class codes or positions of the target.
+    rows : how many to draw.
+    seed : of the draw.
+    """
+    made = Synthesiser.of(release)
+    table, facts = made.table, release.certificate.settings["synthetic"]
+    kept, labels = made.draw(rows, np.random.default_rng(seed))
+    drawn = expanded(table.features, kept)
+    answers = y * TARGET_CELLS // (TARGET_UNIT + 1) if table.target is not None else y
+
+    def gap(one: list[Integers], two: list[Integers]) -> float:
+        shape = tuple(max(int(a.max()), int(b.max())) + 1 for a, b in zip(one, two, strict=True))
+        counts = [
+            np.bincount(np.ravel_multi_index(tuple(side), shape), minlength=math.prod(shape)) / len(side[0])
+            for side in (one, two)
+        ]
+        return float(np.abs(counts[0] - counts[1]).sum() / 2)
+
+    cells: dict[str, tuple[Integers, Integers]] = {}
+    stop = 0
+    for grid in made.grids:
+        start, stop = stop, stop + grid.column.width
+        cells[grid.column.name] = (grid.cells(drawn[:, start:stop]), grid.cells(x[:, start:stop]))
+    names = list(cells)
+    cells[table.answer.name] = (labels, answers)
+    pairs = {
+        f"{names[a]} and {names[b]}": gap(*([cells[names[at]][side] for at in (a, b)] for side in (0, 1)))
+        for a, b, _ in facts["pairs"]
+    }
+    accuracy = {}
+    if table.target is None and len(np.unique(y)) > 1 and len(np.unique(labels)) > 1:
+        from sklearn.ensemble import HistGradientBoostingClassifier
+
+        half = np.random.default_rng(0).permutation(len(y))
+        fit_on, test = half[: len(y) // 2], half[len(y) // 2 :]
+        for name, train in (("drawn", (drawn, labels)), ("real", (x[fit_on], y[fit_on]))):
+            model = HistGradientBoostingClassifier(random_state=0).fit(*train)
+            accuracy[name] = float((model.predict(x[test]) == y[test]).mean())
+    return Comparison(
+        rows, len(y), {name: gap([one], [two]) for name, (one, two) in cells.items()}, pairs, accuracy
+    )
 
 
 # ---- fitting
@@ -458,35 +644,23 @@ def _within(tables: Measured, at: int) -> Reals | None:
     return out
 
 
-def _drawn(table: Reals, given: Integers, generator: np.random.Generator) -> Integers:
-    """Draw from the columns of (cells, contexts) weights, one for each of (n,) contexts."""
-    cells, contexts = table.shape
-    below = np.cumsum(table + 1e-300, 0)
-    below /= below[-1]
-    flat = (below + np.arange(contexts)).T.ravel()
-    found = np.searchsorted(flat, given + generator.random(len(given)), side="right") - given * cells
-    return np.asarray(np.clip(found, 0, cells - 1))
-
-
 # ---- values as declared
 
 
 def _values(column: Column, kept: NDArray[Any], generator: np.random.Generator) -> pa.Array:
     """Turn stored codes or positions into the values of a column; missing cells are null."""
     if column.kind == "categorical":
-        names = _members(column)
-        count = len(names)
-        codes = np.minimum(kept.astype(np.int64), count - 1)
-        choice = generator.integers(0, 1 << 40, len(codes))
-        texts = [
-            names[code][pick % len(names[code])] for code, pick in zip(codes.tolist(), choice, strict=True)
-        ]
-        return pa.array(texts, mask=kept.astype(np.int64) >= count)
+        members = _members(column)
+        counts = np.array([*map(len, members), 1])
+        starts = np.cumsum(counts) - counts
+        texts = pa.array([*(text for texts in members for text in texts), None])
+        codes = np.minimum(kept.astype(np.int64), len(members))
+        pick = (generator.random(len(codes)) * counts[codes]).astype(np.int64) if column.groups else 0
+        return texts.take(pa.array(starts[codes] + pick))
     missing = kept < 0
     if column.kind in ("ordinal", "boolean"):
-        levels = np.array(column.levels)
-        codes = np.rint(np.clip(kept, 0, 1) * (len(levels) - 1)).astype(np.int64)
-        return pa.array(levels[codes], mask=missing)
+        codes = np.rint(np.clip(kept, 0, 1) * (len(column.levels) - 1)).astype(np.int64)
+        return pa.array(column.levels).take(pa.array(codes, mask=missing))
     low, high = column.number(column.lower), column.number(column.upper)
     place = np.clip(kept.astype(np.float64), 0, 1)
     if column.scale == "log":
@@ -495,12 +669,18 @@ def _values(column: Column, kept: NDArray[Any], generator: np.random.Generator) 
         values = low + place * (high - low)
     values = np.clip(values, low, high)
     if column.kind == "date":
-        days = np.rint(values).astype(np.int64)
-        dates = [datetime.date.fromordinal(day) for day in days.tolist()]
-        return pa.array(dates, pa.date32(), mask=missing)
+        days = np.rint(values).astype(np.int32) - np.int32(datetime.date(1970, 1, 1).toordinal())
+        return pa.array(days, mask=missing).cast(pa.date32())
     if column.integer:
         return pa.array(np.rint(values).astype(np.int64), mask=missing)
-    return pa.array(np.array([float(f"{value:.6g}") for value in values.tolist()]), mask=missing)
+    return pa.array(np.clip(_six_digits(values), low, high), mask=missing)
+
+
+def _six_digits(values: Reals) -> Reals:
+    """Round to six significant digits, to numbers that print with no more."""
+    size = np.floor(np.log10(np.maximum(np.abs(values), 1e-15)))
+    up, down = 10.0 ** np.clip(5 - size, 0, 20), 10.0 ** np.clip(size - 5, 0, 300)
+    return np.asarray(np.rint(values * up / down) * down / up)
 
 
 def _members(column: Column) -> list[list[str]]:
@@ -524,40 +704,53 @@ def _texts(table: TableDomain, records: pa.Table) -> pa.Table:
     for column in table.columns:
         if column.name not in records.column_names:
             if not table.header:
-                numbers = (str(at + 1) for at in range(len(records)))
-                out[column.name] = list(numbers) if column.kind == "person" else [empty] * len(records)
+                numbers = pa.array(range(1, len(records) + 1)).cast(pa.string())
+                out[column.name] = numbers if column.kind == "person" else pa.repeat(empty, len(records))
             continue
-        values = records[column.name].to_pylist()
+        values = records[column.name]
         if column.kind == "date":
-            shown = [None if v is None else v.strftime(column.format or "%Y-%m-%d") for v in values]
+            values = compute.strftime(values, format=column.format or "%Y-%m-%d")
         elif column.kind in ("numeric", "target"):
-            shown = [None if v is None else f"{v}".replace(".", table.decimal) for v in values]
-        else:
-            shown = values
-        out[column.name] = [empty if v is None else v for v in shown]
+            values = values.cast(pa.string())
+            if table.decimal != ".":
+                values = compute.replace_substring(values, ".", table.decimal)
+        out[column.name] = values.fill_null(empty)
     return pa.table(out)
+
+
+def _wanted(column: Column, value: str) -> tuple[Any, Any] | tuple[set[str]]:
+    """Read a condition: the two ends of a range, or a set of texts."""
+    if column.kind in ("numeric", "target", "date"):
+        low, dots, high = value.partition("..")
+        try:
+            if not dots and column.kind != "date" and not column.integer:
+                raise ValueError("a single number is never drawn")
+            read = datetime.date.fromisoformat if column.kind == "date" else float
+            return read(low), read(high if dots else low)
+        except ValueError:
+            raise UserError(
+                f"--where {column.name}={value}: give a range such as 30..40, or a value of an integer column"
+            ) from None
+    texts = {text for texts in _members(column) for text in texts} if column.kind == "categorical" else set()
+    allowed = (
+        texts | set(column.classes) | set(column.levels if column.kind in ("ordinal", "boolean") else ())
+    )
+    wanted = set(dict(column.groups).get(value, (value,))) & allowed
+    if not wanted:
+        raise UserError(f"--where {column.name}={value}: the column has no such value")
+    return (wanted,)
 
 
 def _meets(table: TableDomain, records: pa.Table, name: str, value: str) -> pa.Array:
     """Return which records meet a condition."""
-    if name not in records.column_names:
-        raise UserError(f"--where names {name!r}; the columns are {', '.join(records.column_names)}")
-    column = next(c for c in table.columns if c.name == name)
-    values = records[name].to_pylist()
-    if column.kind in ("numeric", "target", "date"):
-        low, dots, high = value.partition("..")
-        try:
-            read = datetime.date.fromisoformat if column.kind == "date" else float
-            first, last = read(low), read(high if dots else low)
-        except ValueError:
-            raise UserError(f"--where {name}={value}: give a value or a range such as 30..40") from None
-        return pa.array([v is not None and first <= v <= last for v in values])
-    allowed = (
-        {text for texts in _members(column) for text in texts} if column.kind == "categorical" else set()
+    values = records[name]
+    wanted = _wanted(next(c for c in table.columns if c.name == name), value)
+    if len(wanted) == 1:
+        return compute.is_in(values, value_set=pa.array(sorted(wanted[0])))
+    first, last = (
+        pa.scalar(end, pa.date32() if isinstance(end, datetime.date) else pa.float64()) for end in wanted
     )
-    allowed |= set(column.classes) | (set(column.levels) if column.kind in ("ordinal", "boolean") else set())
-    named = dict(column.groups)
-    wanted = set(named.get(value, (value,)))
-    if not wanted & allowed:
-        raise UserError(f"--where {name}={value}: the column has no such value")
-    return pa.array([v in wanted for v in values])
+    if not isinstance(wanted[0], datetime.date):
+        values = values.cast(pa.float64())
+    found = compute.and_(compute.greater_equal(values, first), compute.less_equal(values, last))
+    return found.fill_null(False)

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from adlm.errors import UserError
 from adlm.model import distributed
-from adlm.paper.loss import Coefficients, loss
-from adlm.paper.networks import TOGETHER, LocalResponseNorm, by_batch, even_parts, name_of
+from adlm.paper.networks import TOGETHER, Coefficients, LocalResponseNorm, by_batch, even_parts, loss, name_of
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
 from adlm.runtime.machine import choose_device

@@ -20,7 +20,6 @@ from adlm.model.training import TrainingConfig
 from adlm.paper import networks
 from adlm.paper.release import SPLIT, Budgets, PrivateRecords, RecordOptions, check_first, settings_for
 from adlm.paper.release import release as release_records
-from adlm.paper.release import write as write_records
 from adlm.paper.relevance import RelevanceSource, make_public, private_relevance
 from adlm.paper.training import check_plan, train_on_records
 from adlm.privacy.ledger import Ledger
@@ -234,7 +233,7 @@ def make_release(
         )
     # Lines 10-14: eps_j = beta_j eps2; x_ij + (1/|L|) Lap(Delta_h0 / eps_j); b + (1/|L|) Lap(Delta_h0 / eps2)
     # Lines 16-19: phi_l + (1/|L|) Lap(Delta_F / eps3)
-    if options.folder is None:
-        return release_records(D, settings, relevance=R, ledger=ledger, source=source)
-    write_records(options.folder, D, settings, relevance=R, ledger=ledger, source=source)
-    return Release.load(options.folder)
+    noisy = release_records(D, settings, relevance=R, ledger=ledger, source=source)
+    if options.folder is not None:
+        noisy.save(options.folder)
+    return noisy

@@ -2,16 +2,13 @@
 
 Each feature has its own grid, fine enough for its noise to have the same integer scale as all others:
 the unit is b_j / SCALE. Records are truncated to the grid, so a release is integer arithmetic and exact
-noise; the product with the unit comes afterwards. Records pass in chunks, in memory or to a folder, in random
-order. All settings are checked before the first record is read, and every charge is written before its noise
-is drawn.
+noise; the product with the unit comes afterwards. Records are released in random order. All settings are
+checked before the first record is read, and every charge is written before its noise is drawn.
 """
 
 from __future__ import annotations
 
-import hashlib
 import inspect
-import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -19,27 +16,24 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from adlm.domain import Domain
 from adlm.errors import UserError, WeakReleaseWarning
-from adlm.paper.loss import CROSS_ENTROPY, Polynomial, by_name
-from adlm.paper.networks import layer_sizes, name_of
+from adlm.paper.networks import CROSS_ENTROPY, Polynomial, by_name, layer_sizes, name_of
 from adlm.paper.relevance import PRIVATE, PrivateRelevance, RelevanceSource, budget_ratios, relevance_charge
 from adlm.privacy.accounting import Charge, Totals, compose, parse_epsilon, show
 from adlm.privacy.certificate import LEARNT_BOUNDS, SEEDED
 from adlm.privacy.clipping import ALLOCATIONS
-from adlm.privacy.folders import CERTIFICATE, TENSORS
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
 from adlm.runtime import progress
-from adlm.runtime.artefact import canonical, new_folder
 
 SCALE = 1 << 30  # noise scale in grid steps, for every feature and coefficient
 CHUNK = 1 << 20  # values perturbed at a time
@@ -321,7 +315,7 @@ class RecordOptions:
     mode : `literal` puts noise on all three orders of the loss, as in lines 18-19; `economical` on the one
         that depends on the label.
     rows : records to average relevances over, drawn at random; None for all.
-    folder : where the release is written, chunk by chunk; None keeps it in memory.
+    folder : where the release is also written; None keeps it in memory.
     """
 
     delta_h0: str | int | Fraction = "counted"
@@ -467,7 +461,7 @@ def release(
     ledger: Ledger,
     source: Source,
 ) -> Release:
-    """Release all records, in memory: the tensors ``x``, ``phi``, ``bias``, ``budget_ratios``.
+    """Release all records: the tensors ``x``, ``phi``, ``bias``, ``budget_ratios``.
 
     There is no ``phi`` where settings give labels no budget; the records have no labels then.
 
@@ -483,99 +477,28 @@ def release(
     -----------------
     See `RecordMechanism.charges`. The certificate carries the relevances' charges too.
     """
-    mechanism, small = _begin(records, settings, relevance, ledger, source)
-    n = len(np.asarray(records.x))
-    shapes = _streamed_shapes(mechanism, n)
-    values_of = {name: np.empty(shape, dtype=np.float32) for name, shape in shapes.items()}
-    start = 0
-    for parts in mechanism.chunks(records.x, records.labels, source):
-        for values, part in zip(values_of.values(), parts, strict=True):
-            values[start : start + len(part)] = part
-        start += len(parts[0])
-    tensors = small | {name: torch.from_numpy(values) for name, values in values_of.items()}
-    return _release(tensors, records, mechanism, relevance, source)
-
-
-def write(
-    folder: Path,
-    records: PrivateRecords,
-    settings: Settings,
-    *,
-    relevance: PrivateRelevance | None,
-    ledger: Ledger,
-    source: Source,
-) -> None:
-    """Write the same release to a new folder, chunk by chunk: memory does not grow with the records.
-
-    Parameters
-    ----------
-    folder : must not exist; nothing is charged if it does.
-    records, settings, relevance, ledger, source : as for `release`.
-    """
-    if folder.exists():
-        raise UserError(f"{folder} exists already; choose another place for the release or remove it first")
-    mechanism, small = _begin(records, settings, relevance, ledger, source)
-    certificate = _release(small, records, mechanism, relevance, source).certificate
-    shapes = _streamed_shapes(mechanism, len(np.asarray(records.x)))
-    with new_folder(folder, what="release") as temporary:
-        with (temporary / TENSORS).open("wb") as file:
-            offsets = _write_header(file, small, shapes)
-            digests = {name: hashlib.sha256() for name in shapes}
-            for part in mechanism.chunks(records.x, records.labels, source):
-                for name, values in zip(shapes, part, strict=True):
-                    raw = np.ascontiguousarray(values).tobytes()
-                    file.seek(offsets[name])
-                    file.write(raw)
-                    digests[name].update(raw)
-                    offsets[name] += len(raw)
-        streamed = {
-            name: {"dtype": "float32", "shape": list(shape), "sha256": digests[name].hexdigest()}
-            for name, shape in shapes.items()
-        }
-        complete = replace(certificate, tensors=dict(sorted((dict(certificate.tensors) | streamed).items())))
-        (temporary / CERTIFICATE).write_bytes(canonical(complete.to_dict()))
-
-
-def _begin(
-    records: PrivateRecords,
-    settings: Settings,
-    relevance: PrivateRelevance | None,
-    ledger: Ledger,
-    source: Source,
-) -> tuple[RecordMechanism, dict[str, Tensor]]:
-    """Check, charge, and only then draw: the bias is the first noise of the release."""
-    labels = records.labels
-    if (labels is None) == settings.labelled:
+    s, domain, labels = settings, records.domain, records.labels
+    if (labels is None) == s.labelled:
         raise UserError("labels are given when, and only when, they have a budget: epsilon3 > 0.")
     n = len(np.asarray(records.x))
     m = n if labels is None else len(np.asarray(labels))
     if n != m or n == 0:
         raise UserError(f"there must be one label for each record, and a record (got {n} and {m} labels).")
-    mechanism = mechanism_for(settings, records.domain, relevance)
-    ledger.charge(*mechanism.charges)
-    small = {
+    mechanism = mechanism_for(s, domain, relevance)
+    ledger.charge(*mechanism.charges)  # and only then draw
+    tensors = {
         "bias": torch.tensor([mechanism.bias(source)], dtype=torch.float64),
         "budget_ratios": torch.from_numpy(mechanism.ratios),
     }
-    if relevance is not None:
-        small["relevance"] = torch.from_numpy(relevance.values)
-    return mechanism, small
-
-
-def _release(
-    tensors: Mapping[str, Tensor],
-    records: PrivateRecords,
-    mechanism: RecordMechanism,
-    relevance: PrivateRelevance | None,
-    source: Source,
-) -> Release:
-    s = mechanism.settings
-    settings: dict[str, Any] = {
+    parts = zip(*mechanism.chunks(records.x, labels, source), strict=True)
+    for name, values in zip(("x", "phi"), parts, strict=False):
+        tensors[name] = torch.from_numpy(np.concatenate(values))
+    facts: dict[str, Any] = {
         "method": "ilm" if relevance is None else "adlm",
-        "n": len(np.asarray(records.x)),
+        "n": n,
         "allocation": s.allocation,
         "batch_size": s.batch_size,
-        "delta_f": str(s.loss.delta_f(len(records.domain.classes), s.hidden)),
+        "delta_f": str(s.loss.delta_f(len(domain.classes), s.hidden)),
         "delta_h0": str(s.delta_h0),
         "delta_h0_rule": s.delta_h0_rule,
         "epsilon2": str(s.epsilon2),
@@ -586,53 +509,19 @@ def _release(
         "withheld": int((mechanism.ratios == 0).sum()),
     }
     if s.network:
-        settings["network"] = s.network
+        facts["network"] = s.network
     carried: tuple[Charge, ...] = ()
     stamps = records.stamps
     if relevance is not None:
-        carried, settings = relevance.charges, settings | relevance.settings
+        tensors["relevance"] = torch.from_numpy(relevance.values)
+        carried, facts = relevance.charges, facts | relevance.settings
         stamps += relevance.stamps
     return Release.make(
         tensors,
         kind="records",
-        domain=records.domain,
+        domain=domain,
         features=records.features,
-        settings=settings,
+        settings=facts,
         charges=(*carried, *mechanism.charges),
         stamps=stamps + ((SEEDED,) if source.seeded else ()),
     )
-
-
-def _streamed_shapes(mechanism: RecordMechanism, n: int) -> dict[str, tuple[int, ...]]:
-    classes = len(mechanism.domain.classes)
-    phi = (n, 3, classes) if mechanism.settings.mode == "literal" else (n, classes)
-    x = {"x": (n, *mechanism.domain.shape)}
-    return x | {"phi": phi} if mechanism.settings.labelled else x
-
-
-def _write_header(
-    file: IO[bytes], small: Mapping[str, Tensor], streamed: Mapping[str, tuple[int, ...]]
-) -> dict[str, int]:
-    """Write the header of a safetensors file in the library's order: 64-bit tensors first, each by name.
-
-    Returns where each streamed tensor begins.
-    """
-    entries: dict[str, Any] = {}
-    place, body = 0, b""
-    for name, tensor in sorted(small.items()):
-        raw = tensor.numpy().tobytes()
-        entries[name] = _entry("F64", tensor.shape, place, len(raw))
-        place, body = place + len(raw), body + raw
-    starts = {}
-    for name, shape in sorted(streamed.items()):
-        size = 4 * int(np.prod(shape, dtype=np.int64))
-        entries[name] = _entry("F32", shape, place, size)
-        starts[name], place = place, place + size
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    file.write(len(header).to_bytes(8, "little") + header + body)
-    return {name: 8 + len(header) + start for name, start in starts.items()}
-
-
-def _entry(dtype: str, shape: tuple[int, ...] | torch.Size, place: int, size: int) -> dict[str, Any]:
-    return {"dtype": dtype, "shape": list(shape), "data_offsets": [place, place + size]}

@@ -19,12 +19,6 @@ from typing import Any, Literal, get_args
 from adlm.errors import UserError
 from adlm.runtime.arithmetic import MP, MPMATH_LOCK, root_up
 
-# ---- What was released, and what that costs: charges, their composition, the certificate.
-#
-# A `Charge` is a frozen value; its meaning never changes once it is in a certificate. The epsilon of a
-# charge is not stated but computed from its sensitivity and scale, here and nowhere else, so that `adlm
-# verify` repeats the proof from the certificate alone.
-
 Mechanism = Literal["laplace", "radial", "gaussian", "curvature", "gaussian-label", "gaussian-target"]
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
 IN_LOSS = ("gaussian-label", "gaussian-target")  # Gaussian noise in a loss, of two classes or of a target

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any
 
 from adlm.domain import Domain
 from adlm.errors import UserError
@@ -203,7 +203,6 @@ def check_entries(found: Mapping[str, str], expected: Mapping[str, Any] | None, 
 
 # ---- The certificate of a release: its content, its cost and how to check both, with stamps that warn.
 
-Content = Literal["moments", "rounds", "records", "regression"]
 SCHEMA = 1
 SEEDED = "NOT PRIVATE: seeded"
 PEEKED = "NOT PRIVATE: bounds learnt from data"
@@ -245,13 +244,6 @@ class Certificate:
     stamps: tuple[str, ...] = ()
     tensors: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     software: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def content(self) -> Content:
-        """What was released: `rounds` is a special case of `moments`, and is stored as that."""
-        if self.kind == "moments":
-            return "rounds" if self.settings.get("rounds") or self.settings.get("objective") else "moments"
-        return "regression" if self.kind == "regression" else "records"
 
     @property
     def totals(self) -> Totals:

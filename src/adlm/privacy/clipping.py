@@ -182,37 +182,14 @@ class Clip:
         return Fraction(self.record_norm_bound if neighbours == "add-remove" else 2 * self.record_norm_bound)
 
     def second_sensitivity(self, neighbours: str) -> Fraction:
-        """Return the distance of second moments of neighbours, in grid steps squared.
+        """Return the Frobenius distance of second moments of neighbours, in grid steps squared.
 
-        L1, with the diagonal counted half because its noise is twice as large: sum_{j<m} |a_j a_m| +
-        sum_j a_j^2 / 2 = |a|_1^2 / 2. L2: the Frobenius norm |a|_2^2 of one record, sqrt(2) times
-        that for two (their inner product only helps).
-        """
-        one = (
-            Fraction(self.feature_norm_bound**2, 2)
-            if self.norm == "l1"
-            else Fraction(self.feature_norm_bound**2)
-        )
-        if neighbours == "add-remove":
-            return one
-        return 2 * one if self.norm == "l1" else root_up(2 * one**2)
-
-    def joint_loss_squared(self, sums_scale: Fraction, second_scale: Fraction, neighbours: str) -> Fraction:
-        """Return mu^2 of Gaussian noise on class sums and second moments together.
-
-        `second_scale` is the noise on the diagonal; off it the noise is at least 1/sqrt(2) of that, so that
-        the cost is a Frobenius norm. Both are of the same integer rows (or some of their columns). With
-        b = feature_norm_bound, P = b^2/s1^2, Q = b^4/s2^2 and c the cosine of two records of one class, the
-        cost is 2P + 2Q - 2Pc - 2Qc^2, largest at c = -P/2Q, or at -1 (Lemma 3).
+        It is |a|_2^2 for one record and at most sqrt(2) times that for two: their inner product only helps.
         """
         if self.norm != "l2":
-            raise UserError("class sums and second moments share a cost only under Gaussian noise")
-        unit = 1 / Fraction(sums_scale) ** 2
-        p, q = self.feature_norm_bound**2 * unit, self.feature_norm_bound**4 / Fraction(second_scale) ** 2
-        if neighbours == "add-remove":
-            return self.record_norm_bound**2 * unit + q
-        same = 2 * p + 2 * q + p * p / (2 * q) if p <= 2 * q else 4 * p
-        return max(same, 2 * self.record_norm_bound**2 * unit + 2 * q)
+            raise UserError("second moments need records clipped in the L2 norm")
+        one = Fraction(self.feature_norm_bound**2)
+        return one if neighbours == "add-remove" else root_up(2 * one**2)
 
 
 # ---- Allocation of the budget over coordinates: identical, linear in the relevance, or optimal.

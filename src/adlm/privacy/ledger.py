@@ -227,7 +227,9 @@ class Ledger:
         entries = [self._parse(number, line) for number, line in enumerate(lines, 1)]
         self._take_budget(entries[0])
         charges: list[Charge] = []
-        for entry in entries[1:]:
+        for number, entry in enumerate(entries[1:], 2):
+            if not isinstance(entry.get("charges"), list):
+                raise UserError(f"line {number} of the ledger {self.path} has no charges; it was altered")
             charges.extend(Charge.from_dict(c) for c in entry["charges"])
         return charges, len(torn)
 
@@ -238,9 +240,10 @@ class Ledger:
     def _take_budget(self, header: dict[str, Any]) -> None:
         if header.get("adlm ledger") != SCHEMA:
             raise UserError(f"{self.path} is not an adlm ledger of schema {SCHEMA}; give another file")
-        stored = header["budget"] and Budget(
-            self._number(header["budget"]["epsilon"]), self._number(header["budget"]["delta"])
-        )
+        stored, given = None, header.get("budget")
+        if given is not None or "budget" not in header:
+            given = given if isinstance(given, dict) else {}
+            stored = Budget(self._number(given.get("epsilon")), self._number(given.get("delta")))
         if self.budget is not None and stored != self.budget:
             was = f"epsilon {show(stored.epsilon)}, delta {float(stored.delta):g}" if stored else "no budget"
             raise UserError(

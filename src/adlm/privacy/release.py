@@ -28,7 +28,6 @@ from adlm.privacy.accounting import Charge, compose
 from adlm.privacy.certificate import (
     ENGINE,
     Certificate,
-    Content,
     Part,
     box,
     charges_part,
@@ -75,9 +74,9 @@ class Release:
     engine: Mapping[str, Any] | None = None
 
     @property
-    def kind(self) -> Content:
-        """`moments`, `rounds` (gradients or a perturbed loss), `records` or `regression`."""
-        return self.certificate.content
+    def kind(self) -> str:
+        """`moments` (classes), `regression` (a numeric target) or `records`; as the certificate says."""
+        return self.certificate.kind
 
     @classmethod
     def make(

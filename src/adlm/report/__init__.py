@@ -6,11 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from adlm.report import guarantee as sections
-from adlm.report import subject as provenance
+from adlm.report import sections
 from adlm.report.html import join, page
-from adlm.report.results import accuracy, allocation, relevance_maps
-from adlm.report.results import audit as audit_section
 from adlm.report.subject import Subject, find
 from adlm.runtime.artefact import write_file
 
@@ -56,17 +53,20 @@ def render(subject: Subject) -> str:
     certificate = subject.certificate
     parts = [
         sections.plain_words(certificate),
-        sections.claimed_and_proved(certificate),
-        relevance_maps(subject),
-        allocation(subject),
-        accuracy(subject.models, certificate.domain.classes),
-        audit_section(subject.audit),
-        provenance.rerun(certificate, _relative(subject), subject.signature),
+        sections.synthetic(subject),
+        sections.charges(certificate),
+        sections.relevance_maps(subject),
+        sections.allocation(subject),
+        sections.accuracy(subject.models, certificate.domain.classes),
+        sections.audit(subject.audit),
+        sections.rerun(certificate, _relative(subject), subject.signature),
     ]
     top = join([sections.stamps(subject), sections.summary(subject)])
     lead = (
         f"Privatised once, by adlm {certificate.software.get('adlm', '')}; {certificate.totals.sentence()}."
     )
+    if "synthetic" in certificate.settings:
+        lead = f"Records drawn from this release are synthetic. {lead}"
     return page(
         f"Privacy report: {subject.folder.resolve().name}", lead, top, [s for s in parts if s is not None]
     )

@@ -16,7 +16,7 @@ from adlm.errors import UserError
 from adlm.privacy.accounting import show
 from adlm.privacy.certificate import Certificate, charge_rows, unit_of
 from adlm.privacy.signature import Signature
-from adlm.report.guarantee import MEANINGS, meaning, relation_words
+from adlm.report.sections import MEANINGS, meaning, relation_words
 from adlm.report.subject import Subject, Trained
 
 HEAD = "---\nlibrary_name: adlm\n"
@@ -35,13 +35,7 @@ MARKUP = str.maketrans(REPLACED | {mark: f"\\{mark}" for mark in "\\|*_[]"})
 
 
 def model_card(subject: Subject, *, licence: str | None = None) -> str:
-    """Return the card of a folder that holds one model.
-
-    Parameters
-    ----------
-    subject : from `adlm.report.subject.find`.
-    licence : of the model, as the hub names it, such as `mit`; left out by default.
-    """
+    """Return the card of a folder that holds one model; `subject` is from `adlm.report.subject.find`."""
     if len(subject.models) != 1:
         raise UserError(f"a card is of one model, and {subject.folder} holds {len(subject.models)}; give one")
     model, certificate = subject.models[0], subject.certificate
@@ -83,7 +77,7 @@ def _head(name: str, model: Trained, certificate: Certificate, licence: str | No
     totals = certificate.totals.to_dict()
     lines = [HEAD.rstrip("\n"), f"pipeline_tag: {_task(certificate)}"]
     lines += [f"license: {json.dumps(licence)}"] if licence else []
-    lines += ["tags:", *(f"- {tag}" for tag in ("differential-privacy", "adaptive-laplace-mechanism"))]
+    lines += ["tags:", *(f"- {tag}" for tag in _tags(certificate))]
     privacy = {key: totals[key] for key in ("epsilon_claimed", "epsilon_proved", "delta")}
     if certificate.totals.composed is not None and certificate.totals.composed.mu:
         privacy["mu"] = certificate.totals.composed.mu
@@ -106,6 +100,15 @@ def _head(name: str, model: Trained, certificate: Certificate, licence: str | No
             *(f"    - {{type: {key}, value: {_yaml(float(figures[key]))}}}" for key in kinds),
         ]
     return "\n".join([*lines, "---", ""])
+
+
+def _tags(certificate: Certificate) -> list[str]:
+    """Tags of the hub; the paper's name only where noise is Laplace and adaptive."""
+    requested = certificate.settings.get("asked") or {}
+    stated = {certificate.settings.get("allocation"), requested.get("allocation")}
+    adaptive = bool(stated & {"adaptive", "linear", "optimal"})
+    laplace = any(charge.mechanism == "laplace" for charge in certificate.charges)
+    return ["differential-privacy", *(["adaptive-laplace-mechanism"] if adaptive and laplace else [])]
 
 
 def _yaml(value: object) -> str:
@@ -184,24 +187,28 @@ def _few(names: Sequence[object], most: int = 12) -> str:
 
 def _guarantee(certificate: Certificate) -> str:
     totals = certificate.totals
+    proved, claimed = show(totals.epsilon_proved), show(totals.epsilon_claimed)
+    facts = (
+        {"epsilon": proved} if proved == claimed else {"epsilon proved": proved, "epsilon claimed": claimed}
+    )
+    facts |= {
+        "delta": f"{float(totals.delta):g}",
+        "mu": str(totals.mu or "none: pure epsilon"),
+        "relation": totals.neighbours,
+        "unit": totals.unit,
+    }
     rows = charge_rows(certificate.charges)
+    charged = table(("released", "noise", "claimed", "proved", "delta", "proof"), rows)
+    if proved == claimed:
+        shown = [(what, noise, epsilon, delta, proof) for what, noise, _, epsilon, delta, proof in rows]
+        charged = table(("released", "noise", "epsilon", "delta", "proof"), shown)
     lines = [
         "## Guarantee\n",
-        table(
-            ("epsilon proved", "epsilon claimed", "delta", "mu", "relation", "unit"),
-            [
-                (
-                    show(totals.epsilon_proved),
-                    show(totals.epsilon_claimed),
-                    f"{float(totals.delta):g}",
-                    totals.mu or "none: pure epsilon",
-                    totals.neighbours,
-                    totals.unit,
-                )
-            ],
-        ),
+        table(tuple(facts), [tuple(facts.values())]),
         f"By {totals.neighbours}, {relation_words(totals)}. {_meaning(certificate)}\n",
-        table(("released", "noise", "claimed", "proved", "delta", "proof"), rows),
+        charged,
+        "Proofs are pages in the folder `docs` of the source of adlm "
+        f"{certificate.software.get('adlm', '')}.\n",
     ]
     return "\n".join(lines)
 
@@ -248,18 +255,18 @@ def _measured_on(found: Mapping[str, Any]) -> str:
 def _limits(certificate: Certificate) -> str:
     unit = certificate.totals.unit
     people = (
-        "The guarantee is for one record. Who has several among them is protected less: epsilon grows with "
-        "their number."
+        "The guarantee is for one record. A person with several records is protected less: epsilon grows "
+        "with their number."
         if unit == "record"
         else f"The guarantee is for one {unit}, which was declared and charged."
     )
     return (
         "## Limits\n\n"
         f"- {people}\n"
-        "- Other releases of the same records add up with this one; the ledger of whoever keeps them knows.\n"
-        "- What is true of everybody can be learnt from the model, and then held against anybody.\n"
-        "- A file cannot show that noise was drawn, or that the records were what was declared of them. That "
-        "is the word of whoever signs.\n"
+        "- Other releases of the same records add to this epsilon; the data owner's ledger has the total.\n"
+        "- Facts about the population are not protected: the model is made to learn them.\n"
+        "- A file cannot show that noise was drawn, or that the records were as declared. For that, trust "
+        "whoever signs.\n"
         + (
             "- Small classes are learnt worst: noise is the same for all of them.\n"
             if certificate.domain.target is None
@@ -277,10 +284,91 @@ def _check(name: str, certificate: Certificate, signature: Signature | None) -> 
     )
     return (
         "## Check it yourself\n\n"
-        f"```sh\npip install adlm\nadlm verify {name if name.isidentifier() else 'FOLDER'}\n```\n\n"
+        "```sh\npip install .  # in the source of adlm\n"
+        f"adlm verify {name if name.isidentifier() else 'FOLDER'}\n```\n\n"
         f"{signed}\n\n"
         f"Digest of the release: `{certificate.digest}`. The header of `model.safetensors` carries epsilon, "
         "delta, relation, unit, digest and signatures.\n\n"
         "Loading runs no code from these files: weights are safetensors, everything else is JSON. There is "
         "no pickle.\n"
     )
+
+
+# ---- A paragraph for a privacy statement, and an entry for a registry of deployments.
+
+
+def privacy_statement(certificate: Certificate) -> str:
+    """Return a paragraph on the guarantee of a release, for people who know nothing of this library."""
+    totals = certificate.totals
+    if totals.unproved or not certificate.private:
+        why = "; ".join((*totals.unproved, *certificate.stamps))
+        return f"No differential privacy guarantee can be stated for this release: {why}."
+    one = "person" if totals.person or totals.contributions > 1 else "record"
+    differ = (
+        f"one {totals.unit} is replaced by any other"
+        if totals.neighbours == "replace-one"
+        else f"one {totals.unit} is added or removed"
+    )
+    about = (
+        f"about one {one}" if totals.neighbours == "replace-one" else f"on whether one {one} is among them"
+    )
+    delta = f" and delta = {float(totals.delta):g}" if totals.delta else ""
+    delta += f" (mu = {totals.mu})" if totals.mu else ""
+    factor = f"{math.exp(min(float(totals.epsilon_proved), 700.0)):.3g}"
+    bound = (
+        f"the probability of any result grows at most {factor} times, plus {float(totals.delta):g}"
+        if totals.delta
+        else f"the odds of any conclusion {about} change by a factor of at most {factor}"
+    )
+    return (
+        "Random noise was added so that the result is differentially private with epsilon = "
+        f"{show(totals.epsilon_proved)}{delta}. Two data sets are neighbours if {differ}. Between "
+        f"neighbours, whatever else is known, {bound}. "
+        "Facts about the population are not protected. The guarantee "
+        "covers this release and all models made from it; further releases of the same data add to it. "
+        f"Certificate: {certificate.digest}."
+    )
+
+
+def registry_entry(certificate: Certificate) -> dict[str, Any]:
+    """Return what a certificate knows of a deployment, by the groups of the registry's schema.
+
+    The groups are those of arXiv 2509.13509: flavour, privacy unit, privacy loss, model, accounting,
+    implementation. What a certificate cannot know, such as the curator, is null.
+    """
+    totals = certificate.totals
+    stated = totals.to_dict()
+    replaced = totals.neighbours == "replace-one"
+    return {
+        "deployment": {"curator": None, "intended_use": None, "data_product": certificate.kind, "date": None},
+        "dp_flavor": {
+            "name": "approximate DP" if totals.delta else "pure DP",
+            "data_domain": certificate.domain.to_dict(),
+            "bounds_on_contributions": totals.contributions,
+            "neighbours": "bounded (one replaced)" if replaced else "unbounded (one added or removed)",
+            "unprotected_quantities": ["the number of records"] if replaced else [],
+        },
+        "privacy_unit": {"name": "person" if totals.person else "record", "description": totals.unit},
+        "privacy_loss": {
+            "epsilon": stated["epsilon_proved"],
+            "epsilon_claimed": stated["epsilon_claimed"],
+            "delta": stated["delta"],
+            "unproved": stated["unproved"],
+        },
+        "model": {
+            "name": "central",
+            "actors": "a trusted curator; analysts read the release",
+        },
+        "accounting": {
+            "composition": [
+                {"released": c.what, "mechanism": c.mechanism, "proof": c.proof} for c in certificate.charges
+            ],
+            "post_processing": "training, search and prediction read the release alone",
+        },
+        "implementation": {
+            "library": dict(certificate.software),
+            "randomness": "AES-256 in counter mode, keyed by the system; integer noise",
+            "warnings": list(certificate.stamps),
+            "certificate": certificate.digest,
+        },
+    }

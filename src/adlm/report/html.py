@@ -103,14 +103,7 @@ def horizontal(low: float, high: float, name: str) -> Axis:
 
 
 def logarithmic(low: float, high: float, name: str, ticks: Sequence[float]) -> Axis:
-    """Make a logarithmic x axis.
-
-    Parameters
-    ----------
-    low, high : ends of the axis.
-    name : its label.
-    ticks : values to mark.
-    """
+    """Make a logarithmic x axis."""
     return Axis(low, high, LEFT, WIDTH - RIGHT, name, tuple(ticks), log=True)
 
 
@@ -168,14 +161,7 @@ def canvas(width: float, height: float, label: str, *children: Markup) -> Markup
 
 
 def curve(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float], style: str) -> Markup:
-    """Draw a line through points.
-
-    Parameters
-    ----------
-    x, y : the axes.
-    xs, ys : the points.
-    style : CSS class.
-    """
+    """Draw a line through points."""
     step = max(1, math.ceil(len(xs) / MOST_POINTS))
     points = " ".join(f"{x.at(a):g},{y.at(b):g}" for a, b in list(zip(xs, ys, strict=True))[::step])
     return tag("polyline", points=points, class_=f"line {style}")
@@ -184,28 +170,14 @@ def curve(x: Axis, y: Axis, xs: Sequence[float], ys: Sequence[float], style: str
 def area(
     x: Axis, y: Axis, xs: Sequence[float], low: Sequence[float], high: Sequence[float], style: str
 ) -> Markup:
-    """Fill what lies between two curves.
-
-    Parameters
-    ----------
-    x, y : the axes.
-    xs, low, high : places, and the curves' values there.
-    style : CSS class.
-    """
+    """Fill what lies between two curves."""
     there = [f"{x.at(a):g},{y.at(b):g}" for a, b in zip(xs, high, strict=True)]
     back = [f"{x.at(a):g},{y.at(b):g}" for a, b in zip(xs, low, strict=True)]
     return tag("polygon", points=" ".join(there + back[::-1]), class_=f"area {style}")
 
 
 def dot(x: Axis, y: Axis, a: float, b: float, style: str) -> Markup:
-    """Draw a point.
-
-    Parameters
-    ----------
-    x, y : the axes.
-    a, b : the point.
-    style : CSS class.
-    """
+    """Draw a point."""
     return tag("circle", cx=x.at(a), cy=y.at(b), r=3.5, class_=f"dot {style}")
 
 
@@ -217,13 +189,7 @@ def legend(*entries: tuple[str, str]) -> Markup:
 
 
 def whisker(x: Axis, y: Axis, a: float, low: float, high: float) -> Markup:
-    """Draw a vertical line from one value to another.
-
-    Parameters
-    ----------
-    x, y : the axes.
-    a, low, high : place, and the values it joins.
-    """
+    """Draw a vertical line from one value to another."""
     return tag("line", x1=x.at(a), x2=x.at(a), y1=y.at(low), y2=y.at(high), class_="whisker")
 
 
@@ -237,17 +203,7 @@ def bars(
     styles: Sequence[str] | None = None,
     shown: Sequence[str] | None = None,
 ) -> Markup:
-    """Draw bars from the left, one a row, with whiskers of length `spread` either way.
-
-    Parameters
-    ----------
-    names, values : of the rows.
-    label : what a screen reader says.
-    spread : length of the whiskers.
-    unit : behind each value.
-    styles : CSS class of each bar.
-    shown : text of each value, instead of the number.
-    """
+    """Draw bars from the left, one a row, with whiskers of length `spread` either way."""
     row, left, span = 26, 230, 215
     reach = [abs(v) + (spread[i] if spread else 0.0) for i, v in enumerate(values)]
     top = max([*reach, 1e-12])
@@ -277,15 +233,7 @@ def heatmap(
     columns: Sequence[str] | None = None,
     counts: bool = False,
 ) -> Markup:
-    """Draw a matrix as squares, in fuller colour where a value is larger; `counts` writes the numbers too.
-
-    Parameters
-    ----------
-    values : (rows, columns).
-    label : what a screen reader says.
-    rows, columns : their names.
-    counts : whether to write the numbers.
-    """
+    """Draw a matrix as squares, in fuller colour where a value is larger; `counts` writes the numbers too."""
     values = thinned(values)
     high, low = float(values.max()), float(min(values.min(), 0.0))
     left, top = (110.0 if rows else 2.0), (26.0 if columns else 2.0)
@@ -396,15 +344,7 @@ class Section:
 
 
 def page(title: str, lead: object, top: Markup, sections: Sequence[Section]) -> str:
-    """Assemble a page with a table of contents.
-
-    Parameters
-    ----------
-    title : of the page.
-    lead : the first paragraph.
-    top : content above the sections.
-    sections : in order.
-    """
+    """Assemble a page with a table of contents."""
     entries = [tag("li", tag("a", s.heading, href=f"#{s.anchor}")) for s in sections]
     contents = tag("nav", tag("strong", "Contents"), tag("ol", *entries), aria_label="Contents")
     parts = [tag("section", tag("h2", s.heading, id=s.anchor), s.body) for s in sections]
@@ -453,13 +393,7 @@ def write_svg(path: Path, drawn: Markup) -> None:
 
 
 def accuracy_over_epsilon(path: Path, points: Sequence[tuple[float, float, float]], what: str) -> None:
-    """Draw accuracy (fractions) over epsilon, with whiskers of one spread.
-
-    Parameters
-    ----------
-    points : (epsilon, accuracy, spread) in any order.
-    what : which accuracy it is, such as `forecast`.
-    """
+    """Draw accuracy (fractions) over epsilon, with whiskers of one spread."""
     if not points:
         raise UserError("there is nothing to draw: give at least one epsilon")
     ordered = sorted(points)

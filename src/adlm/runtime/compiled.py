@@ -1,8 +1,9 @@
-"""Loops over records that are compiled by Numba, eight float32 numbers at a time."""
+"""Loops over records that are compiled by Numba, a vector register of float32 numbers at a time."""
 
 from __future__ import annotations
 
 import operator
+import os
 import threading
 from collections.abc import Callable
 from functools import cache
@@ -12,15 +13,31 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-# ---- Eight float32 numbers at a time, for loops that Numba compiles: every lane does the same operations.
+# ---- A vector of float32 numbers at a time, for loops that Numba compiles.
 #
-# A compiled loop that handles eight numbers at once is as fast as a processor's vector instructions, and
-# its bits are fixed by its source: `+`, `-`, `*`, `root` and `fused` are each rounded once, as IEEE 754
-# says, lane by lane, and nothing is reordered. So the result is the same on every machine, and in plain
-# Python, where eight lanes are an array of eight numbers.
+# Every lane does the same operations. A compiled loop that handles 8 or 16 numbers at once is as fast as a
+# processor's vector instructions, and its bits are fixed by its source: `+`, `-`, `*`, `root` and `fused` are
+# each rounded once, as IEEE 754 says, lane by lane, and nothing is reordered. So the result is the same on
+# every machine, and in plain Python, where a vector is an array. A loop must not depend on how many lanes
+# there are: no sum runs over lanes.
 
-LANES = 8
-Lanes = NDArray[np.float32]  # (8,)
+
+def _lanes() -> int:
+    """Numbers in a vector register: 16 with AVX-512, else 8.
+
+    It follows from the processor features that Numba compiles for, which are part of the key of its cache.
+    """
+    try:
+        from llvmlite import binding
+    except ImportError:
+        return 8
+    named = os.environ.get("NUMBA_CPU_FEATURES")
+    wide = "+avx512f" in named if named is not None else binding.get_host_cpu_features().get("avx512f")
+    return 16 if wide else 8
+
+
+LANES = _lanes()
+Lanes = NDArray[np.float32]  # (LANES,)
 Floats = NDArray[np.float32]
 Single = Any  # one number, of float32
 Number = TypeVar("Number", bound=np.generic)
@@ -35,18 +52,23 @@ def numbers(array: NDArray[Number]) -> NDArray[Number]:
 
 
 def load(values: Floats, start: int) -> Lanes:
-    """Read eight numbers of a flat array."""
+    """Read numbers of a flat array, one for each lane."""
     return values[start : start + LANES].copy()
 
 
 def store(values: Floats, start: int, lanes: Lanes) -> None:
-    """Write eight numbers of a flat array."""
+    """Write numbers of a flat array, one for each lane."""
     values[start : start + LANES] = lanes
 
 
 def every(value: Single) -> Lanes:
     """Put one number in all lanes."""
     return np.full(LANES, value, np.float32)
+
+
+def halves(first: Single, second: Single) -> Lanes:
+    """Put one number in the first eight lanes, and another in the others if there are more."""
+    return np.repeat(np.array([first, second], np.float32), 8)[:LANES]
 
 
 def root(lanes: Lanes) -> Lanes:
@@ -92,16 +114,16 @@ def prepare() -> None:
     vector = ir.VectorType(ir.FloatType(), LANES)
     nothing = ir.Constant(vector, ir.Undefined)
 
-    class EightLanes(types.Type):  # type: ignore[misc]
+    class Vector(types.Type):  # type: ignore[misc]
         def __init__(self) -> None:
-            super().__init__(name="EightLanes")
+            super().__init__(name="Vector")
 
-    @register_default(EightLanes)
+    @register_default(Vector)
     class Model(models.PrimitiveModel):  # type: ignore[misc]
         def __init__(self, manager: Any, kind: Any) -> None:
             super().__init__(manager, kind, vector)
 
-    eight = EightLanes()
+    lanes = Vector()
     flat = types.CPointer(types.float32)
 
     def declare(function: Any, forms: list[Any], generate: Callable[..., Any]) -> None:
@@ -134,6 +156,12 @@ def prepare() -> None:
         zeros = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
         return builder.shuffle_vector(first, nothing, zeros)
 
+    def pair(context: Any, builder: Any, form: Any, arguments: Any) -> Any:
+        first = builder.insert_element(nothing, arguments[0], ir.Constant(ir.IntType(32), 0))
+        both = builder.insert_element(first, arguments[1], ir.Constant(ir.IntType(32), 1))
+        places = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [lane // 8 for lane in range(LANES)])
+        return builder.shuffle_vector(both, nothing, places)
+
     def instruction(name: str) -> Callable[..., Any]:
         return lambda context, builder, form, arguments: getattr(builder, name)(*arguments)
 
@@ -155,17 +183,18 @@ def prepare() -> None:
         for fixed in (False, True)
     ]
     declare(numbers, arrays, data)
-    declare(load, [signature(eight, flat, types.intp)], read)
-    declare(store, [signature(types.void, flat, types.intp, eight)], write)
-    declare(every, [signature(eight, types.float32)], repeat)
-    two = [signature(eight, eight, eight)]
+    declare(load, [signature(lanes, flat, types.intp)], read)
+    declare(store, [signature(types.void, flat, types.intp, lanes)], write)
+    declare(every, [signature(lanes, types.float32)], repeat)
+    declare(halves, [signature(lanes, types.float32, types.float32)], pair)
+    two = [signature(lanes, lanes, lanes)]
     declare(operator.add, two, instruction("fadd"))
     declare(operator.sub, two, instruction("fsub"))
     declare(operator.mul, two, instruction("fmul"))
     declare(larger, two, chosen(">"))
     declare(smaller, two, chosen("<"))
-    declare(root, [signature(eight, eight)], routine("llvm.sqrt.v8f32"))
-    declare(fused, [signature(eight, eight, eight, eight)], routine("llvm.fma.v8f32"))
+    declare(root, [signature(lanes, lanes)], routine(f"llvm.sqrt.v{LANES}f32"))
+    declare(fused, [signature(lanes, lanes, lanes, lanes)], routine(f"llvm.fma.v{LANES}f32"))
 
 
 # ---- Loops over records that are compiled by Numba once they have enough work.

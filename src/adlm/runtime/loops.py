@@ -1,7 +1,7 @@
 """The passes' innermost loops, to be compiled (`runtime.compiled`): the same integers as NumPy gives.
 
 Each stands in for NumPy code, which small data sets use and tests compare it with: `Clip.integers`,
-`sums.add_class_sums`, `additive.UnscaledIndicators`, and of `gradient_rounds` `stored`, `PredictedSum`,
+`sums.add_class_sums`, and of `gradient_rounds` `stored`, `PredictedSum`,
 `RightCount` and `GradientClip.gradient`.
 """
 
@@ -114,14 +114,6 @@ def _clip_rows(
             for j in range(len(steps)):
                 target[j] = np.trunc(terms[j] * shrink)
     return True
-
-
-def _unscale(values: npt.NDArray[np.float32], unit: float, out: Reals) -> None:
-    """Divide (n, k) indicators of unit length by their unit, and clip them to [0, 1]."""
-    for row in range(len(values)):
-        source, target = values[row], out[row]
-        for j in range(len(source)):
-            target[j] = min(max(source[j] / unit, 0.0), 1.0)
 
 
 def _add_class_sums(table: Integers, rows: Reals, codes: npt.NDArray[Any], count: int) -> None:
@@ -347,6 +339,5 @@ to_grid = Compiled(_to_grid)
 add_class_sums = Compiled(_add_class_sums)
 softmax_gradient = Compiled(_softmax_gradient)
 two_class_gradient = Compiled(_two_class_gradient)
-unscale = Compiled(_unscale)
 two_class_predicted = Compiled(_two_class_predicted)
 two_class_right = Compiled(_two_class_right)

@@ -18,14 +18,12 @@ from typing import Any
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
     TextColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 from rich.text import Text
 
@@ -117,17 +115,7 @@ class _Speed(ProgressColumn):
 
 @contextlib.contextmanager
 def amounts(total: int, what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show progress over `total` bytes; yields a function that takes bytes and rows done.
-
-    On a terminal a bar is there from the start, with bytes and rows a second.
-    """
-    if total > 0 and enabled() and notebook() is None and _terminal():
-        columns = [TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn()]
-        rate = TextColumn("{task.fields[rows]:,} rows, {task.fields[rate]:,.0f} rows/s")
-        shown = Progress(*columns, rate, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
-        with shown:
-            yield _rich_amounts(shown, total, what)
-        return
+    """Show progress over `total` bytes; yields a function that takes bytes and rows done."""
     rows_done = 0
     with bar(total, what, "bytes", lambda: f", {rows_done:,} rows") as advance:
 
@@ -137,17 +125,6 @@ def amounts(total: int, what: str) -> Iterator[Callable[[int, int], None]]:
             advance(size)
 
         yield both
-
-
-def _rich_amounts(shown: Progress, total: int, what: str) -> Callable[[int, int], None]:
-    task, start, done = shown.add_task(what, total=total, rows=0, rate=0.0), time.monotonic(), 0
-
-    def advance(size: int, rows: int) -> None:
-        nonlocal done
-        done += rows
-        shown.update(task, advance=size, rows=done, rate=done / max(time.monotonic() - start, 1e-9))
-
-    return advance
 
 
 def _rich(unit: str) -> Progress:

@@ -34,13 +34,12 @@ from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, _clone_
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from adlm.data.tables import kept_records
+from adlm.data.reading import read_frame
 from adlm.domain import Domain
 from adlm.domain.encoding import column_names, encode_frame, encode_target
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.mechanism.options import Fourier
-from adlm.mechanism.privatise import privatise
+from adlm.mechanism.privatise import Fourier, privatise
 from adlm.model.fit import train_on_release, with_class_weights
 from adlm.model.model import Model
 from adlm.privacy.accounting import Budget
@@ -229,7 +228,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         learnt = steps_before()
         if learnt:
             warnings.warn(
-                f"the pipeline fitted {', '.join(learnt)} on the private records, which is not private: the "
+                f"scikit-learn fitted {', '.join(learnt)} on the private records, which is not private: the "
                 "certificate proves nothing; the domain's bounds scale records already, so leave it out",
                 PrivacyWarning,
                 stacklevel=3,
@@ -381,7 +380,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         warnings.warn(
             f"this estimator or its clones {count}: each fit reads the records and spends epsilon "
             f"{self.epsilon}, charged to {charged_to}; search on one release instead "
-            f"({type(self).__name__}.from_release, adlm.sklearn.estimators.search_on_release)",
+            f"({type(self).__name__}.from_release, adlm.model.fit.search_on_release)",
             PrivacyWarning,
             stacklevel=stacklevel,
         )
@@ -391,6 +390,12 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
             return np.asarray(X)
         if hasattr(X, "columns") and any(c.name in column_names(X) for c in self._table.features):
             return encode_frame(self._table, X)
+        names = column_labels(self._table)
+        if names and not hasattr(X, "columns"):
+            raise UserError(
+                f"this {self._what} was fitted on a DataFrame; give one with the columns {', '.join(names)} "
+                f"(got an array of shape {np.shape(X)})"
+            )
         return encode_array(self._table, validate_data(self, X, reset=False, dtype="numeric"))
 
 
@@ -584,10 +589,9 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
             raise UserError("the domain declares a numeric target, not classes; take AdLMRegressor")
         if isinstance(given, TableDomain) and hasattr(X, "columns"):
             self._set_frame(given, X, y)
-            codes = label_codes(y, given)
             self.classes_ = class_labels(given.label.classes)
-            keep = kept_records(given, X, codes)
-            return given, encode_frame(given, X)[keep], codes[keep]
+            batch = read_frame(X, given, y)
+            return given, batch.x, batch.y
         if isinstance(given, Domain) and given.family in IMAGES:
             x = np.asarray(X)
             check_lengths(x, y)
@@ -679,9 +683,8 @@ class AdLMRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
                 )
             if hasattr(X, "columns"):
                 self._set_frame(given, X, y)
-                keep = kept_records(given, X)
-                positions = encode_target(given.target, y, given.missing)
-                return given, encode_frame(given, X)[keep], positions[keep]
+                batch = read_frame(X, given, y)
+                return given, batch.x, batch.y
             check_no_person(given)
         x, values = validate_data(self, X, y, dtype="numeric", ensure_min_samples=2, y_numeric=True)
         table = given if isinstance(given, TableDomain) else target_table(x, values, given)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from sklearn.compose import TransformedTargetRegressor
 from sklearn.pipeline import Pipeline
 from sklearn.utils import get_tags
 
@@ -28,7 +29,7 @@ class PrivacyWarning(UserWarning):
 
 
 def steps_before() -> list[str]:
-    """Name the steps that a pipeline fitted on the records before it called the estimator's `fit`."""
+    """Name the steps that scikit-learn fitted on the records or targets before it called `fit`."""
     frame = sys._getframe(2)
     names: list[str] = []
     while frame is not None and frame.f_back is not None:
@@ -39,6 +40,10 @@ def steps_before() -> list[str]:
                 for name, step in caller.steps[:-1]
                 if step not in (None, "passthrough") and get_tags(step).requires_fit
             ]
+        if isinstance(caller, TransformedTargetRegressor):
+            transformer = caller.transformer_
+            if get_tags(transformer).requires_fit:
+                names.append(type(transformer).__name__)
         frame = frame.f_back
     return list(dict.fromkeys(names))
 

@@ -19,8 +19,8 @@ from adlm.errors import UserError
 from adlm.privacy.accounting import Charge, compose, number, show
 from adlm.privacy.folders import CERTIFICATE
 from adlm.privacy.ledger import LedgerView
-from adlm.report.guarantee import ALARM, MEANINGS
-from adlm.report.subject import Subject, find, rerun_command
+from adlm.report.sections import ALARM, MEANINGS, rerun_command
+from adlm.report.subject import Subject, find
 from adlm.ui.choices import DELTAS
 
 OTHER_STAMP = "This warning was put on the release, or on a model of it, when it was made."

@@ -17,10 +17,8 @@ from adlm.domain.domain import toml
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.features import Features, for_domain
-from adlm.mechanism.forecast import forecast, forecast_table, plan_arrays
-from adlm.mechanism.options import TableReleasePlan
-from adlm.mechanism.planner import PurePlan
-from adlm.mechanism.planning import MomentPlan
+from adlm.mechanism.forecast import forecast, forecast_table
+from adlm.mechanism.planner import Plan, plan_arrays
 from adlm.privacy.accounting import parse_delta, parse_epsilon, unit_words
 
 # ---- What a budget can be chosen for: a public data set by name, or a user's declared domain.
@@ -30,18 +28,7 @@ MOST_RECORDS = 10**9
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A data set to plan for; only public facts about it are read.
-
-    Attributes
-    ----------
-    key : its identifier within a page.
-    title : its name for users.
-    origin : its option on the command line: `--data NAME`, `--domain`, or nothing for arrays from Python.
-    file : the domain file, if it comes from one.
-    n : the number of records, public or guessed.
-    domain : of images and other arrays; None for a table.
-    table : of a table; None for arrays.
-    """
+    """A data set to plan for; only public facts about it are read."""
 
     key: str
     title: str
@@ -115,14 +102,7 @@ def named() -> tuple[Choice, ...]:
 
 
 def declared(text: str, name: str, n: int) -> Choice:
-    """Read the text of a domain file: of a table, or of arrays.
-
-    Parameters
-    ----------
-    text : the TOML text.
-    name : the file's name, for the title and the command.
-    n : the number of records, public or guessed.
-    """
+    """Read the text of a domain file: of a table, or of arrays."""
     check_size(n)
     key = f"domain-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
     short = Path(name).name or "domain.toml"
@@ -141,7 +121,7 @@ def _is_table(text: str) -> bool:
 def from_file(path: Path, n: int | None) -> Choice:
     """Read a domain file."""
     if n is None:
-        raise UserError("--domain needs --public-size, the number of records, public or guessed")
+        raise UserError("--domain needs --size, the number of records, public or guessed")
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -164,8 +144,8 @@ def check_relation(neighbours: str) -> None:
 
 # ---- Forecasts for the page: the release is simulated on synthetic classes, so nothing is spent or read.
 #
-# Forecasts of the public data sets come with the package (`forecasts.json`, made by `python -m
-# adlm.ui.figures`): the synthetic classes of photographs take a minute to draw. A stored simulation is used
+# Forecasts of the public data sets come with the package (`forecasts.json`, made by
+# `benchmarks.experiments.page_figures`): classes of photographs take a minute to draw. One is used
 # only while features and plan are unchanged; any other budget is simulated on request.
 
 _STEPS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 10)
@@ -206,41 +186,20 @@ def point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
 
 
 def curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
-    """Return the known points of a curve, without simulating anything.
-
-    Parameters
-    ----------
-    choice : data set or table.
-    n : number of records.
-    delta : of every budget of the curve.
-    neighbours : the relation.
-    """
+    """Return the known points of a curve, without simulating anything."""
     check_size(n)
     points = (_precomputed_point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in EPSILONS)
     return [p for p in points if p is not None]
 
 
 def full_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
-    """Return all points of a curve, simulating those that are not known.
-
-    Parameters
-    ----------
-    choice, n, delta, neighbours : as for `curve`.
-    """
+    """Return all points of a curve, simulating those that are not known."""
     epsilons = COARSE if choice.table is not None else EPSILONS
     return [point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in epsilons]
 
 
-def plan_of(choice: Choice, n: int, budget: Budget, *, rounds: bool = True) -> MomentPlan | PurePlan:
-    """Return the planner's settings; without rounds they are those that are simulated.
-
-    Parameters
-    ----------
-    choice : data set or table.
-    n : number of records.
-    budget : epsilon, delta and the relation.
-    rounds : whether the planner may choose gradient rounds.
-    """
+def plan_of(choice: Choice, n: int, budget: Budget, *, rounds: bool = True) -> Plan:
+    """Return the planner's settings; without rounds they are those that are simulated."""
     return plan_arrays(
         choice.features,
         n,
@@ -277,11 +236,11 @@ def _precomputed() -> Mapping[str, Any]:
     return stored
 
 
-def settings_of(plan: MomentPlan | PurePlan) -> list[Any]:
+def settings_of(plan: Plan) -> list[Any]:
     """Return the settings of a plan that a simulation depends on."""
-    if isinstance(plan, PurePlan):
-        return [plan.k, "perturbed loss", plan.objective.ridge, float(plan.objective_share)]
-    return [plan.k, plan.q, float(f"{float(plan.share_sums):.6g}"), float(f"{plan.second_clip_norm:.6g}")]
+    if plan.objective is not None:
+        return [plan.k, plan.method, plan.objective.ridge, float(plan.shares["loss"])]
+    return [plan.k, plan.method, plan.noise]
 
 
 @lru_cache(maxsize=4096)
@@ -307,7 +266,7 @@ def _table_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
     }
 
 
-def _shown(budget: Budget, accuracy: float, spread: float, plan: MomentPlan | PurePlan) -> dict[str, Any]:
+def _shown(budget: Budget, accuracy: float, spread: float, plan: Plan) -> dict[str, Any]:
     """Put a simulation into JSON values; the interval is one standard deviation over synthetic tasks."""
     return {
         "epsilon": float(parse_epsilon(budget.epsilon)),
@@ -315,30 +274,15 @@ def _shown(budget: Budget, accuracy: float, spread: float, plan: MomentPlan | Pu
         "low": round(max(0.0, accuracy - spread), 5),
         "high": round(min(1.0, accuracy + spread), 5),
         "ceiling": None,
-        "words": [plan_sentence(plan), *map(_sentence, plan.reasons)],
-        "remark": ROUNDS_REMARK if isinstance(plan, MomentPlan) and plan.rounds is not None else "",
+        "words": [_sentence(plan.summary), *map(_sentence, plan.reasons)],
+        "remark": ROUNDS_REMARK if plan.rounds is not None else "",
     }
 
 
 ROUNDS_REMARK = (
-    "Moments under the same budget were simulated here. Gradient rounds are taken where they do better, so "
-    "expect rather more than this."
+    "Class sums under the same budget were simulated here. Gradient rounds are taken where they do better, "
+    "so expect rather more than this."
 )
-
-
-def plan_sentence(plan: MomentPlan | TableReleasePlan) -> str:
-    """Describe in a sentence what would be released."""
-    if not isinstance(plan, MomentPlan):
-        return _sentence(plan.summary)
-    noise = {"gaussian": "Gaussian", "radial": "radial (pure epsilon)", "laplace": "Laplace"}[plan.noise]
-    parts = [f"Noisy sums of {plan.k} public coordinates for each class, with {noise} noise"]
-    if plan.rounds is not None:
-        parts.append(f"then {plan.rounds.rounds} rounds of noisy gradients of a linear head")
-    elif plan.q:
-        parts.append(f"and second moments of {plan.q} directions")
-    both = plan.q or plan.rounds is not None
-    share = f"{100 * float(plan.share_sums):.0f} %" if both else "all"
-    return f"{', '.join(parts)}; {share} of the budget goes to the sums."
 
 
 def _sentence(text: str) -> str:

@@ -122,8 +122,43 @@ const pure = () => state.delta === "0";
 function ours() {
   return state.choice.measured.filter(m => m.family === "ours" && m.neighbours === state.relation && (pure() ? !m.delta : m.delta === Number(state.delta)));
 }
-function theirs() {
-  return state.choice.measured.filter(m => m.family === "dp-sgd");
+function theirs() {  // of the same relation and delta: DP-SGD has no pure epsilon
+  return state.choice.measured.filter(m => m.family === "dp-sgd" && m.neighbours === state.relation && m.delta === Number(state.delta));
+}
+function published() {  // pure beside pure; a figure whose delta is not stated is shown in both
+  return state.choice.published.filter(p => p.epsilon >= 0.018 && p.epsilon <= 11 && (p.delta === null || pure() === !p.delta));
+}
+/* ---- the other end: from the accuracy that is needed, or the guesses that are accepted, to epsilon ---- */
+function epsilonForAccuracy(need) {
+  const points = [...known(state).values()].sort((a, b) => a.epsilon - b.epsilon);
+  const after = points.findIndex(p => p.accuracy >= need);
+  if (after < 1) return after === 0 ? points[0].epsilon : null;
+  const [a, b] = [points[after - 1], points[after]], share = (need - a.accuracy) / (b.accuracy - a.accuracy);
+  return data.live ? Number((a.epsilon * (b.epsilon / a.epsilon) ** share).toPrecision(3)) : b.epsilon;
+}
+function epsilonForGuess(guess) {
+  const most = largest(e => bestGuess(e, Number(state.delta)) <= guess, 0, 100);
+  const allowed = data.live ? [Math.floor(1000 * most) / 1000] : data.epsilons.filter(e => e <= most);
+  return allowed.length && allowed[allowed.length - 1] >= data.epsilons[0] ? allowed[allowed.length - 1] : null;
+}
+function note(name, words, bad) {
+  const line = byId(`${name}-note`);
+  line.hidden = !words;
+  line.textContent = words;
+  line.classList.toggle("bad", Boolean(bad));
+  byId(name).setAttribute("aria-invalid", String(Boolean(bad)));
+}
+function solve(name, low, high, find, none) {
+  const field = byId(name);
+  field.addEventListener("change", () => {
+    if (!field.value.trim()) return note(name, "");
+    const given = Number(field.value.replace("%", "").replace(",", "."));
+    if (!(given > low && given < high)) return note(name, `give a number between ${low} and ${high}`, true);
+    const epsilon = find(given / 100);
+    if (epsilon === null) return note(name, none, true);
+    note(name, `epsilon ${number(epsilon)}${pure() ? "" : `, mu ${number(gaussianMu(epsilon, Number(state.delta)))}`}`);
+    setEpsilon(epsilon);
+  });
 }
 
 /* ---- the large chart ---- */
@@ -132,7 +167,7 @@ function chart(current) {
   const height = narrow ? 260 : 330, left = 36, right = 16, top = 18, bottom = 42;
   const points = [...known(state).values()].sort((a, b) => a.epsilon - b.epsilon);
   const own = state.n === state.choice.n ? ours() : [], other = theirs();
-  const dots = state.choice.published.filter(p => p.epsilon >= 0.018 && p.epsilon <= 11);
+  const dots = published();
   const low = data.epsilons[0], high = data.epsilons[data.epsilons.length - 1];
   const values = [...points.flatMap(p => [p.accuracy, p.low ?? p.accuracy, p.high ?? p.accuracy, p.ceiling ?? p.accuracy]),
     ...own.flatMap(m => m.points.map(p => p.accuracy)), ...other.slice(0, 1).flatMap(m => m.points.map(p => p.accuracy)), ...dots.map(p => p.accuracy)];
@@ -217,7 +252,7 @@ function legend(points, own, other, dots) {
   const add = (svg, words) => entries.push(el("li", {}, svg, words));
   add(sample("forecast"), state.choice.kind === "table" ? "forecast on simulated records" : "forecast on synthetic classes");
   if (points.some(p => p.low !== null)) add(sample("", "band"), "± one standard deviation over synthetic tasks");
-  if (points.some(p => p.ceiling !== null && p.ceiling !== undefined)) add(sample("ceiling"), "the most that could be learnt");
+  if (points.some(p => p.ceiling !== null && p.ceiling !== undefined)) add(sample("ceiling"), "best possible");
   own.forEach(m => add(sample("ours"), `measured: ${m.label}`));
   other.forEach((m, i) => add(sample(`theirs${i}`), `measured: ${m.label} (${m.neighbours})`));
   if (dots.some(p => p.status !== "disputed")) add(sample("", "x"), "published by others");
@@ -255,10 +290,10 @@ function draw() {
   const own = state.n === state.choice.n ? ours().map(m => between(m.points, state.epsilon)).find(p => p) : null;
   const other = theirs().map(m => [m, between(m.points, state.epsilon)]).find(([, p]) => p);
   const tile = (title, value, note, style) => el("section", {class: `tile ${style || ""}`}, el("h3", {text: title}), el("b", {text: value}), el("p", {text: note}));
-  const interval = current && current.low !== null ? `between ${percent(current.low)} and ${percent(current.high)}` : current && current.ceiling ? `of at most ${percent(current.ceiling)}` : "";
+  const interval = current && current.low !== null ? `between ${percent(current.low)} and ${percent(current.high)}` : current && current.ceiling ? `best possible: ${percent(current.ceiling)}` : "";
   const tiles = [tile(`Forecast ${state.choice.measure}`, current ? percent(current.accuracy) : "…", current ? interval + (current.exact ? "" : ", between two simulations") : data.live ? "not simulated yet" : "not simulated beforehand", "main")];
   if (own) tiles.push(tile("Measured on its test set", percent(own.accuracy), `${own.exact ? `mean of ${own.seeds} release${own.seeds === 1 ? "" : "s"}` : "between two measured budgets"}`));
-  if (other) tiles.push(tile("DP-SGD, measured", percent(other[1].accuracy), `${other[0].label}, delta 1e-5, ${other[0].neighbours}`, "theirs"));
+  if (other) tiles.push(tile("DP-SGD, measured", percent(other[1].accuracy), `${other[0].label}, delta ${state.delta}, ${other[0].neighbours}`, "theirs"));
   tiles.push(tile("An attacker guesses right", percent(guess), "at most, between two possibilities; a coin has 50 %"));
   if (!own || !other) tiles.push(tile("Their odds grow", times(factor), delta ? "at most, from a test with a 1 % false-alarm rate" : "at most, whatever they compute"));
   if (delta) tiles.push(tile("Mu of Gaussian noise", number(gaussianMu(state.epsilon, delta)), "what is guessed is as hard to tell as a normal draw with mean mu from one with mean 0; epsilon and delta are the guarantee"));
@@ -286,8 +321,8 @@ function believe(factor, guess, delta) {
 }
 function figuresTable() {
   const rows = [...known(state).values()].sort((a, b) => a.epsilon - b.epsilon).map(p => ["forecast", number(p.epsilon), percent(p.accuracy), p.low === null ? "" : `${percent(p.low)} to ${percent(p.high)}`, "", "synthetic records"]);
-  for (const m of state.choice.measured) for (const p of m.points) rows.push([m.label, number(p.epsilon), percent(p.accuracy), p.sd === null ? "" : `± ${percent(p.sd)}`, m.neighbours, `measured here, ${p.seeds} seed${p.seeds === 1 ? "" : "s"}`]);
-  for (const p of state.choice.published) rows.push([p.what, number(p.epsilon), percent(p.accuracy), "", p.relation || "not stated", `${p.source}, ${p.status}`]);
+  for (const m of [...ours(), ...theirs()]) for (const p of m.points) rows.push([m.label, number(p.epsilon), percent(p.accuracy), p.sd === null ? "" : `± ${percent(p.sd)}`, m.neighbours, `measured here, ${p.seeds} seed${p.seeds === 1 ? "" : "s"}`]);
+  for (const p of published()) rows.push([p.what, number(p.epsilon), percent(p.accuracy), "", p.relation || "not stated", `${p.source}, ${p.status}`]);
   byId("figures-table").replaceChildren(table("Accuracy of every curve and mark above", ["what", "epsilon", state.choice.measure, "interval", "relation", "from"], rows, true));
 }
 function command() {
@@ -297,7 +332,7 @@ function command() {
   if (c.origin) {
     const origin = c.named ? c.origin : `TABLE.csv --domain ${quoted(c.file)}`;
     const limit = c.named && state.n < c.n ? `--limit ${state.n}` : "";
-    const guess = state.relation === "add-remove" ? `--public-size ${state.n}` : "";
+    const guess = state.relation === "add-remove" ? `--size ${state.n}` : "";
     text = ["adlm release", origin, ...budget, `--neighbours ${state.relation}`, limit, guess, "--out release"].filter(w => w).join(" ");
     if (!c.named) note += " Put the name of your file in place of TABLE.csv.";
   } else {
@@ -352,19 +387,21 @@ function controls() {
   byId("choice").addEventListener("change", event => choose(data.choices.find(c => c.key === event.target.value)));
   byId("exact").addEventListener("change", event => {
     const given = Number(event.target.value), good = Number.isFinite(given) && given > 0 && given <= 100;
-    event.target.setAttribute("aria-invalid", String(!good));
+    note("exact", good ? "" : "epsilon must be a number above 0 and at most 100", !good);
     if (good) { state.epsilon = data.live ? Number(given.toPrecision(4)) : nearest(given); changed(); }
-    event.target.value = number(good ? state.epsilon : given || state.epsilon);
+    if (good) event.target.value = number(state.epsilon);
   });
   byId("size").addEventListener("change", event => {
     const given = Number(event.target.value.replace(/[\s,_']/g, "")), good = Number.isInteger(given) && given >= 1 && given <= 1e9;
-    event.target.setAttribute("aria-invalid", String(!good));
+    note("size", good ? "" : "give a whole number between 1 and 1,000,000,000", !good);
     if (good && data.live) { state.n = given; changed(); }
     if (good) event.target.value = thousands(state.n);
   });
+  solve("need", 0, 100, epsilonForAccuracy, "no budget on this page reaches that forecast");
+  solve("accept", 50, 100, epsilonForGuess, "no budget on this page is that private");
   byId("file").addEventListener("change", event => upload(event.target));
   byId("copy").addEventListener("click", copy);
-  if (!data.live) { byId("size-note").hidden = false; byId("size-note").textContent = "This page was computed beforehand for this number; adlm ui computes for any."; }
+  if (!data.live) note("size", "This page was computed beforehand for this number; adlm ui computes for any.");
 }
 function choose(choice) {
   Object.assign(state, {choice, n: choice.n, relation: choice.neighbours});
@@ -373,18 +410,16 @@ function choose(choice) {
 async function upload(input) {
   const file = input.files[0];
   if (!file) return;
-  const note = byId("size-note");
-  note.hidden = false;
   try {
     const body = JSON.stringify({name: file.name, text: await file.text(), n: state.n});
     const answer = await fetch("api/domain", {method: "POST", headers: {"Content-Type": "application/json"}, body});
     const found = await answer.json();
     if (!answer.ok) throw new Error(found.error);
     if (!data.choices.some(c => c.key === found.key)) { data.choices.unshift(found); fill(); }
-    note.textContent = `${file.name} is read; say how many records it is for.`;
+    note("size", `${file.name} is read; give the number of its records.`);
     choose(data.choices.find(c => c.key === found.key));
   } catch (error) {
-    note.textContent = `${file.name}: ${error.message}`;
+    note("size", `${file.name}: ${error.message}`, true);
   }
   input.value = "";
 }
@@ -514,5 +549,5 @@ show();
 simulate();
 let drawn = innerWidth;
 addEventListener("resize", () => { if (innerWidth !== drawn) { drawn = innerWidth; if (!byId("panel-plan").hidden) draw(); } });
-window.adlm = {state, oddsFactor, gaussianMu, posterior, bestGuess, known: () => [...known(state).values()]};
+window.adlm = {state, epsilonForAccuracy, epsilonForGuess, oddsFactor, gaussianMu, posterior, bestGuess, known: () => [...known(state).values()]};
 })();

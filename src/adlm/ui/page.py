@@ -12,7 +12,7 @@ from typing import Any
 
 from adlm.domain import NEIGHBOURS
 from adlm.errors import UserError
-from adlm.report.guarantee import ALARM
+from adlm.report.sections import ALARM
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
 from adlm.ui import artefacts
@@ -24,15 +24,7 @@ from adlm.version import __version__
 
 @dataclass(frozen=True)
 class Shown:
-    """The contents of a page.
-
-    Attributes
-    ----------
-    choices : data sets and domains to plan for.
-    found : releases and models, in JSON values.
-    pairs : the cost of every two of them together.
-    ledgers : in JSON values.
-    """
+    """The contents of a page."""
 
     choices: tuple[Choice, ...]
     found: list[dict[str, Any]]
@@ -43,17 +35,9 @@ class Shown:
 def gather(
     folders: Sequence[Path], ledgers: Sequence[Path], domain: Path | None = None, size: int | None = None
 ) -> Shown:
-    """Read the contents of a page: public numbers and certificates alone.
-
-    Parameters
-    ----------
-    folders : releases, models, or folders that hold them.
-    ledgers : files of ledgers; they are read, never opened for writing.
-    domain : a domain file to plan for, besides the public data sets.
-    size : the number of records of that domain, public or guessed.
-    """
+    """Read the contents of a page: public numbers and certificates alone."""
     if domain is None and size is not None:
-        raise UserError("--public-size is for a --domain; leave it out, or give the domain file")
+        raise UserError("--size is for a --domain; leave it out, or give the domain file")
     own = () if domain is None else (from_file(domain, size),)
     subjects = artefacts.subjects(folders)
     return Shown(

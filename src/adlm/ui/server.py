@@ -36,13 +36,7 @@ HEADERS = {
 
 
 class Server(ThreadingHTTPServer):
-    """Serve the page at a random path of the loopback address.
-
-    Parameters
-    ----------
-    shown : the contents of the page.
-    port : 0 for any free port.
-    """
+    """Serve the page at a random path of the loopback address."""
 
     daemon_threads = True
 

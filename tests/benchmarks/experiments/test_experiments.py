@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.commands import experiment
 from benchmarks.experiments.catalogue import EXPERIMENTS, named
 from benchmarks.experiments.readings import READINGS
 from benchmarks.experiments.registry import LABELS, METHODS, perform
@@ -17,10 +18,8 @@ from benchmarks.experiments.trials import Trial
 from scipy import stats
 from typer.testing import CliRunner
 
-from adlm.cli.experiment import app
 from adlm.errors import UserError
-from adlm.ui.figures import TITLES
-from benchmarks.experiments import benchmark_data
+from benchmarks.experiments import TITLES, benchmark_data
 
 SMALL = {"n": 300, "epochs": 2, "shown": [1], "network": "mlp", "sized": "mlp", "batch": 100}
 RECORDS = SMALL | {"train_batch": 50, "delta_h0": "per-patch", "relevance": "quick"}
@@ -161,7 +160,7 @@ def test_the_page_of_finished_cells_is_made_without_running_any(tmp_path: Path) 
 
 def test_the_command_line_lists_runs_and_refuses(tmp_path: Path) -> None:
     runner = CliRunner()
-    listed = json.loads(runner.invoke(app, ["list", "--json"]).stdout)
+    listed = json.loads(runner.invoke(experiment, ["list", "--json"]).stdout)
     assert [e["name"] for e in listed["experiments"]] == list(EXPERIMENTS)
     words = [
         "frontier-digits",
@@ -174,11 +173,11 @@ def test_the_command_line_lists_runs_and_refuses(tmp_path: Path) -> None:
         "--out",
         str(tmp_path),
     ]
-    ran = runner.invoke(app, [*words, "--jobs", "1", "--json"])
+    ran = runner.invoke(experiment, [*words, "--jobs", "1", "--json"])
     assert ran.exit_code == 0, ran.output
     row = json.loads(ran.stdout)["rows"][0]
     assert {"accuracy", "epsilon_claimed", "epsilon_proved", "delta", "neighbours"} <= set(row)
-    again = runner.invoke(app, [*words, "--jobs", "1"])
+    again = runner.invoke(experiment, [*words, "--jobs", "1"])
     assert isinstance(again.exception, UserError)
-    bad = runner.invoke(app, ["frontier-digits", "--epsilons", "-1", "--out", str(tmp_path)])
+    bad = runner.invoke(experiment, ["frontier-digits", "--epsilons", "-1", "--out", str(tmp_path)])
     assert isinstance(bad.exception, UserError)

@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from adlm.domain import Domain
 from adlm.errors import UserError
 from adlm.model.training import Checkpoint, TrainingConfig, train
-from adlm.paper.loss import CROSS_ENTROPY, Coefficients, coefficients, loss
-from adlm.paper.networks import build
+from adlm.paper.networks import CROSS_ENTROPY, Coefficients, build, coefficients, loss
 from adlm.paper.release import RecordMechanism, Settings, mechanism_for
 from adlm.paper.relevance import PRIVATE, budget_ratios
 from adlm.privacy.accounting import Charge

@@ -46,7 +46,7 @@ COMMANDS = [
 
 CHECKOUT = Path(adlm.__file__).resolve().parents[2]
 if (CHECKOUT / "benchmarks" / "commands.py").is_file():  # in a source checkout, not in a wheel
-    sys.path.append(str(CHECKOUT))
+    sys.path.insert(0, str(CHECKOUT))  # before site-packages: Opacus installs a package `benchmarks` too
     COMMANDS += [
         ("experiment", "benchmarks.commands", "The paper's figures, and ours.", "adlm experiment list"),
         ("bench", "benchmarks.commands", "Ratios of speed and memory.", "adlm bench --quick"),

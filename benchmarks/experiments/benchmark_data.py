@@ -21,7 +21,6 @@ from adlm.domain import Domain
 from adlm.engine.records import featurise
 from adlm.features import Features, Narrowed, PairProducts, build, for_domain
 from adlm.features import narrowed as features_of
-from adlm.features.tables import TabularFeatures
 from adlm.mechanism.planner import Plan, plan_arrays, plan_class_sums
 from adlm.mechanism.privatise import release_by_plan
 from adlm.model.metrics import Measures, measure
@@ -77,7 +76,7 @@ def scaled(data: str, part: str) -> Tensor:
 def features(data: str, wide: int | None = None) -> Features:
     """The public features for a data set; `wide` is a larger number of directions than the default."""
     if data in TABLES:
-        return TabularFeatures(_table(data).table)
+        return table_split.EvenBins(_table(data).table)
     suited = for_domain(declared(data))
     return suited if wide is None else build(suited.spec() | {"width": wide})
 

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from adlm.domain.encoding import encode_answer, encode_frame
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.features.tables import TabularFeatures
 from adlm.mechanism.privatise import privatise
 from adlm.model.fit import fit
 from adlm.model.metrics import measure
@@ -43,7 +42,7 @@ from benchmarks.experiments.rows import (
     run_rows,
     write_rows,
 )
-from benchmarks.experiments.table_split import Split, load
+from benchmarks.experiments.table_split import EvenBins, Split, load
 
 COMMAND = "adlm experiment synthetic"
 FILE = "synthetic.jsonl"
@@ -173,7 +172,7 @@ def scored(split: Split, x: NDArray[np.float32], y: NDArray[np.int64]) -> Measur
     from sklearn.ensemble import HistGradientBoostingClassifier
     from sklearn.linear_model import LogisticRegression
 
-    features = TabularFeatures(split.table)
+    features = EvenBins(split.table)
 
     def indicators(side: NDArray[np.float32]) -> NDArray[np.float32]:
         with torch.inference_mode():

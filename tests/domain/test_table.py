@@ -14,8 +14,7 @@ from adlm.domain.columns import Column
 from adlm.domain.encoding import encode_column, encode_frame, encode_labels
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
-from adlm.features import build
-from adlm.features.tables import TabularFeatures
+from adlm.features.tables import TableIndicators
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TEXT = (
@@ -85,56 +84,11 @@ def test_an_encoded_record_depends_on_its_own_cells_alone(table: TableDomain, fr
         assert np.array_equal(encode_frame(table, frame.iloc[[row]]), whole[[row]])
 
 
-@pytest.mark.parametrize("fourier", [0, 9])
-def test_cells_of_each_block_sum_to_one_and_records_are_no_longer_than_one(
-    table: TableDomain, frame: pd.DataFrame, fourier: int
-) -> None:
-    features = TabularFeatures(table, detail=5, fourier=fourier)
-    z = features(torch.from_numpy(encode_frame(table, frame)))
-    assert z.shape == (4, features.width) == (4, len(features.indicator_names))
-    for start, stop in features.blocks:
-        assert torch.allclose(z[:, start:stop].sum(1) / features.unit, torch.ones(4))
-    assert (torch.linalg.vector_norm(z, dim=1) <= 1 + 1e-6).all()
-    assert (z >= 0).all()
-
-
-def test_features_are_built_again_from_their_description(table: TableDomain, frame: pd.DataFrame) -> None:
-    x = torch.from_numpy(encode_frame(table, frame))
-    for features in (TabularFeatures(table, detail=7), TabularFeatures(table, fourier=10)):
-        again = build(features.spec())
-        assert again.fingerprint() == features.fingerprint()
-        assert torch.equal(again(x), features(x))
-        assert (torch.linalg.vector_norm(features(x), dim=1) <= 1 + 1e-6).all()
-    assert TabularFeatures(table, detail=6).fingerprint() != TabularFeatures(table, detail=7).fingerprint()
-
-
-def test_random_fourier_features_are_cosines_of_the_numeric_columns(
-    table: TableDomain, frame: pd.DataFrame
-) -> None:
-    """A slow twin: w = cos(sum of frequency times position, plus phase); its cells are (1 ± w) / 2."""
-    many = TabularFeatures(table, fourier=5)
-    x = encode_frame(table, frame)
-    numeric = [0, 2, 3, 8]  # age, sex, stage, seen: everything that is not categorical
-    z = many(torch.from_numpy(x)).numpy() / many.unit
-    for wave in range(5):
-        for row in range(len(x)):
-            angle = float(many._phases[wave]) + sum(
-                float(many._frequencies[j, wave]) * float(x[row, at]) for j, at in enumerate(numeric)
-            )
-            high, low = z[row, many.indicators - 10 + 2 * wave : many.indicators - 8 + 2 * wave]
-            assert high == pytest.approx((1 + np.cos(angle)) / 2, abs=1e-5)
-            assert low == pytest.approx((1 - np.cos(angle)) / 2, abs=1e-5)
-    assert [many.is_fourier(start) for start, _ in many.blocks] == [False] * 6 + [True] * 5
-    words = TableDomain((Column("a", "categorical", values=("x",)), table.label))
-    with pytest.raises(UserError, match="need a column that is not categorical"):
-        TabularFeatures(words, fourier=1)
-
-
 def test_a_value_at_a_cut_belongs_to_the_cell_above() -> None:
     column = Column("x", "numeric", 0, 99999, scale="log", cuts=(1, 2000, 5000))
     table = TableDomain((column, Column("y", "label", classes=("a", "b"))))
     x = encode_frame(table, pd.DataFrame({"x": [0, 0.9, 1, 1999, 2000, 5000, 1e9]}))
-    z = TabularFeatures(table)(torch.from_numpy(x))
+    z = TableIndicators(table)(torch.from_numpy(x))
     assert z.argmax(1).tolist() == [0, 0, 1, 1, 2, 3, 3]
 
 

@@ -75,7 +75,7 @@ def test_rows_have_unit_norm_lie_on_the_grid_and_the_map_is_built_again(fourier:
     features = ScaledTable(table, shares, fourier=fourier)
     z = features(x)
     assert z.shape == (400, features.width) == (400, ScaledTable.width_of(table, fourier))
-    assert len(features.names) == features.width == len(features.variances())
+    assert features.width == len(features.variances())
     norms = z.double().norm(dim=1)
     assert (norms <= 1).all()
     assert (norms > 0.99).all()
@@ -96,19 +96,11 @@ def test_features_are_those_of_their_definition(crosses: tuple[tuple[str, str], 
     entries = (whole[:, kept] - torch.from_numpy(features.frequencies[kept])) * torch.from_numpy(
         features._scale
     )
-    angles = (values[:, features._mixed_in] * 2**12) @ features._directions / 2.0**32 + features._phases
+    angles = (values[:, features._in_waves] * 2**12) @ features._directions / 2.0**32 + features._phases
     parts = [values * features._value_scale, entries, cosine(angles) * features._fourier_scale]
     rows = torch.round(torch.cat(parts, 1) * 2**16)
     unit = rows / (rows * rows).sum(1, keepdim=True).sqrt().clamp_min(1.0)
     assert torch.equal(features(x), (torch.trunc(unit * 2**14) / 2**14).float())
-
-
-def test_indicators_of_some_columns_are_those_of_the_whole_table() -> None:
-    table = made_table()
-    x, counted = encoded(table, 50), TableIndicators(table)
-    named = [block for block in counted.blocks if block.name in ("age", "town", "ill")]
-    expected = torch.cat([counted(x)[:, block.span] for block in named], 1)
-    assert torch.equal(counted.of_columns(x, {"age", "town", "ill"}), expected)
 
 
 @pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
@@ -139,7 +131,7 @@ def test_wide_bounds_change_little_once_counts_are_known() -> None:
 def test_noisy_counts_become_shares() -> None:
     blocks = TableIndicators(made_table()).blocks
     rng = np.random.default_rng(1)
-    for counts in (rng.normal(100, 500, blocks[-1].stop), np.full(blocks[-1].stop, -5.0)):
+    for counts in (rng.normal(100, 500, blocks[-1].span.stop), np.full(blocks[-1].span.stop, -5.0)):
         shares = frequencies(counts, blocks)
         assert (shares >= 0).all()
         for block in blocks:

@@ -23,7 +23,7 @@ from adlm.features.base import (
 from adlm.features.drawn import PriorProjection
 from adlm.features.encoders import Backbone, OnnxBackbone, coupling, load_backbone
 from adlm.features.photographs import MultiscaleImages, NaturalImages
-from adlm.features.tables import CentredTable, IndicatorTable, ScaledTable, TabularFeatures
+from adlm.features.tables import CentredTable, IndicatorTable, ScaledTable
 
 __all__ = [
     "Backbone",
@@ -59,7 +59,6 @@ NARROWER = {"narrowed": Narrowed, "random-directions": RandomDirections}
 SHIPPED: dict[str, Callable[[Mapping[str, Any]], Features]] = {
     "identity": lambda spec: Identity(tuple(spec["shape"])),
     "vector": lambda spec: BoundedVector(int(spec["size"])),
-    "tabular": TabularFeatures.from_spec,
     "scaled-table": ScaledTable.from_spec,
     "centred-table": CentredTable.from_spec,
     "indicator-table": IndicatorTable.from_spec,

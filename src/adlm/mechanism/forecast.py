@@ -18,7 +18,7 @@ from adlm.domain.encoding import TARGET_UNIT
 from adlm.domain.table import TableDomain
 from adlm.engine.passes import Records
 from adlm.features import Features, Narrowed
-from adlm.features.tables import TabularFeatures
+from adlm.features.tables import IndicatorTable
 from adlm.mechanism.objective import Bounded, ObjectiveNoise, perturbed_minimum
 from adlm.mechanism.planner import Plan, plan_arrays
 from adlm.mechanism.privatise import Fourier, calibrated_plan, plan_release, privatise, sums_clip
@@ -353,6 +353,6 @@ def _logits(
     table: TableDomain, x: npt.NDArray[np.float32], rng: np.random.Generator
 ) -> npt.NDArray[np.float64]:
     with torch.inference_mode():
-        z = TabularFeatures(table)(torch.from_numpy(x)).double().numpy()
+        z = IndicatorTable(table)(torch.from_numpy(x)).double().numpy()
     scores = z @ rng.normal(size=(z.shape[1], max(1, len(table.answer.classes))))
     return np.asarray(SPREAD * (scores - scores.mean(0)) / scores.std())

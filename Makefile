@@ -2,8 +2,8 @@
 SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
-RUN := .venv/.run-$(shell cat requirements.lock pyproject.toml Makefile | sha256sum | cut -c1-12)
-DEV := .venv/.dev-$(shell cat requirements.lock requirements-dev.lock pyproject.toml Makefile | sha256sum | cut -c1-12)
+RUN := .venv/.run-$(shell cat requirements.lock requirements-torch.lock pyproject.toml Makefile | sha256sum | cut -c1-12)
+DEV := .venv/.dev-$(shell cat requirements*.lock pyproject.toml Makefile | sha256sum | cut -c1-12)
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 
 .PHONY: help demo test lint bench reproduce audit docs clean
@@ -13,8 +13,7 @@ help: ## List the targets
 
 $(RUN):
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(PIP) torch==2.13.0
-	$(PIP) --no-deps -r requirements.lock
+	$(PIP) -r requirements-torch.lock & $(PIP) --no-deps -r requirements.lock && wait $$!
 	$(PIP) --no-deps --no-build-isolation --editable .
 	rm -f .venv/.run-* && touch $@
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adlm.cli.console import AsJson, Output, Quiet
+from adlm.cli.console import Output
 from adlm.errors import UserError
 from benchmarks.experiments import TITLES
 
@@ -43,7 +43,7 @@ Diffprivlib = Annotated[
 
 
 @experiment.command("list", epilog="Example: adlm experiment list --json")
-def list_(as_json: AsJson = False, quiet: Quiet = False) -> None:
+def list_(as_json: bool = False, quiet: bool = False) -> None:
     """List the experiments and their methods.
 
     With --json: {"experiments": [{"name", "title", "data", "methods", "quick_cells", "full_cells"}]}.
@@ -103,8 +103,8 @@ def _command(name: str, title: str) -> None:
         resume: Resume = False,
         jobs: Jobs = None,
         out: Out = Path("results"),
-        as_json: AsJson = False,
-        quiet: Quiet = False,
+        as_json: bool = False,
+        quiet: bool = False,
     ) -> None:
         from benchmarks.experiments.tabulate import table
 
@@ -144,8 +144,8 @@ def tables(
     ] = None,
     resume: Resume = False,
     out: Out = Path("results"),
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Tables, by default Adult and Diabetes-130: ours beside logistic regression, gradient boosting, DP-SGD,
     diffprivlib and the DP-EBM of interpret.
@@ -183,8 +183,8 @@ def regression(
     diffprivlib_python: Diffprivlib = None,
     resume: Resume = False,
     out: Out = Path("results"),
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Numeric targets: ours beside ridge regression, gradient boosting and diffprivlib's linear regression.
 
@@ -227,8 +227,8 @@ def synthetic(
     ] = False,
     resume: Resume = False,
     out: Out = Path("results"),
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Synthetic tables: what models trained on drawn records get on real ones, ours beside MST and AIM.
 
@@ -260,8 +260,8 @@ def all_(
     resume: Resume = False,
     jobs: Jobs = None,
     out: Out = Path("results"),
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Run every experiment that is made of trials; failed ones are named at the end.
 
@@ -302,8 +302,8 @@ def bench(
         typer.Option(help="Another checkout, to be compared with (photographs, versions).", metavar="PATH"),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for bench.json, a table and a picture.")] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Measure noise, features, training, the whole pipeline and growth, each against others in the same run.
 

@@ -1,154 +1,126 @@
-"""`adlm domain check` says that a file fits exactly when a release would read it."""
+"""`adlm domain`: a file fits exactly when a release would read it; drafts hold nothing of the records."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-from tests.declared import AGE, column
-from typer.testing import CliRunner
+from tests.cli.commands import figures, run
+from tests.cli.commands import place as place
+from tests.declared import AGE, AGE_COLUMN, DAYS, column
 
-from adlm.cli.app import app
 from adlm.data.reading import read_batches
+from adlm.domain import Domain
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
+from adlm.mechanism.privatise import privatise
 
 TOML = column("id", "person", records=1) + AGE
-
-
-def checked(folder: Path, file: Path) -> tuple[dict[str, Any], str]:
-    (folder / "d.toml").write_text(TOML)
-    words = ["domain", "check", str(folder / "d.toml"), str(file)]
-    told = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False).stdout
-    return json.loads(told), CliRunner().invoke(app, [*words, "--quiet"], catch_exceptions=False).stdout
+RECORDS = "39, State-gov, 2020-01-02, no\n50, Private, 2020-05-06, yes\n"
 
 
 @pytest.mark.parametrize(
     ("people", "sentence"),
     [
-        (["p1", "p2", "p1"], "it fits the domain"),
+        (
+            ["p1", "p2", "p1"],
+            "it fits the domain (this output is not protected: it is for the data owner alone)",
+        ),
         (["p1", "  ", None], "name no person would be refused (2 of them)"),
         ([], "needs at least one record"),
     ],
 )
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_a_file_fits_if_a_release_would_read_it(
-    tmp_path: Path, people: list[str | None], sentence: str, kind: str
+    place: Path, people: list[str | None], sentence: str, kind: str
 ) -> None:
-    file = tmp_path / f"a.{kind}"
-    n = len(people)
+    (place / "d.toml").write_text(TOML)
+    file, n = place / f"a.{kind}", len(people)
     data = pd.DataFrame({"id": pd.Series(people, dtype="string"), "age": [7] * n, "ill": ["no"] * n})
     data.to_csv(file, index=False) if kind == "csv" else data.to_parquet(file)
-    figures, said = checked(tmp_path, file)
-    assert sentence in said
     try:
         readable = bool(list(read_batches(file, TableDomain.from_toml(TOML))))
     except UserError:
         readable = False
-    assert figures["fits"] is readable
-    assert figures["unnamed"] == sum(not (name or "").strip() for name in people)
-
-
-RECORDS = "39, State-gov, 2020-01-02, no\n50, Private, 2020-05-06, yes\n"
-
-
-def asked(*words: object) -> Any:
-    return CliRunner().invoke(app, [str(word) for word in words])
+    assert sentence in run("domain", "check", "d.toml", file, "--quiet", code=int(not readable))
+    found = figures("domain", "check", "d.toml", file, code=int(not readable))
+    assert found["fits"] is readable
+    assert found["unnamed"] == sum(not (name or "").strip() for name in people)
 
 
 @pytest.mark.parametrize("first", ["39,a,no", "a,2020-01-02,no", "a,,no", "a,?,no", "a,b,a"])
-def test_a_first_line_that_looks_like_a_record_is_not_drafted(tmp_path: Path, first: str) -> None:
-    (tmp_path / "r.csv").write_text(first + "\n" + RECORDS)
+def test_a_first_line_that_looks_like_a_record_is_not_drafted(place: Path, first: str) -> None:
+    (place / "r.csv").write_text(first + "\n" + RECORDS)
     for peek in ([], ["--peek"]):
-        told = asked("domain", "init", tmp_path / "r.csv", "--out", tmp_path / "r.toml", *peek)
-        assert told.exit_code != 0
-        assert isinstance(told.exception, UserError)
-        assert "does not look like a header row (cell" in str(told.exception)
-        assert "--no-header" in str(told.exception)
-        assert not any(cell in str(told.exception).split("(")[1] for cell in ("39", "2020", "no\n"))
-        assert not (tmp_path / "r.toml").exists()
+        with pytest.raises(UserError, match=r"does not look like a header row \(cell.*--no-header") as told:
+            run("domain", "init", "r.csv", "--out", "r.toml", *peek)
+        assert not any(cell in str(told.value).split("(")[1] for cell in ("39", "2020", "no\n"))
+        assert not (place / "r.toml").exists()
     if first != "a,b,a" and ",," not in first:
-        told = asked("domain", "init", tmp_path / "r.csv", "--out", tmp_path / "r.toml", "--header")
-        assert told.exit_code == 0
+        run("domain", "init", "r.csv", "--out", f"{first}.toml", "--header")
 
 
-def test_a_file_without_a_header_row_is_drafted_with_numbered_columns(tmp_path: Path) -> None:
-    (tmp_path / "r.csv").write_text(RECORDS)
-    (tmp_path / "s.csv").write_text(RECORDS.replace(",", ";"))
-    for name, more in (("r", []), ("s", ["--delimiter", ";"])):
-        out = tmp_path / f"{name}.toml"
-        start = ["domain", "init", tmp_path / f"{name}.csv", "--no-header", *more]
-        told = asked(*start, "--out", out, "--person", "column2")
-        assert told.exit_code == 0, told.output
-        text = out.read_text()
+def test_a_file_without_a_header_row_is_drafted_with_numbered_columns(place: Path) -> None:
+    for name, delimiter in (("c", ","), ("s", ";")):
+        (place / f"{name}.csv").write_text(RECORDS.replace(",", delimiter))
+        start = ["domain", "init", f"{name}.csv", "--no-header", "--delimiter", delimiter]
+        run(*start, "--out", f"{name}.toml", "--person", "column2")
+        text = (place / f"{name}.toml").read_text()
         assert "header = false" in text
         assert [line for line in text.splitlines() if line.startswith("[")] == [
             f"[columns.column{i}]" for i in (1, 2, 3, 4)
         ]
         assert not any(cell in text for cell in ("39", "State", "no\n"))
-        peeked = tmp_path / f"{name}-peeked.toml"
-        assert asked(*start, "--out", peeked, "--peek").exit_code == 0
-        table = TableDomain.load(peeked)
+        run(*start, "--out", f"{name}-peeked.toml", "--peek")
+        table = TableDomain.load(place / f"{name}-peeked.toml")
         assert [c.kind for c in table.columns] == ["numeric", "categorical", "date", "label"]
-        assert sum(len(b.y) for b in read_batches(tmp_path / f"{name}.csv", table)) == 2
-    told = asked(
-        "domain", "init", tmp_path / "r.csv", "--out", tmp_path / "x.toml", "--no-header", "--label", "y"
-    )
-    assert "has no column 'y'" in str(told.exception)
-    assert "State" not in str(told.exception)
-    pd.DataFrame({"a": [1]}).to_parquet(tmp_path / "a.parquet")
-    told = asked("domain", "init", tmp_path / "a.parquet", "--no-header")
-    assert "leave out --no-header" in str(told.exception)
+        assert sum(len(b.y) for b in read_batches(place / f"{name}.csv", table)) == 2
+    with pytest.raises(UserError, match="has no column 'y'") as told:
+        run("domain", "init", "c.csv", "--out", "x.toml", "--no-header", "--label", "y")
+    assert "State" not in str(told.value)
+    pd.DataFrame({"a": [1]}).to_parquet(place / "q.parquet")
+    with pytest.raises(UserError, match="leave out --no-header"):
+        run("domain", "init", "q.parquet", "--no-header")
 
 
-def test_a_check_says_that_its_output_is_not_protected(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("id,age,ill\np,7,no\n")
-    _, said = checked(tmp_path, tmp_path / "a.csv")
-    assert "this output is not protected: it is for the data owner alone" in " ".join(said.split())
-    shown = asked("domain", "check", "--help").output
-    assert "none of it is private" not in shown
-
-
-def test_a_plan_of_a_table_draws_its_picture(tmp_path: Path) -> None:
-    (tmp_path / "d.toml").write_text(TOML)
-    words = ["plan", "--domain", tmp_path / "d.toml", "--size", 200, "--epsilon", "1,3"]
-    assert asked(*words, "--picture", tmp_path / "p.svg").exit_code == 0
-    assert "<svg" in (tmp_path / "p.svg").read_text()
-    told = asked(*words, "--picture", tmp_path / "p.txt")
-    assert "a picture is an .svg file" in str(told.exception)
-
-
-def test_a_peeked_domain_names_the_columns_that_it_leaves_out(tmp_path: Path) -> None:
+def test_a_peeked_domain_names_the_columns_that_it_leaves_out_and_stamps_its_releases(place: Path) -> None:
     rows = [f"{i % 7},name{i},{'inf' if i == 3 else i / 8},x{i % 200},{i % 2}" for i in range(3000)]
-    (tmp_path / "r.csv").write_text("a,who,b,many,y\n" + "\n".join(rows) + "\n")
-    start = ("domain", "init", tmp_path / "r.csv", "--peek", "--out")
-    told = asked(*start, tmp_path / "r.toml")
-    assert told.exit_code == 0
-    assert told.output.strip().endswith("dates: who, b")
-    figures = json.loads(asked(*start, tmp_path / "s.toml", "--json").output)
-    assert figures["ignored"] == ["who", "b"]
-    kinds = {column.name: column.kind for column in TableDomain.load(tmp_path / "r.toml").columns}
-    assert kinds["many"] == "categorical"  # 200 values in 3,000 records
-
-
-def test_a_draft_holds_nothing_of_the_cells_and_a_peeked_domain_stamps_its_releases(tmp_path: Path) -> None:
-    from adlm.data.drafts import draft, peek
-    from adlm.domain.table import TableDomain
-    from adlm.mechanism.privatise import privatise
-
-    file = tmp_path / "p.csv"
-    rows = [
-        f"p{i},{20 + i % 60},{'south' if i % 3 else 'north'},{'yes' if i % 2 else 'no'}" for i in range(400)
-    ]
-    file.write_text("\n".join(["id,age,town,back", *rows]) + "\n")
-    text = draft(file, label="back", person="id")
-    assert "south" not in text
+    (place / "many.csv").write_text("a,who,b,many,y\n" + "\n".join(rows) + "\n")
+    run("domain", "init", "many.csv", "--out", "draft.toml")
+    assert "name1" not in (place / "draft.toml").read_text()
     with pytest.raises(UserError, match="the label needs at least two classes"):
-        TableDomain.from_toml(text)
-    table = peek(file, label="back", person="id")
+        TableDomain.load(place / "draft.toml")
+    found = figures("domain", "init", "many.csv", "--peek", "--out", "many.toml")
+    assert found["ignored"] == ["who", "b"]
+    table = TableDomain.load(place / "many.toml")
+    kinds = {column.name: column.kind for column in table.columns}
+    assert kinds["many"] == "categorical"  # 200 values in 3,000 records
     assert TableDomain.from_toml(table.to_toml()) == table
-    release = privatise(file, domain=table, epsilon=1, seed=0)
+    release = privatise(place / "many.csv", domain=table, epsilon=1, seed=0)
     assert "NOT PRIVATE: bounds learnt from data" in release.certificate.stamps
+
+
+@pytest.mark.parametrize(
+    ("days", "told"),
+    [
+        (column("days", "target"), "the target needs public bounds"),
+        (column("days", "target", lower=0, upper=0), "upper must exceed lower"),
+        (column("days", "numeric", lower=0, upper=20), "declare one column of kind label"),
+        (DAYS + column("back", "label", classes=("no", "yes")), "declare one column of kind label"),
+        (DAYS + "missing = 25\n", "missing must lie between"),
+    ],
+)
+def test_wrong_declarations_of_a_target_are_one_sentence(days: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        TableDomain.from_toml(AGE_COLUMN + days)
+
+
+def test_a_target_is_declared_once_and_has_no_classes() -> None:
+    table = TableDomain.from_toml(AGE_COLUMN + DAYS + "missing = 5\n")
+    assert TableDomain.from_toml(table.to_toml()) == table
+    assert Domain.from_dict(table.domain.to_dict()) == table.domain
+    with pytest.raises(UserError, match="numeric target"):
+        _ = table.label
+    with pytest.raises(UserError, match="no classes"):
+        Domain((1,), 0, 1, ("a", "b"), target=(0, 1))

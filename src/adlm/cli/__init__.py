@@ -38,9 +38,9 @@ def program() -> None:
 
 
 def _interrupted(number: int, frame: object) -> NoReturn:
-    """Handle Ctrl-C. While torch is being imported an exception would abort the process, so exit at once."""
-    torch = sys.modules.get("torch")
-    if torch is not None and getattr(torch.__spec__, "_initializing", False):
+    """Handle Ctrl-C. An exception in the middle of an import can abort the process, so exit at once there."""
+    specs = [getattr(module, "__spec__", None) for module in list(sys.modules.values())]
+    if any(getattr(spec, "_initializing", False) for spec in specs):
         os.write(2, f"adlm: {NOTHING_WRITTEN}\n".encode())
         os._exit(STOPPED)
     raise KeyboardInterrupt

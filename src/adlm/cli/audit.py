@@ -17,51 +17,39 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from packaging.requirements import Requirement
 
-from adlm.cli.console import AsJson, Output, Quiet, require_new
+from adlm.cli.console import Output, require_new
 from adlm.errors import UserError
 from adlm.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from adlm.audit.runner import Audit
     from adlm.data.datasets import Records
     from adlm.model.model import Model
-    from adlm.privacy.accounting import Totals
-    from adlm.privacy.release import Release
 
 # ---- adlm audit
 
+RUNS = typer.Option(min=100, max=10**7)
+
 
 def audit(
-    release: Annotated[
-        Path | None, typer.Option(help="Audit this release folder instead of adlm itself.", metavar="DIR")
-    ] = None,
-    subject: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Audit a third-party mechanism instead: a plug-in in FILE.py, by name; may be repeated.",
-            metavar="FILE.py:NAME",
-        ),
-    ] = None,
-    controls: Annotated[
-        bool, typer.Option("--controls", help="Also attack negative controls, which are broken on purpose.")
-    ] = False,
-    runs: Annotated[
-        int | None, typer.Option(min=100, max=10**7, help="Runs on each of two neighbouring data sets.")
-    ] = None,
-    long: Annotated[bool, typer.Option("--long", help="More runs; takes minutes.")] = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    *,
+    release: Annotated[Path | None, "Audit this release folder instead of adlm itself."] = None,
+    subject: Annotated[list[str] | None, "Audit a plug-in, FILE.py:NAME, instead; may be repeated."] = None,
+    controls: Annotated[bool, "Also attack negative controls, which are broken on purpose."] = False,
+    runs: Annotated[int | None, "Runs on each of two neighbouring data sets.", RUNS] = None,
+    long: Annotated[bool, "More runs; takes minutes."] = False,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
-    """Attack every mechanism and compare the lower bounds with the claimed and proved epsilon.
+    """Attack every mechanism and compare lower bounds with the claimed and proved epsilon.
 
     Each mechanism is run on neighbouring data sets; a lower bound above the proved epsilon is a violation.
     A sound product is called violated at most once in a thousand commands. Exit code 1 on a violation of the
-    product, or when a control, which must be violated, is not caught. With --json: {"findings": [{"attack",
-    "mechanism", "neighbours", "epsilon_claimed", "epsilon_proved", "delta", "mu", "epsilon_lower",
-    "confidence", "runs", "verdict", "control", "note", "curve"}], "violations", "controls_missed",
-    "false_alarm_rate", "seconds", "sound"}.
+    product, or when a control, which must be violated, is not caught.
+
+    With --json: {"findings": [{"attack", "mechanism", "neighbours", "epsilon_claimed", "epsilon_proved",
+    "delta", "mu", "epsilon_lower", "confidence", "runs", "verdict", "control", "note", "curve"}],
+    "violations", "controls_missed", "false_alarm_rate", "seconds", "sound"}.
     """
     from adlm.audit.runner import LONG, Depth, run, run_black_box
     from adlm.audit.statistics import HEADINGS
@@ -100,24 +88,28 @@ def _sentence(result: Audit, against: str) -> str:
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Output folder; must not exist.")] = Path("demo"),
-    epsilon: Annotated[str, typer.Option(help="The privacy budget.")] = "2",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    *,
+    out: Path = Path("demo"),
+    epsilon: Annotated[str, "The privacy budget."] = "2",
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
-    """Release scikit-learn's digits, train, run the paper's Algorithm 1 beside it, audit, report.
+    """Release digits, train, run the paper's Algorithm 1 beside it, attack, report: end to end.
 
     Models of 1 and of 100 epochs share one certificate. Algorithm 1 runs on the same records at the same
     claimed epsilon, with noise by relevance (AdLM) and identical noise (ILM).
 
-    With --json: {"methods": [{"method", "epsilon_claimed", "epsilon_proved", "accuracy"}], "accuracy",
-    "accuracy_1_epoch", "accuracy_100_epochs", "certificate_unchanged", "audit_violations", "report",
-    "seconds"} and the certificate's totals.
+    With --json: {"methods": [{"method", "epsilon_claimed", "epsilon_proved", "accuracy"}],
+    "certificate_unchanged", "audit_violations", "report", "seconds"} and the certificate's totals.
     """
+    import torch
+
     from adlm.audit.runner import Depth, run
     from adlm.data import datasets
     from adlm.mechanism.privatise import privatise
+    from adlm.model.fit import fit
     from adlm.model.metrics import measure
+    from adlm.model.training import TrainingConfig
     from adlm.privacy.folders import CERTIFICATE
     from adlm.privacy.release import Release
     from adlm.report import write_report
@@ -126,7 +118,18 @@ def demo(
     output = Output(as_json, quiet)
     require_new(out)
     start = time.monotonic()
+    torch.set_num_threads(1)  # matrices are small
     train, test = datasets.load("digits", "train"), datasets.load("digits", "test")
+    methods: list[dict[str, Any]] = []
+
+    def measured(name: str, model: Model) -> dict[str, Any]:
+        """Add a row to the table at the end, and print it."""
+        figures = measure(model.probabilities(test.x), test.y).to_dict()
+        stated = model.certificate.totals.to_dict()
+        row = {"method": name} | {key: stated[key] for key in ("epsilon_claimed", "epsilon_proved")}
+        methods.append(row | {"accuracy": figures["accuracy"]})
+        output.say(f"   {name}: accuracy {figures['accuracy']:.3f} on {len(test)} test records")
+        return figures | {"classes": list(train.domain.classes), "of": "digits", "split": "test"}
 
     output.say(f"1. A release of {len(train)} private records of digits, at epsilon {epsilon}")
     privatise(train.x, train.y, domain=train.domain, epsilon=epsilon).save(out / "release")
@@ -135,88 +138,57 @@ def demo(
     output.say(f"   {totals.sentence()}")
 
     output.say("2. Models from the release alone; more of them, or more epochs, cost no privacy")
-    accuracy = {}
-    for name, model in _models(release):
-        model.save(out / name)
-        figures: dict[str, Any] = measure(model.probabilities(test.x), test.y).to_dict()
-        figures |= {"classes": list(train.domain.classes), "of": "digits", "split": "test"}
-        write_file(out / f"{name}.evaluation.json", canonical(figures), what="evaluation")
-        accuracy[name] = figures["accuracy"]
-        output.say(f"   {name}: accuracy {accuracy[name]:.3f} on {len(test)} test records")
-    folders = (out / "release", *(out / name for name in accuracy))
+    plans = {"network, 1 epoch": 1, "network, 100 epochs": 100}
+    models = {"closed form": fit(release)} | {
+        name: fit(release, "mlp", TrainingConfig(epochs=epochs, batch_size=250), draws=3_000)
+        for name, epochs in plans.items()
+    }
+    folders = [out / "release"]
+    for name, model in models.items():
+        folder = out / name.replace(",", "").replace(" ", "-")
+        model.save(folder)
+        write_file(folder / "evaluation.json", canonical(measured(name, model)), what="evaluation")
+        folders.append(folder)
     unchanged = len({(folder / CERTIFICATE).read_bytes() for folder in folders}) == 1
-    output.say(
-        f"   the certificate is {'the same, byte for byte' if unchanged else 'NOT the same'} in all of them"
-    )
 
     output.say("3. The paper's Algorithm 1 on the same records, at the same claimed epsilon")
-    methods = [_row(name, totals, accuracy[name]) for name in accuracy]
     for name, allocation in (("AdLM, Algorithm 1", "linear"), ("ILM, identical noise", "identical")):
-        methods.append(_paper(name, allocation, epsilon, train, test))
-        output.say(f"   {name}: accuracy {methods[-1]['accuracy']:.3f}")
+        measured(name, _algorithm1(allocation, epsilon, train))
 
-    output.say("4. The mechanisms are attacked: each attack looks for an epsilon above the proved one")
-    audit = run(Depth(runs=2_000, evaluations=2, canaries=30))
+    output.say("4. Attacks on this release: each looks for an epsilon above the proved one")
+    audit = run(Depth(runs=2_000, evaluations=2, canaries=30), release=out / "release")
     write_file(out / "audit.json", canonical(audit.to_dict()), what="audit")
     output.say(f"   {len(audit.findings)} attacks, {len(audit.violations)} violations")
+    report = write_report(out, out / "report.html")
     keys = ("epsilon_claimed", "epsilon_proved")
-    rows = [[row["method"], *(_shown(row[k]) for k in keys), f"{row['accuracy']:.3f}"] for row in methods]
-    output.table(["method", "claimed", "proved", "accuracy"], rows)
-
-    report = write_report(out, out / "report.html", audit=audit.to_dict())
+    shown = [[r["method"], *(f"{r[k]:.3g}" if r[k] else "none" for k in keys), f"{r['accuracy']:.3f}"]
+             for r in methods]  # fmt: skip
+    output.table(["method", "claimed", "proved", "accuracy"], shown)
     output.result(
         {
             "methods": methods,
-            "accuracy": accuracy["closed-form"],
-            "accuracy_1_epoch": accuracy["network-1-epoch"],
-            "accuracy_100_epochs": accuracy["network-100-epochs"],
             "certificate_unchanged": unchanged,
             "audit_violations": len(audit.violations),
             "report": str(report),
             "seconds": round(time.monotonic() - start, 1),
         }
         | totals.to_dict(),
-        f"accuracy {accuracy['closed-form']:.3f}; {totals.sentence()}; open {report}",
+        f"accuracy {methods[0]['accuracy']:.3f}; {totals.sentence()}; open {report}",
     )
 
 
-def _row(name: str, totals: Totals, accuracy: float) -> dict[str, Any]:
-    """A row of the table at the end."""
-    stated = totals.to_dict()
-    return {"method": name, "accuracy": accuracy} | {
-        key: stated[key] for key in ("epsilon_claimed", "epsilon_proved")
-    }
-
-
-def _shown(epsilon: float | None) -> str:
-    return "none" if epsilon is None else f"{epsilon:.3g}"
-
-
-def _paper(name: str, allocation: str, epsilon: str, train: Records, test: Records) -> dict[str, Any]:
-    """Run Algorithm 1 on a small network; its warnings repeat what the table shows."""
+def _algorithm1(allocation: str, epsilon: str, train: Records) -> Model:
+    """Train a small network by Algorithm 1; its warnings repeat what the table shows."""
     import adlm.paper
     from adlm.errors import WeakReleaseWarning
-    from adlm.model.metrics import measure
     from adlm.model.training import TrainingConfig
 
     plan = TrainingConfig(epochs=12, batch_size=100)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", WeakReleaseWarning)
-        model, _ = adlm.paper.train(
+        return adlm.paper.train(
             "mlp", train.x, train.y, train.domain, epsilon, allocation=allocation, plan=plan
-        )
-    accuracy = measure(model.probabilities(test.x), test.y).accuracy
-    return _row(name, model.certificate.totals, float(accuracy))
-
-
-def _models(release: Release) -> Iterator[tuple[str, Model]]:
-    """Yield a linear classifier, and a network after few and after many epochs, all from one release."""
-    from adlm.model.fit import fit
-    from adlm.model.training import TrainingConfig
-
-    yield "closed-form", fit(release)
-    for epochs, name in ((1, "network-1-epoch"), (100, "network-100-epochs")):
-        yield name, fit(release, "mlp", TrainingConfig(epochs=epochs, batch_size=250), draws=6_000)
+        )[0]
 
 
 # ---- adlm doctor
@@ -230,14 +202,15 @@ USES = {
 }
 
 
-def doctor(as_json: AsJson = False, quiet: Quiet = False) -> None:
+def doctor(*, as_json: bool = False, quiet: bool = False) -> None:
     """Print versions, threads, devices and folders, and what is missing for which extra.
 
     Nothing is changed and nothing is fetched. Exit code 1 when something that adlm cannot do without is
-    missing: a package of the wrong version, or a folder that cannot be written. With --json: {"adlm",
-    "python", "platform", "packages": [{"name", "needed", "found", "fits"}], "extras": {NAME: {"for",
-    "missing"}}, "threads": {"processors", "torch", "OMP_NUM_THREADS"}, "devices", "folders": [{"name",
-    "path", "writable", "trouble"}], "problems", "well"}.
+    missing: a package of the wrong version, or a folder that cannot be written.
+
+    With --json: {"adlm", "python", "platform", "packages": [{"name", "needed", "found", "fits"}],
+    "extras": {NAME: {"for", "missing"}}, "threads": {"processors", "torch", "OMP_NUM_THREADS"}, "devices",
+    "folders": [{"name", "path", "writable", "trouble"}], "problems", "well"}.
     """
     import torch
 

@@ -1,14 +1,14 @@
-"""Options that commands share, and one way to print figures."""
+"""What commands share: one way to print figures, and to read a model, an encoder or a key."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -21,29 +21,6 @@ if TYPE_CHECKING:
     from adlm.features import Features
     from adlm.model.model import Model
     from adlm.privacy.certificate import Certificate
-
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on standard output, nothing else.")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but the result and errors.")]
-Sign = Annotated[
-    Path | None, typer.Option("--sign", help="Sign it with this private key (adlm key new).", metavar="KEY")
-]
-Trust = Annotated[
-    list[Path] | None,
-    typer.Option("--trust", help="A public key that must have signed it; may be repeated.", metavar="PUBKEY"),
-]
-ReleasedBackbone = Annotated[
-    str | None,
-    typer.Option(
-        "--backbone", help="The encoder that the release was made with, if one was.", metavar="ENCODER"
-    ),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", metavar="DEVICE")]
-Size = Annotated[
-    int | None,
-    typer.Option(help="Number of records: a public one, or a guess where it is private.", min=1),
-]
 
 
 @dataclass(frozen=True)
@@ -68,7 +45,7 @@ class Output:
         elif line is not None:
             typer.echo(line)
 
-    def table(self, headings: Sequence[str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+    def table(self, headings: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
         """Print a table, unless quiet or JSON."""
         if self.as_json or self.quiet:
             return
@@ -153,9 +130,3 @@ def require_new(out: Path) -> None:
 def caution(words: str) -> None:
     """Print a warning on standard error."""
     typer.echo(f"adlm: warning: {words}", err=True)
-
-
-def given(context: typer.Context, name: str) -> bool:
-    """Whether an option was set on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name != "DEFAULT"

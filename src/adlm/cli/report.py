@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from adlm.cli.console import AsJson, Output, Quiet, Size, Trust, caution, stamped
+from adlm.cli.console import Output, caution, stamped
 from adlm.errors import UserError
 
 if TYPE_CHECKING:
@@ -19,35 +19,33 @@ if TYPE_CHECKING:
 
 
 def verify(
-    artefact: Annotated[Path, typer.Argument(help="A release folder, a model folder or an ONNX file.")],
-    trust: Trust = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    artefact: Annotated[Path, "A release folder, a model folder or an ONNX file."],
+    *,
+    trust: list[Path] | None = None,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Recompute the totals from the charges and the hashes from the tensors; check who signed it.
 
     Without --trust this proves arithmetic and integrity: the epsilon follows from the charges, and all
     bytes match their digests. It does not prove origin, as digests can be rewritten. With --trust
     the release must be signed by one of the keys, and so must a model or an ONNX file, together with its
-    release. Nothing here proves that noise was drawn. With --json: {"whole", "kind", "epsilon_claimed",
-    "epsilon_proved", "delta", "neighbours", "unproved", "stamps", "charges", "artefact", "digest",
-    "signed_by", "release_signed_by", "trusted", "says", "mu", "unit"}.
+    release. Nothing here proves that noise was drawn.
+
+    With --json: {"whole", "kind", "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved",
+    "stamps", "charges", "artefact", "digest", "signed_by", "release_signed_by", "trusted", "says", "mu",
+    "unit"}.
     """
     from adlm.export.verification import verify as check
-    from adlm.privacy.accounting import number, show
+    from adlm.privacy.accounting import number
+    from adlm.privacy.certificate import charge_table
     from adlm.privacy.signature import load_public
 
     output = Output(as_json, quiet)
     verified = check(artefact, [load_public(path) for path in trust or ()])
     certificate = verified.certificate
     totals = certificate.totals
-    rows = [
-        [c.what, c.mechanism, show(c.claimed), show(c.epsilon_proved), f"{float(c.delta):g}", c.proof]
-        for c in certificate.charges
-    ]
-    headings = ["released", "noise", "claimed", "proved", "delta", "proof"]
-    if all(row[2] == row[3] for row in rows):  # one epsilon where both are the same
-        rows, headings[2:4] = [row[:2] + row[3:] for row in rows], ["epsilon"]
+    headings, rows = charge_table(certificate.charges)
     output.table(headings, rows)
     for line in (*verified.sentences(), totals.about_mu()):
         if line:
@@ -82,37 +80,30 @@ def verify(
 
 
 def report(
-    folder: Annotated[Path, typer.Argument(help="A release, a model, or a folder that holds both.")],
-    out: Annotated[Path, typer.Option(help="The HTML file to write.")] = Path("report.html"),
-    evaluation: Annotated[
-        Path | None,
-        typer.Option(help="Figures saved by adlm evaluate --save; by default those next to the model."),
-    ] = None,
-    audit: Annotated[
-        Path | None, typer.Option(help="Output of adlm audit --json; by default that next to the folder.")
-    ] = None,
+    folder: Annotated[Path, "A release, a model, or a folder that holds both."],
+    *,
+    out: Annotated[Path, "The HTML file to write."] = Path("report.html"),
     real: Annotated[
-        Path | None,
-        typer.Option(help="Real records to set beside those that a synthetic release draws; not private."),
+        Path | None, "Real records to set beside those that a synthetic release draws; not private."
     ] = None,
-    statement: Annotated[
-        bool,
-        typer.Option("--statement", help="Print a paragraph for a privacy statement instead."),
-    ] = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    statement: Annotated[bool, "Print a paragraph for a privacy statement instead."] = False,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Write one HTML file that explains the guarantee, and shows the noise and the models.
 
-    It needs no network and no script, and holds nothing that the artefacts do not. With --json: {"out",
-    "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps"}.
+    It needs no network and no script, and holds nothing that the artefacts do not. A model's figures are
+    those that adlm evaluate --save wrote to evaluation.json in its folder or beside it, and an audit's those
+    of adlm audit --json in audit.json beside the artefacts.
+
+    With --json: {"out", "epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved", "stamps"}.
     """
     from adlm.report import render
     from adlm.report.card import privacy_statement
-    from adlm.report.subject import find, read_audit, read_evaluation
+    from adlm.report.subject import find
     from adlm.runtime.artefact import write_file
 
-    subject = find(folder, evaluation=read_evaluation(evaluation), audit=read_audit(audit))
+    subject = find(folder)
     if statement:
         text = privacy_statement(subject.certificate)
         Output(as_json, quiet).result({"statement": text} | subject.certificate.totals.to_dict(), text)
@@ -141,38 +132,27 @@ def _compared(release: Release | None, file: Path) -> Comparison:
 
 
 def card(
-    model: Annotated[Path, typer.Argument(help="A model folder.")],
-    out: Annotated[
-        Path | None, typer.Option(help="The file to write; by default README.md in the model's folder.")
-    ] = None,
-    evaluation: Annotated[
-        Path | None,
-        typer.Option(help="Figures saved by adlm evaluate --save; by default those next to the model."),
-    ] = None,
-    licence: Annotated[
-        str | None, typer.Option("--license", help="The model's, as the hub names it.", metavar="NAME")
-    ] = None,
-    registry: Annotated[
-        bool,
-        typer.Option(
-            "--registry",
-            help="Print an entry for a registry of DP deployments instead, as JSON.",
-        ),
-    ] = False,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    model: Annotated[Path, "A model folder."],
+    *,
+    out: Annotated[Path | None, "The file to write; by default README.md in the model's folder."] = None,
+    licence: Annotated[str | None, "The model's, as the hub names it."] = None,
+    registry: Annotated[bool, "Print an entry for a registry of DP deployments instead, as JSON."] = False,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Write a model card: intended use, data domain, guarantee, accuracy, limits, signature.
 
     The folder can then be pushed to a hub with the hub's own tools. Accuracy is in the card if it was
-    measured; on private records that figure is not private. An earlier card is replaced, any other file
-    is not. With --json: {"out", "measured", "stamps"} and the totals.
+    measured (adlm evaluate --save M/evaluation.json); on private records that figure is not private. An
+    earlier card is replaced, any other file is not.
+
+    With --json: {"out", "measured", "stamps"} and the totals.
     """
     from adlm.report.card import HEAD, model_card, registry_entry
-    from adlm.report.subject import find, read_evaluation
+    from adlm.report.subject import find
     from adlm.runtime.artefact import write_file
 
-    subject = find(model, evaluation=read_evaluation(evaluation))
+    subject = find(model)
     if registry:
         typer.echo(json.dumps(registry_entry(subject.certificate), indent=2))
         return
@@ -197,27 +177,23 @@ def card(
 # ---- adlm ledger
 
 KEYS = ("epsilon_claimed", "epsilon_proved", "delta", "neighbours", "unproved")
-ledger = typer.Typer(
-    help="What was spent on a data set, and what is left. Example: adlm ledger show L.jsonl",
-    no_args_is_help=True,
-)
 
 
-@ledger.command("show", epilog="Example: adlm ledger show L.jsonl --delta 1e-5")
-def show_ledger(
-    ledger: Annotated[Path, typer.Argument(help="The ledger's file, as adlm release printed it.")],
-    delta: Annotated[str, typer.Option(help="Delta of the next release; 0 for pure epsilon.")] = "0",
-    neighbours: Annotated[
-        str | None, typer.Option(help="Relation of the next release; that of the charges by default.")
-    ] = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+def ledger_show(
+    ledger: Annotated[Path, "The ledger's file, as adlm release printed it."],
+    *,
+    delta: Annotated[str, "Delta of the next release; 0 for pure epsilon."] = "0",
+    neighbours: Annotated[str | None, "Relation of the next release; that of the charges by default."] = None,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """List the charges of a ledger, their total, and what is left for a release of this delta and relation.
 
-    Nothing is changed. With --json: {"ledger", "budget": {"epsilon", "delta"} or null, "charges": [{"what",
-    "mechanism", "neighbours", "unit", "epsilon_claimed", "epsilon_proved", "delta"}], "left"}
-    and the totals, null where charges of different relations do not add up.
+    Nothing is changed.
+
+    With --json: {"ledger", "budget": {"epsilon", "delta"} or null, "charges": [{"what", "mechanism",
+    "neighbours", "unit", "epsilon_claimed", "epsilon_proved", "delta"}], "left"} and the totals, null where
+    charges of different relations do not add up.
     """
     from adlm.domain import NEIGHBOURS
     from adlm.privacy.accounting import compose, number, parse_delta, show, unit_words
@@ -283,20 +259,18 @@ def show_ledger(
 
 # ---- adlm key
 
-key = typer.Typer(
-    help="Keys to sign with, and to trust. Example: adlm key new curator.key", no_args_is_help=True
-)
 
-
-@key.command("new", epilog="Example: adlm key new curator.key")
-def new(
-    path: Annotated[Path, typer.Argument(help="The private key to write; PATH.pub is its public key.")],
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+def key_new(
+    path: Annotated[Path, "The private key to write; PATH.pub is its public key."],
+    *,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Make an Ed25519 key: a private file that only its owner can read, and a public one to share.
 
-    Existing files are never overwritten. With --json: {"private", "public", "fingerprint"}.
+    Existing files are never overwritten.
+
+    With --json: {"private", "public", "fingerprint"}.
     """
     from adlm.privacy.signature import new_key
 
@@ -308,11 +282,16 @@ def new(
     )
 
 
-@key.command("show", epilog="Example: adlm key show curator.key.pub")
-def show(
-    path: Annotated[Path, typer.Argument(help="A public key.")], as_json: AsJson = False, quiet: Quiet = False
+def key_show(
+    path: Annotated[Path, "A public key."],
+    *,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
-    """Print a public key's fingerprint, to compare over another channel. With --json: {"fingerprint"}."""
+    """Print a public key's fingerprint, to compare over another channel.
+
+    With --json: {"fingerprint"}.
+    """
     from adlm.privacy.signature import fingerprint, load_public
 
     digest = fingerprint(load_public(path))
@@ -324,28 +303,26 @@ def show(
 
 def ui(
     artefacts: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Releases, models, or folders that hold them; by default those in this folder."),
+        list[Path] | None, "Releases, models, or folders that hold them; by default those in this folder."
     ] = None,
-    domain: Annotated[Path | None, typer.Option(help="A domain file to plan for; needs --size.")] = None,
-    size: Size = None,
-    ledger: Annotated[
-        list[Path] | None, typer.Option(help="A ledger to show; may be repeated. It is only read.")
-    ] = None,
-    static: Annotated[
-        Path | None, typer.Option(help="Write the page to this file and exit.", metavar="PAGE.html")
-    ] = None,
-    port: Annotated[int, typer.Option(help="Port of the loopback address; 0 takes any.", min=0)] = 0,
-    browser: Annotated[bool, typer.Option(help="Open the page in a browser.")] = True,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    *,
+    domain: Annotated[Path | None, "A domain file to plan for; needs --size."] = None,
+    size: Annotated[int | None, typer.Option(min=1)] = None,
+    ledger: Annotated[list[Path] | None, "A ledger to show; may be repeated. It is only read."] = None,
+    static: Annotated[Path | None, "Write the page to this HTML file and exit."] = None,
+    port: Annotated[int, "Port of the loopback address; 0 takes any.", typer.Option(min=0)] = 0,
+    browser: Annotated[bool, "Open the page in a browser."] = True,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
-    """Show forecasts for a budget, and existing releases, on a local page.
+    """Explore the privacy-accuracy trade-off, and existing releases, on a local page.
 
     Pick a data set or a domain, drag epsilon and delta, and see the forecast, DP-SGD beside it, what an
     attacker could come to believe, the plan in words, and the command to copy. The page reads public numbers
     and certificates; nothing in it can spend budget. It listens on the loopback address under a random path
-    and makes no network requests. With --json: {"address"} or, with --static, {"out", "bytes"}.
+    and makes no network requests.
+
+    With --json: {"address"} or, with --static, {"out", "bytes"}.
     """
     from adlm.ui.artefacts import around
     from adlm.ui.page import gather, write_static

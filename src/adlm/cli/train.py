@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adlm.cli.console import (
-    AsJson,
-    Device,
     Output,
-    Quiet,
-    ReleasedBackbone,
-    Sign,
     caution,
     encoder_of_release,
-    given,
     key_of,
     load_model,
     pick_device,
@@ -30,6 +24,7 @@ from adlm.errors import UserError
 if TYPE_CHECKING:
     from adlm.model.model import Model
 
+AT_LEAST_1, SEED = typer.Option(min=1), typer.Option(min=0, max=2**32 - 1)
 FOR_NETWORKS = (
     "epochs", "steps", "batch_size", "optimiser", "learning_rate", "schedule", "draws", "seed", "resume",
 )  # fmt: skip
@@ -37,55 +32,41 @@ FOR_NETWORKS = (
 
 def train(
     context: typer.Context,
-    release: Annotated[Path, typer.Argument(help="A release folder.")],
-    out: Annotated[Path, typer.Option(help="Output folder; must not exist.")] = Path("model"),
+    release: Annotated[Path, "A release folder."],
+    *,
+    out: Path = Path("model"),
     network: Annotated[
-        str | None,
-        typer.Option(
-            help="A network by name (mlp, paper-mnist, ...). By default closed form for moments, the "
-            "network that a record release was made for."
-        ),
+        str | None, "A network by name (mlp, paper-mnist, ...); by default closed form, or the release's."
     ] = None,
     epochs: Annotated[
-        int | None,
-        typer.Option(
-            help="Epochs; any number costs no privacy. By default 12, or more for 2,000 steps.", min=1
-        ),
+        int | None, "Epochs, at no privacy cost; 12 by default, or more for 2,000 steps.", AT_LEAST_1
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Batches (T), instead of epochs.", min=1)] = None,
-    batch_size: Annotated[
-        int | None,
-        typer.Option(help="Batch of training; |L| in the noise is the release's. By default 300 or less."),
-    ] = None,
-    optimiser: Annotated[str, typer.Option(help="Any optimiser of torch.optim.")] = "Adam",
-    learning_rate: Annotated[float, typer.Option(help="Initial learning rate (eta_t).")] = 3e-3,
-    schedule: Annotated[str, typer.Option(help="constant, linear or cosine.")] = "cosine",
-    draws: Annotated[int, typer.Option(help="Examples to draw from a moment release for a network.")] = 20000,
-    seed: Annotated[
-        int, typer.Option(help="Random seed of training; unrelated to privacy.", min=0, max=2**32 - 1)
-    ] = 0,
-    resume: Annotated[bool, typer.Option("--resume", help="Resume from OUT's checkpoint.")] = False,
-    backbone: ReleasedBackbone = None,
+    steps: Annotated[int | None, "Batches (T), instead of epochs.", AT_LEAST_1] = None,
+    batch_size: Annotated[int | None, "Batch of training; |L| in the noise is the release's."] = None,
+    optimiser: Annotated[str, "Any optimiser of torch.optim."] = "Adam",
+    learning_rate: Annotated[float, "Initial learning rate (eta_t)."] = 3e-3,
+    schedule: Annotated[str, "constant, linear or cosine."] = "cosine",
+    draws: Annotated[int, "Examples to draw from a moment release for a network."] = 20000,
+    seed: Annotated[int, "Random seed of training; unrelated to privacy.", SEED] = 0,
+    resume: Annotated[bool, "Resume from OUT's checkpoint."] = False,
+    backbone: str | None = None,
     class_weight: Annotated[
-        str | None,
-        typer.Option(
-            help="Class weights, at no privacy cost: balanced (from released counts), or public ones.",
-            metavar="balanced|NAME=W,...",
-        ),
+        str | None, "Class weights, at no privacy cost: balanced, or public NAME=W,..."
     ] = None,
-    sign: Sign = None,
-    device: Device = "auto",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    sign: Path | None = None,
+    device: str = "auto",
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Train on a release, for any number of epochs, at no further privacy cost.
 
     A moment release gives a linear classifier in closed form, or, with --network, a network stacked on the
     public features and trained on labelled vectors drawn from the released moments. A record release trains
-    a network on noisy records. With --json: {"out", "network", "epochs", "first_loss", "loss",
-    "stopped", "stamps", and "small_classes" if there are any} and the certificate's totals.
-    Under torchrun (torchrun --nproc-per-node 2 -m adlm train R --network mlp) several processes train
-    together, with the same checkpoints; the first one writes.
+    a network on noisy records. Under torchrun (torchrun --nproc-per-node 2 -m adlm train R --network mlp)
+    several processes train together, with the same checkpoints; the first one writes.
+
+    With --json: {"out", "network", "epochs", "first_loss", "loss", "stopped", "stamps", and "small_classes"
+    if there are any} and the certificate's totals.
     """
     from adlm.privacy.folders import require_release
 
@@ -109,7 +90,8 @@ def train(
     if network is None and loaded.kind == "records":
         network = network_of(loaded)
     for name in FOR_NETWORKS if network is None else ():
-        if given(context, name):
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
             raise UserError(
                 f"--{name.replace('_', '-')} is for networks, and {release} makes a model in closed form; "
                 "leave it out, or choose a --network"
@@ -187,25 +169,25 @@ SHOWN_CLASSES = 12  # a larger confusion table does not fit a terminal; --json h
 
 
 def evaluate(
-    model: Annotated[Path, typer.Argument(help="A model folder.")],
-    file: Annotated[Path | None, typer.Argument(help="A file or a folder of records with labels.")] = None,
-    data: Annotated[str | None, typer.Option(help="A data set by name.")] = None,
-    split: Annotated[str, typer.Option(help="Which split of a named data set.")] = "test",
-    save: Annotated[
-        Path | None, typer.Option(help="Save the figures to this JSON file, for adlm report.")
-    ] = None,
-    backbone: ReleasedBackbone = None,
-    device: Device = "auto",
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    model: Annotated[Path, "A model folder."],
+    file: Annotated[Path | None, "A file or a folder of records with labels."] = None,
+    *,
+    data: str | None = None,
+    split: Annotated[str, "Which split of a named data set."] = "test",
+    save: Annotated[Path | None, "Save the figures for adlm report, to M/evaluation.json."] = None,
+    backbone: str | None = None,
+    device: str = "auto",
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Measure a model on labelled records.
 
-    On private records this statistic is not private: do not publish it, and do not choose models by it. With
-    --json: {"accuracy", "balanced_accuracy", "recalls", "auc", "calibration_error", "log_loss", "confusion",
-    "n", "classes", "small_classes", "stamps", "warning", "model_warning"} and the certificate's totals;
-    accuracies and recalls are fractions, recalls are by class; `model_warning` if it is mostly noise. A
-    model of a numeric target has {"rmse", "mae", "r2", "bias", "n", "target"} instead of the first line's.
+    On private records this statistic is not private: do not publish it, and do not choose models by it.
+
+    With --json: {"accuracy", "balanced_accuracy", "recalls", "auc", "calibration_error", "log_loss",
+    "confusion", "n", "classes", "small_classes", "stamps", "warning", "model_warning"} and the certificate's
+    totals; accuracies and recalls are fractions, recalls are by class; `model_warning` if it is mostly noise.
+    A model of a numeric target has {"rmse", "mae", "r2", "bias", "n", "target"} instead of the first line's.
     """
     from adlm.export.predict import measure_file, measure_values_file
     from adlm.model.fit import SmallClass, sentences
@@ -290,18 +272,16 @@ def _finish(model: Model, figures: dict[str, Any], sentence: str, output: Output
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(help="A model folder.")],
-    file: Annotated[
-        Path, typer.Argument(help="A file or a folder of new records, or one image; no label is needed.")
-    ],
-    out: Annotated[Path, typer.Option(help="The CSV file to write.")] = Path("predictions.csv"),
+    model: Annotated[Path, "A model folder."],
+    file: Annotated[Path, "A file or a folder of new records, or one image; no label is needed."],
+    *,
+    out: Annotated[Path, "The CSV file to write."] = Path("predictions.csv"),
     keep: Annotated[
-        list[str] | None,
-        typer.Option(help="Copy this column of a table to the predictions; may be repeated.", metavar="COL"),
+        list[str] | None, "Copy this column of a table to the predictions; may be repeated."
     ] = None,
-    backbone: ReleasedBackbone = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    backbone: str | None = None,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Predict a class for each record of a file, in its order, with the probability of each class.
 
@@ -324,20 +304,21 @@ def predict(
 
 
 def export(
-    model: Annotated[Path, typer.Argument(help="A model folder.")],
-    out: Annotated[Path, typer.Option(help="The ONNX file to write.")] = Path("model.onnx"),
-    encoded: Annotated[
-        bool, typer.Option("--encoded", help="Tables: take the encoded record instead of raw columns.")
-    ] = False,
-    backbone: ReleasedBackbone = None,
-    sign: Sign = None,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    model: Annotated[Path, "A model folder."],
+    *,
+    out: Annotated[Path, "The ONNX file to write."] = Path("model.onnx"),
+    encoded: Annotated[bool, "Tables: take the encoded record instead of raw columns."] = False,
+    backbone: str | None = None,
+    sign: Path | None = None,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Write a model as one ONNX file, from raw records to probabilities.
 
     A table's file has an input for each column: doubles for numbers (NaN where missing) and dates (days from
-    1970-01-01), strings for the rest. With --json: {"out", "bytes", "stamps"} and the totals.
+    1970-01-01), strings for the rest.
+
+    With --json: {"out", "bytes", "stamps"} and the totals.
     """
     from adlm.export.onnx import export_onnx
 
@@ -351,18 +332,14 @@ def export(
 
 
 def synth(
-    release: Annotated[Path, typer.Argument(help="A release folder, made with --kind synthetic.")],
-    rows: Annotated[int, typer.Option(help="Number of records to draw.", min=1)] = 10000,
-    out: Annotated[Path, typer.Option(help="The .csv or .parquet file to write.")] = Path("synthetic.csv"),
-    where: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Draw only such records: a value, or a range such as age=30..40.", metavar="COL=VALUE"
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Random seed of the draw; unrelated to privacy.", min=0)] = 0,
-    as_json: AsJson = False,
-    quiet: Quiet = False,
+    release: Annotated[Path, "A release folder, made with --kind synthetic."],
+    *,
+    rows: Annotated[int, "Number of records to draw.", AT_LEAST_1] = 10000,
+    out: Annotated[Path, "The .csv or .parquet file to write."] = Path("synthetic.csv"),
+    where: Annotated[list[str] | None, "Draw only such records: town=north, or age=30..40."] = None,
+    seed: Annotated[int, "Random seed of the draw; unrelated to privacy.", typer.Option(min=0)] = 0,
+    as_json: bool = False,
+    quiet: bool = False,
 ) -> None:
     """Draw synthetic records in the columns of the private table, at no further privacy cost.
 

@@ -82,6 +82,14 @@ def charge_rows(charges: Iterable[Charge]) -> list[tuple[str, ...]]:
     ]
 
 
+def charge_table(charges: Sequence[Charge]) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return headings and rows of charges, with one epsilon where claimed and proved are the same."""
+    rows, headings = charge_rows(charges), ["released", "noise", "claimed", "proved", "delta", "proof"]
+    if all(row[2] == row[3] for row in rows):
+        return [*headings[:2], "epsilon", *headings[4:]], [(*row[:2], *row[3:]) for row in rows]
+    return headings, rows
+
+
 def charges_part(charges: Sequence[Charge], *, units: bool = False) -> Part:
     """List the charges, and where each bound is proved.
 

@@ -8,14 +8,13 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from adlm.audit.artefacts import audit_release
 from adlm.audit.replay import Records
 from adlm.audit.statistics import VIOLATED
 from adlm.audit.subjects import image_domain, paper_settings, release_plan
-from adlm.cli.audit import audit
+from adlm.cli.app import app
 from adlm.domain import Domain
 from adlm.domain.columns import Column
 from adlm.domain.table import TableDomain
@@ -27,10 +26,6 @@ from adlm.privacy.accounting import Budget
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
-
-app = typer.Typer()
-app.command()(audit)
-
 
 PURE = Plan("class sums", 3, 4, "laplace")
 PLANS = {
@@ -110,7 +105,7 @@ def test_a_sound_table_release_passes_and_a_doctored_one_does_not(tmp_path: Path
 
 def test_a_seeded_release_is_violated(tmp_path: Path) -> None:
     release("pure", Source.seeded_with(1)).save(tmp_path / "R")
-    result = CliRunner().invoke(app, ["--release", str(tmp_path / "R"), "--runs", "200", "--quiet"])
+    result = CliRunner().invoke(app, ["audit", "--release", str(tmp_path / "R"), "--runs", "200", "--quiet"])
     assert result.exit_code == 1
     assert "NOT SOUND" in result.stdout
 

@@ -7,23 +7,20 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 from adlm.audit import runner
 from adlm.audit.runner import Audit, Depth, float_laplace
 from adlm.audit.statistics import ALPHA, COMMAND_ALPHA, MOST_TESTS, Finding
-from adlm.cli.audit import audit
+from adlm.cli.app import app
 from adlm.privacy.noise import Source
 
 TINY = Depth(runs=200, evaluations=8, minima=10, canaries=20)
-app = typer.Typer()
-app.command()(audit)
 
 
 def test_the_whole_audit_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "Depth", lambda: TINY)
-    result = CliRunner().invoke(app, ["--json", "--quiet"])
+    result = CliRunner().invoke(app, ["audit", "--json", "--quiet"])
     assert result.exit_code == 0, result.output
     figures = json.loads(result.stdout)
     assert figures["sound"]
@@ -39,7 +36,7 @@ def test_the_whole_audit_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_exit_code_and_sentence_on_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Finding("distinguishing", "broken", "replace-one", Fraction(1), Fraction(1), 1.5, 0.99998, 10)
     monkeypatch.setattr(runner, "run", lambda *a, **k: Audit((broken,), 0.0))
-    result = CliRunner().invoke(app, [])
+    result = CliRunner().invoke(app, ["audit"])
     assert result.exit_code == 1
     assert "VIOLATED" in result.stdout
     assert "0 of 1 attacks" in result.stdout

@@ -62,7 +62,8 @@ def refused(match: str, *words: object) -> None:
 
 def typed(*words: object) -> int:
     """Run a command as a shell does, mistakes printed on standard error; return its exit code."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["adlm", *map(str, words)])
-        main()
+        with pytest.raises(SystemExit) as ended:
+            main()
     return int(ended.value.code or 0)

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from typer.testing import CliRunner
 
-from adlm.cli.data import data as app
+from adlm.cli.app import app
 from adlm.data import datasets
 from adlm.data import datasets as cifar
 from adlm.data import datasets as idx
@@ -596,23 +596,23 @@ def test_a_package_registry_carries_the_set(name: str, tmp_path: Path) -> None:
 
 
 def test_the_list_says_what_there_is_and_what_is_here() -> None:
-    shown = CliRunner().invoke(app, ["list", "--json"])
+    shown = CliRunner().invoke(app, ["data", "list", "--json"])
     assert shown.exit_code == 0
     listed = {row["name"]: row for row in json.loads(shown.stdout)["datasets"]}
     assert list(listed) == list(datasets.names())
     assert listed["digits"]["place"] == "built in"
     assert listed["cifar10"]["place"] is None
     assert (listed["cifar10"]["train"], listed["cifar10"]["shape"]) == (50_000, [3, 32, 32])
-    table = CliRunner().invoke(app, ["list"]).stdout
+    table = CliRunner().invoke(app, ["data", "list"]).stdout
     assert "60,000" in table
     assert "adlm data get cifar10" in table
 
 
 def test_get_reports_where_the_set_is() -> None:
-    shown = CliRunner().invoke(app, ["get", "digits", "--json"])
+    shown = CliRunner().invoke(app, ["data", "get", "digits", "--json"])
     assert json.loads(shown.stdout) == {"name": "digits", "place": "built in"}
-    assert CliRunner().invoke(app, ["get", "digits"]).stdout == "digits is intact: built in\n"
-    failed = CliRunner().invoke(app, ["get", "imagenet"])
+    assert CliRunner().invoke(app, ["data", "get", "digits"]).stdout == "digits is intact: built in\n"
+    failed = CliRunner().invoke(app, ["data", "get", "imagenet"])
     assert isinstance(failed.exception, UserError)
 
 
@@ -621,13 +621,13 @@ def test_get_tells_its_steps_on_standard_error_unless_quiet(
 ) -> None:
     write_idx(server.folder, arrays)
     monkeypatch.setitem(CATALOGUE, "tiny", replace(tiny, routes=(Mirror(server.url, FILES),)))
-    loud = CliRunner().invoke(app, ["get", "tiny"])
+    loud = CliRunner().invoke(app, ["data", "get", "tiny"])
     assert "fetching tiny: 127.0.0.1" in loud.stderr
     shutil.rmtree(cache_folder(tiny))
-    read_by_a_program = CliRunner().invoke(app, ["get", "tiny", "--json"])
+    read_by_a_program = CliRunner().invoke(app, ["data", "get", "tiny", "--json"])
     assert read_by_a_program.stderr == ""
     assert json.loads(read_by_a_program.stdout)["place"] == str(cache_folder(tiny))
     shutil.rmtree(cache_folder(tiny))
-    quiet = CliRunner().invoke(app, ["get", "tiny", "--quiet"])
+    quiet = CliRunner().invoke(app, ["data", "get", "tiny", "--quiet"])
     assert quiet.stderr == ""
     assert cache_folder(tiny).is_dir()

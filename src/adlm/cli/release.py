@@ -108,20 +108,21 @@ def release(
         from adlm.mechanism.privatise import privatise
 
         options: dict[str, Any] = {"k": k, "size": size, "allocation": allocation, "engine": engine}
+        records = None if declared is not None else request.records()
         if of_table:
             options |= {"fourier": fourier or 0} | ({"kind": kind} if kind == "synthetic" else {})
-            x, y, known = file, None, declared
         else:
             options |= {"device": pick_device(device), "cache": cache}
-            records = None if declared is not None else request.records()
-            x, y = (file, None) if records is None else (records.x, records.labels)
-            known = declared if records is None else records.domain
-            if backbone is not None:
-                origin = {"provenance": provenance or "", "trained_on": trained_on or ""}
-                shape = records.domain.shape if records is not None else declared.domain.shape
-                options["features"] = load_backbone(backbone, shape, **origin, device=options["device"])
+        if backbone is not None:
+            origin = {"provenance": provenance or "", "trained_on": trained_on or ""}
+            known = records.domain if records is not None else declared.domain if declared else None
+            assert known is not None
+            options["features"] = load_backbone(backbone, known.shape, **origin, device=options["device"])
         options |= {"ledger": ledger, "source": source, "ray_address": ray_address}
-        return privatise(x, y, known, epsilon=epsilon, delta=delta, **options)
+        options |= {"epsilon": epsilon, "delta": delta}
+        if records is not None:
+            return privatise(records.x, records.labels, records.domain, **options)
+        return privatise(file, domain=declared, **options)
 
     request.run(make, Output(as_json, quiet), size)
 

@@ -476,7 +476,8 @@ def simulated_minima(side: Minimum, runs: int, factor: float, rng: np.random.Gen
     weights = np.zeros(shape)
     slope = side.slope(weights) + noise
     size = np.linalg.norm(slope, axis=(1, 2))
-    steepest = objective.ridge + float(objective.curvature) * float((side.rows**2).sum())
+    ridge = objective.ridge * (1 + 4 * objective.smoothness)
+    steepest = ridge + float(objective.curvature) * float((side.rows**2).sum())
     for _ in range(NEWTON):
         if size.max() < 1e-7 * objective.ridge:
             break

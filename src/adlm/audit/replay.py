@@ -127,7 +127,7 @@ class Minimum:
     def slope(self, weights: Reals) -> Reals:
         """Return the (runs, R, 1 + k) gradients of loss and ridge at as many weights: minus the noise."""
         found = np.einsum("tnr,nk->trk", self._residuals(self._scores(weights)), self.rows)
-        return np.asarray(found + self.objective.ridge * weights)
+        return np.asarray(found + self.objective.penalty(weights))
 
     def hessian(self, weights: Reals) -> Reals:
         """Return the (runs, D, D) Hessians of loss and ridge, D = R (1 + k)."""
@@ -139,8 +139,10 @@ class Minimum:
             side[r] = STEP
             bend[..., r] = (self._residuals(scores + side) - self._residuals(scores - side)) / (2 * STEP)
         found = np.einsum("tnrs,nk,nl->trksl", bend, self.rows, self.rows)
-        size = rows * self.rows.shape[1]
-        return np.asarray(found.reshape(runs, size, size) + self.objective.ridge * np.eye(size))
+        width = self.rows.shape[1]
+        size = rows * width
+        ridge = np.kron(np.eye(rows), self.objective.penalty(np.eye(width)))
+        return np.asarray(found.reshape(runs, size, size) + ridge)
 
     def loss_of(self, moved: Reals) -> Reals:
         """Return the norms of (runs, R, 1 + k) noise over its scale; one shift of all rows costs nothing."""

@@ -26,7 +26,7 @@ from adlm.engine.passes import Part, as_records
 from adlm.engine.records import TableFeatures
 from adlm.features import Features
 from adlm.features.base import Identity
-from adlm.features.tables import IndicatorTable
+from adlm.features.tables import IndicatorTable, with_bins
 from adlm.mechanism import synthetic
 from adlm.mechanism.objective import Objective, ObjectiveStage, Standardised
 from adlm.mechanism.planner import Plan
@@ -106,7 +106,7 @@ def release_plan(
     if isinstance(subject, Domain):
         features = Identity((plan.k,))
     elif plan.form == "indicators":
-        indicators = IndicatorTable(subject)
+        indicators = IndicatorTable(with_bins(subject, plan.bins))
         records, features = records.mapped(TableFeatures(indicators)), indicators
     return run_stages(
         replace(calibrated, stages=stages),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import groupby
 from typing import Any
@@ -221,6 +221,18 @@ def _cuts(column: Column) -> list[float]:
 
 def _places(x: Tensor) -> Tensor:
     return torch.floor(x * GRID).mul_(1 / GRID)
+
+
+def with_bins(table: TableDomain, most: int) -> TableDomain:
+    """Return a table whose columns keep few of their cuts: at most `most` bins are left; 0 keeps all."""
+
+    def thinned(column: Column) -> Column:
+        bins = len(column.cuts) + 1
+        if not most or bins <= most:
+            return column
+        return replace(column, cuts=tuple(column.cuts[i * bins // most - 1] for i in range(1, most)))
+
+    return replace(table, columns=tuple(map(thinned, table.columns)))
 
 
 class TableIndicators:

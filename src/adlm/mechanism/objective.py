@@ -1,10 +1,11 @@
 """The loss, perturbed once: objective perturbation with a capped loss and exact noise.
 
-    J(W) = sum_i loss(W z_i, y_i) + ridge/2 |W|^2 + <B, W>,        W* = argmin J
+    J(W) = sum_i loss(W z_i, y_i) + ridge/2 (|W|^2 + smoothness |D W|^2) + <B, W>,        W* = argmin J
 
-B is drawn once, so the cost does not depend on how many steps the solver takes: the paper's promise for its
-Step 4, with a proof (docs/proof-objective.md). What is released is W* up to a certified error, plus a little
-exact noise that hides the error.
+D W are the differences between weights of neighbouring bins of a numeric column. B is drawn once, so the cost
+does not depend on how many steps the solver takes: the paper's promise for its Step 4, with a proof
+(docs/proof-objective.md). What is released is W* up to a certified error, plus a little exact noise that
+hides the error.
 
 The loss is convex, with a gradient in the scores that is bounded by `cap`:
 
@@ -91,6 +92,8 @@ class Objective:
     size : public number of records, which the solver's tolerance follows.
     precision : (k,) whole numbers that a feature is multiplied by in N(z), over PRECISION_UNIT: the noise on
         its weights is divided by them, so that noise follows relevance; None for identical noise.
+    smoothness : penalty on squared differences between weights of neighbouring bins, over the ridge.
+    runs : first feature and end of each run of neighbouring bins.
     """
 
     loss: Loss
@@ -103,8 +106,15 @@ class Objective:
     constant: float
     size: int
     precision: tuple[int, ...] | None = None
+    smoothness: float = 0.0
+    runs: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
+        if not 0 <= self.smoothness <= 100 or any(not 0 <= start < stop for start, stop in self.runs):
+            raise UserError(
+                "an objective needs a smoothness from 0 to 100 and runs of bins (start, stop), got "
+                f"{self.smoothness} and {self.runs}"
+            )
         if self.precision is not None and not all(1 <= p <= MOST_PRECISION for p in self.precision):
             raise UserError(f"precisions must be whole numbers from 1 to {MOST_PRECISION}")
         if not (0 < self.cap <= 2 and self.ridge > 0 and self.norm > 0 and self.length > 0):
@@ -159,18 +169,28 @@ class Objective:
         assert self.precision is not None
         return np.array([PRECISION_UNIT, *self.precision], dtype=np.float64)
 
+    def penalty(self, weights: Reals) -> Reals:
+        """Return the gradient of the ridge at (..., rows, 1 + k) weights."""
+        out = weights.copy()
+        for start, stop in self.runs:
+            steps = self.smoothness * np.diff(weights[..., 1 + start : 1 + stop])
+            out[..., 1 + start : stop] -= steps
+            out[..., 2 + start : 1 + stop] += steps
+        return np.asarray(self.ridge * out)
+
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
         precision = None if self.precision is None else list(self.precision)
-        return asdict(self) | {"precision": precision}
+        return asdict(self) | {"precision": precision, "runs": [list(run) for run in self.runs]}
 
     @classmethod
     def from_dict(cls, raw: dict[str, Any]) -> Objective:
         """Read what `to_dict` wrote."""
         try:
             precision = None if raw["precision"] is None else tuple(raw["precision"])
-            return cls(**raw | {"precision": precision})
-        except (KeyError, TypeError) as error:
+            runs = tuple((int(start), int(stop)) for start, stop in raw["runs"])
+            return cls(**raw | {"precision": precision, "runs": runs})
+        except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"the settings of an objective cannot be read: {error}") from None
 
 
@@ -523,7 +543,7 @@ def perturbed_minimum(
         assert summed is not None
         counted[:] = (int(count) for count in summed[1].integers())
         sums = summed[0].integers().astype(np.float64) / SUM_UNIT
-        return np.asarray(sums + objective.ridge * weights + linear)
+        return np.asarray(sums + objective.penalty(weights) + linear)
 
     def error(weights: Reals) -> float:
         n, blocks = counted
@@ -599,7 +619,8 @@ def gradient_error(objective: Objective, weights: Reals, offsets: Reals, n: int,
     scores = (int(weights.shape[1]) + 4) * UNIT * farthest
     sums = (ROWS + 4) * UNIT * 2 * objective.cap
     rounded = blocks * math.sqrt(entries) / (2 * SUM_UNIT)
-    outside = 8 * UNIT * (objective.ridge * length + 2 * n * objective.cap * reach)
+    steepest = objective.ridge * (1 + 4 * objective.smoothness)
+    outside = 8 * UNIT * (2 * steepest * length + 2 * n * objective.cap * reach)
     grid = objective.ridge * (math.sqrt(entries) / (2 * FINE_UNIT) + (len(weights) + 4) * UNIT * length)
     each = reach * (scores + residual_error(objective, farthest) + sums)
     return float(n * each + rounded + outside + grid)
@@ -628,7 +649,7 @@ def minimise(
     typical = float(objective.curvature) / max(1, objective.rows) if objective.loss == "classes" else 1.0
     factor = None
     if gram is not None:
-        system = typical * gram + objective.ridge * np.eye(len(gram))
+        system = typical * gram + objective.penalty(np.eye(len(gram)))
         factor = scipy.linalg.cho_factor(system)
 
     def precondition(direction: Reals) -> Reals:

@@ -29,6 +29,7 @@ from adlm.features.tables import (
     TableIndicators,
     is_ordered,
     noise_norm,
+    with_bins,
 )
 from adlm.mechanism.objective import MOST_PRECISION, PRECISION_UNIT, Objective
 from adlm.model.head import GradientRounds
@@ -52,7 +53,11 @@ class Constants:
     # perturbed loss of tables: a quarter of the training records of the six tables of docs/reproduction.md
     # and of 13 others
     centred_ridge: float = 1.6  # the same, times the bound on the gradient
-    indicator_ridge: float = 4.0  # ridge times epsilon, over the noise on an indicator
+    indicator_ridge: float = 0.24  # ridge times epsilon, over the noise on an indicator, for each column
+    indicator_ridges: tuple[float, float] = (1.4, 4.2)  # the same of all columns: least and most
+    smoothness: float = 0.05  # of weights of neighbouring bins, for each column; at most 1
+    fine_cuts: float = 40.0  # n epsilon for each class and indicator, below which declared cuts are thinned
+    coarse_bins: int = 4  # bins that are left of a column then
     records_per_indicator: float = 3.0  # n epsilon for each class and indicator, from which they are used
     records_of_many_classes: float = 1_000.0  # the same for more than two classes of mostly ordered columns
     few_columns: int = 3  # up to so many ordered columns get random Fourier features
@@ -142,8 +147,8 @@ class Plan:
     sums_norm, sums_constant : clip norm of a record in class sums, and the share of it that counts it.
     scales : (k,) relative noise scales of class sums; None for identical noise.
     objective, rounds : the perturbed loss, or the gradient rounds.
-    form, fourier, value_energy : of a table's features: form, number of random Fourier features, and weight
-        of values beside bins.
+    form, fourier, value_energy, bins : of a table's features: form, number of random Fourier features, weight
+        of values beside bins, and most bins of a column with declared cuts; 0 for all of them.
     reasons : one sentence for each choice.
     """
 
@@ -160,6 +165,7 @@ class Plan:
     form: TableForm | None = None
     fourier: int = 0
     value_energy: float = VALUE_ENERGY
+    bins: int = 0
     reasons: tuple[str, ...] = ()
 
     @property
@@ -201,6 +207,7 @@ class Plan:
             "form": self.form,
             "fourier": self.fourier,
             "value_energy": self.value_energy,
+            "bins": self.bins,
             "reasons": list(self.reasons),
         }
 
@@ -549,8 +556,15 @@ def _perturbed_table(table: TableDomain, n: int, epsilon: float, fourier: int) -
         blocks = len(indicators.blocks)
         unit = 1 / math.sqrt(blocks)
         objective = _objective(n, classes, "laplace", norm=math.sqrt(blocks), constant=unit / 2, length=1.0)
-        ridge = SETTLED.indicator_ridge
+        bins = SETTLED.coarse_bins if each < SETTLED.fine_cuts else 0
+        indicators = TableIndicators(with_bins(table, bins))
+        runs = tuple((b.entries.start, b.entries.start + len(b.knots)) for b in indicators.blocks if b.knots)
+        smoothness = min(1.0, SETTLED.smoothness * blocks) if runs else 0.0
+        objective = replace(objective, smoothness=smoothness, runs=runs)
+        least, most = SETTLED.indicator_ridges
+        ridge = max(least, min(most, SETTLED.indicator_ridge * blocks))
         plan = _perturbed(objective, indicators.width, epsilon, table.neighbours, ridge, "indicators")
+        plan = replace(plan, bins=bins)
         why = (
             f"{indicators.width} categories and bins of {blocks} columns: n epsilon is {each:.3g} for each "
             "class and bin"

@@ -19,7 +19,7 @@ from adlm.engine.passes import Batches, Records, as_records
 from adlm.engine.records import TableFeatures
 from adlm.errors import UserError
 from adlm.features import Features, for_domain, narrowed, provenance_of
-from adlm.features.tables import IndicatorTable, is_ordered
+from adlm.features.tables import IndicatorTable, is_ordered, with_bins
 from adlm.mechanism import gradient_rounds, objective, planner, synthetic
 from adlm.mechanism.class_sums import (
     centre_stages,
@@ -186,7 +186,7 @@ def _run(
 ) -> Release:
     records = as_records(given)
     if isinstance(subject, TableDomain) and plan.form == "indicators":
-        features = IndicatorTable(subject)
+        features = IndicatorTable(with_bins(subject, plan.bins))
         records = records.mapped(TableFeatures(features))
     facts = {"k": plan.k, "mechanism": plan.noise, "plan": plan.to_dict()}
     return run_stages(
@@ -482,7 +482,7 @@ def synthetic_stages(plan: Plan, table: TableDomain, size: int, *, gaussian: boo
     """
     head = [replace(stage, share=stage.share * synthetic.HEAD[gaussian]) for stage in stages_of(plan, table)]
     if plan.form == "indicators":
-        head.insert(0, synthetic.MapStage.of(IndicatorTable(table)))
+        head.insert(0, synthetic.MapStage.of(IndicatorTable(with_bins(table, plan.bins))))
     return (*synthetic.stages(table, size, gaussian=gaussian), *head)
 
 

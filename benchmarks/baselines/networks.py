@@ -10,10 +10,10 @@ from torch import nn
 
 from adlm.errors import UserError
 from adlm.paper import networks
-from adlm.paper.networks import BatchStatistics
+from adlm.paper.networks import MinMax
 
 Shape = tuple[int, ...]
-COUPLING = (BatchStatistics, nn.modules.batchnorm._BatchNorm)
+COUPLING = (MinMax, nn.modules.batchnorm._BatchNorm)
 
 
 def uncoupled(network: nn.Module) -> nn.Module:
@@ -26,7 +26,7 @@ def uncoupled(network: nn.Module) -> nn.Module:
     """
     copied = copy.deepcopy(network)
     for name, module in list(copied.named_modules()):
-        if isinstance(module, BatchStatistics):
+        if isinstance(module, MinMax):
             parent = copied.get_submodule(name.rpartition(".")[0])
             setattr(parent, name.rpartition(".")[2], nn.Identity())
         elif isinstance(module, COUPLING):

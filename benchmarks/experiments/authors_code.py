@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.model.training import Examples, TrainingConfig, train
-from adlm.paper.networks import CROSS_ENTROPY, build, coefficients
+from adlm.paper.networks import CROSS_ENTROPY, build
 from adlm.paper.relevance import PRIVATE, STEPS, PrivateRelevance, relevance_charge
 from adlm.paper.relevance import relevance as propagate
 from adlm.privacy.accounting import parse_epsilon
@@ -75,7 +75,7 @@ def _trained(data: str, n: int | None) -> nn.Module:
     declared, labels = benchmark_data.declared(data), benchmark_data.split(data, "train").y[:n]
     torch.manual_seed(0)
     network = build("authors-mnist-quarter", declared.shape, len(declared.classes))
-    target = coefficients(CROSS_ENTROPY, torch.from_numpy(labels), len(declared.classes))
+    target = CROSS_ENTROPY.coefficients(torch.from_numpy(labels), len(declared.classes))
     examples = Examples(benchmark_data.scaled(data, "train")[:n], target)
     train(network, examples, TrainingConfig(epochs=2, batch_size=300, learning_rate=1e-3), device="cpu")
     return network.eval()

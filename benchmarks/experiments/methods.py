@@ -19,7 +19,7 @@ from adlm.data import datasets
 from adlm.errors import UserError
 from adlm.mechanism.forecast import forecast
 from adlm.model.fit import fit
-from adlm.model.training import TrainingConfig, accuracy
+from adlm.model.training import TrainingConfig
 from adlm.paper import Budgets, PrivateRecords, RecordOptions, make_release
 from adlm.paper.networks import build
 from adlm.paper.relevance import RelevanceNetwork, make_public
@@ -30,6 +30,7 @@ from benchmarks.baselines import dpsgd
 from benchmarks.baselines import networks as baseline_networks
 from benchmarks.experiments import benchmark_data
 from benchmarks.experiments import ceiling as without_noise
+from benchmarks.experiments.paper_readings import accuracy
 from benchmarks.experiments.trials import Outcome, Trial
 
 CHOSEN = ("k", "rounds", "objective")  # settings of a plan that show whether the planner has changed
@@ -96,12 +97,12 @@ def records(trial: Trial) -> Outcome:
 
     def after_epoch(epoch: int, trained: nn.Module) -> None:
         if epoch in s["shown"] or epoch == s["epochs"]:
-            history.append((epoch, accuracy(trained, x, answers, device="cpu", together=True)))
+            history.append((epoch, accuracy(trained, x, answers)))
 
     plan = TrainingConfig(epochs=s["epochs"], batch_size=s["train_batch"], seed=trial.seed)
     ended = train_on_records(release, network, plan, device="cpu", after_epoch=after_epoch)
     if ended.stopped and (not history or history[-1][0] < s["epochs"]):  # before its last epoch
-        history.append((s["epochs"], accuracy(network, x, answers, device="cpu", together=True)))
+        history.append((s["epochs"], accuracy(network, x, answers)))
     return release.certificate.totals.to_dict() | {
         "accuracy": history[-1][1],
         "history": history,

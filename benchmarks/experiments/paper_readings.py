@@ -31,8 +31,7 @@ from torch import Tensor, nn
 from adlm.audit.statistics import threshold_bound
 from adlm.data import datasets
 from adlm.domain import Domain
-from adlm.model import training as in_chunks
-from adlm.model.training import Checkpoint, TrainingConfig, train
+from adlm.model.training import Checkpoint, TrainingConfig, forward_in_chunks, train
 from adlm.paper.networks import LayerSizes, build, by_batch, layer_sizes
 from adlm.paper.release import SCALE, Budgets, RecordMechanism, Settings, mechanism_for
 from adlm.paper.relevance import PrivateRelevance, RelevanceSource, make_public, private_relevance
@@ -173,7 +172,7 @@ def accuracy(network: nn.Module, x: Tensor, labels: Any, *, together: bool = Tru
     """
     was, right = network.training, torch.as_tensor(labels)
     with by_batch(network.eval(), together):
-        predicted = in_chunks.forward_in_chunks(network, x).argmax(1)
+        predicted = forward_in_chunks(network, x).argmax(1)
     network.train(was)
     return float((predicted == right).double().mean())
 
@@ -288,7 +287,7 @@ def _records_a_second(name: str, data: str, batch: int) -> float:
         if turn == 1:  # the first is a warm-up
             start = time.perf_counter()
         optimiser.zero_grad()
-        in_chunks.forward_in_chunks(network, x).square().mean().backward()  # type: ignore[no-untyped-call]
+        forward_in_chunks(network, x).square().mean().backward()  # type: ignore[no-untyped-call]
         optimiser.step()
     return 2 * batch / (time.perf_counter() - start)
 

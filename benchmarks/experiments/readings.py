@@ -29,7 +29,6 @@ from torch import Tensor, nn
 
 from adlm.errors import UserError
 from adlm.model.training import Examples
-from adlm.paper.networks import Coefficients, coefficients
 from adlm.paper.release import SCALE, RecordMechanism
 from adlm.privacy.accounting import Charge, Totals, compose
 from adlm.privacy.certificate import Certificate
@@ -60,7 +59,7 @@ class Reading(Examples):
 
     draw: Callable[[int], Tensor] | None = None
 
-    def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Coefficients | Tensor]:
+    def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Some of the records with their noise, and their coefficients."""
         x, target = super().batch(rows, device)
         return (x if self.draw is None else x + self.draw(len(rows)).to(device)), target
@@ -80,8 +79,7 @@ def read(
     """
     check(reading)
     settings, classes = perturbation.settings, len(perturbation.domain.classes)
-    target = coefficients(settings.loss, labels, classes)
-    target = Coefficients(target.zeroth[:1, :1], target.first, target.second[:1, :1])
+    target = settings.loss.coefficients(labels, classes)
     if reading == "no-noise":
         return Reading(x, target), None
     shape, unit = perturbation.domain.shape, _finite(perturbation.units)
@@ -96,7 +94,7 @@ def read(
         matrix = torch.from_numpy(drawn.astype(np.float32))
     else:
         noise = source.laplace((len(labels), classes), SCALE) * perturbation.label_unit
-        target = replace(target, first=target.first + torch.from_numpy(noise.astype(np.float32)))
+        target[:, 1] += torch.from_numpy(noise.astype(np.float32))
     if reading == "own-once":
         noisy = torch.empty_like(x)
         for start in range(0, len(x), 1000):

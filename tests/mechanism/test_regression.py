@@ -22,7 +22,7 @@ from adlm.mechanism.class_sums import TargetCounts, bins_of, indicators_clip
 from adlm.mechanism.gradient_rounds import FINE, RoundSum, TargetClip, feature_integers, on_grid
 from adlm.mechanism.planner import Plan
 from adlm.mechanism.privatise import calibrated_plan, plan_release, privatise, release_by_plan
-from adlm.model.closed_form import draw, released_head, target_model, target_scale
+from adlm.model.closed_form import released_head, target_model, target_scale
 from adlm.model.head import (
     BINS,
     ERROR_BOUND,
@@ -308,16 +308,14 @@ def test_the_planner_has_the_perturbed_loss_under_pure_epsilon_and_rounds_with_d
 def test_draws_have_the_shape_of_the_features_and_stay_within_the_bounds(delta: str) -> None:
     x, y = records(5000)
     made = privatise(lambda: [(x, y)], domain=TABLE, epsilon=3, delta=delta)
-    z, values = draw(made, 500, seed=1)
+    z, values = made.sample(500, seed=1)
     assert z.shape == (500, made.features().width)
     assert values.min() >= 1
     assert values.max() <= 14
     assert float(values.std()) == pytest.approx(13 * float(np.std(y / TARGET_UNIT)), rel=0.35)
-    again, same = draw(made, 500, seed=1)
+    again, same = made.sample(500, seed=1)
     assert (z == again).all()
     assert (values == same).all()
-    with pytest.raises(UserError, match=r"closed_form\.draw"):
-        made.sample(5)
 
 
 def test_errors_are_rounded_to_a_fine_grid_first() -> None:

@@ -20,9 +20,9 @@ from adlm.mechanism.planner import check_share, plan_table, values_share
 from adlm.mechanism.privatise import calibrated_plan, plan_release, privatise
 from adlm.model import closed_form as tables
 from adlm.model.closed_form import log_shares
+from adlm.model.draws import draw_records, draw_table
 from adlm.model.fit import fit
 from adlm.model.metrics import measure
-from adlm.model.table_draws import draw_features, draw_records
 from adlm.privacy.accounting import Budget, compose
 from adlm.privacy.clipping import Clip
 from adlm.privacy.noise import Source
@@ -89,7 +89,7 @@ def test_made_records_follow_released_frequencies_and_correlations() -> None:
     assert (made[made[:, 2] == 1, 1] == 0).all()
     here = made[:, 2] == 0
     assert np.asarray(np.corrcoef(made[here, 0], made[here, 1]))[0, 1] > 0.3
-    assert draw_features(release, features, 50, torch.Generator().manual_seed(0)).shape == (
+    assert draw_table(release, features, 50, torch.Generator().manual_seed(0)).shape == (
         50,
         features.width,
     )

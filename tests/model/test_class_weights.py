@@ -1,22 +1,27 @@
-"""Statements about public class weights."""
+"""Classes of unequal size: public weights at no cost, and warnings where a class is below its noise."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.declared import AGE_COLUMN, column
+from tests.report import artefacts
 from typer.testing import CliRunner
 
-from adlm import AdLMClassifier, AdLMRegressor, Domain, fit, privatise
+from adlm import AdLMClassifier, AdLMRegressor, Domain, Release, fit, privatise
 from adlm.cli.app import app
 from adlm.errors import UserError
-from adlm.model.fit import class_weights, parse_class_weight, search_on_release, with_class_weights
+from adlm.model.closed_form import class_weights, parse_class_weight, sentences, small_classes
 from adlm.model.metrics import measure
 from adlm.model.training import default_plan
+from adlm.report import write_report
 from adlm.runtime import progress
 
 DOMAIN = Domain((2,), 0.0, 1.0, ("common", "rare"), family="tabular")
@@ -29,67 +34,49 @@ def records(n: int, seed: int = 0) -> tuple[Any, Any]:
     return np.clip(rng.normal(0.4 + 0.15 * y, 0.15)[:, None] + [[0.0, 0.1]] * rng.random((n, 1)), 0, 1), y
 
 
-def fitted(n: int = 20_000, **settings: Any) -> AdLMClassifier:
-    return AdLMClassifier(epsilon=3, delta=1e-5, domain=DOMAIN, **settings).fit(*records(n))
+@lru_cache
+def released(delta: str) -> Release:
+    """By gradient rounds with delta, and by a perturbed loss without."""
+    return privatise(*records(5000), DOMAIN, epsilon=3, delta=delta, seed=1)
 
 
-def test_balanced_weights_raise_balanced_accuracy_and_recall_of_the_rare_at_no_cost() -> None:
-    plain = fitted()
-    release = plain.release_
-    balanced = with_class_weights(plain.model_, release, "balanced")
-    x, y = records(10_000, 1)
-    z = plain._records(x)
-    before, after = (measure(m.probabilities(z), y) for m in (plain.model_, balanced))
-    assert after.balanced_accuracy > before.balanced_accuracy + 0.1
-    assert (after.recalls[1] or 0) > (before.recalls[1] or 0) + 0.3
-    assert balanced.certificate.digest == plain.certificate_.digest
-    assert balanced.training["class_weight"] == "balanced"
-
-
-def test_balanced_weights_come_from_released_counts_not_from_labels() -> None:
-    made = fitted().release_
-    weights = class_weights(made, "balanced")
-    counts = np.maximum(made.tensors["class_sums"][:, 0].double().numpy(), 1)
+@pytest.mark.parametrize("delta", ["1e-5", "0"])
+def test_balanced_weights_raise_balanced_accuracy_and_recall_of_the_rare_at_no_cost(delta: str) -> None:
+    release = released(delta)
+    assert ("objective" in release.certificate.settings) == (delta == "0")
+    plan, (x, y) = replace(default_plan(2000), epochs=10), records(5000, 1)
+    given: list[dict[str, Any]] = [{}, {"network": "mlp", "plan": plan, "draws": 2000}]
+    for options in given:
+        plain, balanced = (fit(release, class_weight=w, **options) for w in (None, "balanced"))
+        before, after = (measure(model.probabilities(x), y) for model in (plain, balanced))
+        assert after.balanced_accuracy > before.balanced_accuracy + 0.05
+        assert (after.recalls[1] or 0) > (before.recalls[1] or 0) + 0.2
+        assert balanced.certificate.digest == release.certificate.digest
+        assert (plain.training.get("class_weight"), balanced.training["class_weight"]) == (None, "balanced")
+    weights = class_weights(release, "balanced")  # from released counts, not from labels
+    counts = np.maximum(release.tensors["class_sums"][:, 0].double().numpy(), 1)
     assert weights["rare"] / weights["common"] == pytest.approx(counts[0] / counts[1], rel=0.01)
-    other = AdLMClassifier.from_release(made, class_weight="balanced").fit(*_labels_of_one_class())
-    assert other.model_.training["class_weights"]["rare"] == pytest.approx(weights["rare"], rel=1e-5)
-
-
-def _labels_of_one_class() -> tuple[Any, Any]:
-    x, _ = records(50)
-    return x, np.array(["common"] * 50)
 
 
 def test_a_weight_moves_a_logit_by_its_logarithm() -> None:
-    plain = fitted(2000)
-    moved = with_class_weights(plain.model_, plain.release_, {"rare": 4})
-    x = plain._records(records(100)[0])
-    change = (moved.logits(x) - plain.model_.logits(x)).numpy()
-    assert np.allclose(change[:, 0], 0, atol=1e-5)
-    assert np.allclose(change[:, 1], np.log(4), atol=1e-5)
+    x = records(100)[0]
+    plain, moved = (fit(released("0"), class_weight=w).logits(x) for w in (None, {"rare": 4}))
+    assert np.allclose((moved - plain).numpy(), [[0, np.log(4)]] * 100, atol=1e-5)
 
 
 def test_the_estimator_takes_weights_by_label_and_keeps_them(tmp_path: Path) -> None:
-    x, y = records(3000)
-    model = AdLMClassifier(epsilon=3, domain=DOMAIN, class_weight={1: 5.0}).fit(x, y)
+    x, y = records(500)
+    model = AdLMClassifier(release=released("0"), class_weight={1: 5.0}).fit(x, y)
     assert model.model_.training["class_weights"] == {"common": 1.0, "rare": 5.0}
     model.save(tmp_path / "m")
     again = AdLMClassifier.load(tmp_path / "m")
     assert np.array_equal(again.predict(x), model.predict(x))
     assert again.model_.training["class_weights"]["rare"] == 5.0
-
-
-def test_weights_can_be_searched_on_a_release() -> None:
-    made = fitted(5000).release_
-    tried: list[dict[str, Any]] = [{}, {"class_weight": "balanced"}, {"class_weight": {"rare": 3.0}}]
-    found = search_on_release(
-        made, tried, lambda model: float((model.head.bias[1] - model.head.bias[0]).detach())
-    )
-    assert found.settings[-1] == {}
+    with pytest.raises(UserError, match="no setting 'stages' of training; it has network, plan"):
+        AdLMClassifier.from_release(released("0"), stages=1).fit(x, y)
 
 
 def test_wrong_weights_are_one_sentence() -> None:
-    plain = fitted(500)
     for given, told in (
         ({"rarest": 2.0}, "there is no class 'rarest'"),
         ({"rare": 0.0}, "must be a positive number"),
@@ -97,10 +84,13 @@ def test_wrong_weights_are_one_sentence() -> None:
         ({"rare": True}, "must be a positive number"),
         ("even", "'balanced' or a weight"),
     ):
-        with pytest.raises(UserError, match=told):
-            with_class_weights(plain.model_, plain.release_, given)
-    with pytest.raises(UserError, match="NAME=WEIGHT"):
-        parse_class_weight("rare:2")
+        for network in (None, "mlp"):
+            with pytest.raises(UserError, match=told):
+                fit(released("0"), network, class_weight=given, draws=200)
+    assert parse_class_weight("rare=2, common=1") == {"rare": 2.0, "common": 1.0}
+    for text in ("rare:2", "=2", "rare=2,", "rare=much"):
+        with pytest.raises(UserError, match="NAME=WEIGHT"):
+            parse_class_weight(text)
     with pytest.raises(UserError, match="dict of labels"):
         AdLMClassifier(domain=DOMAIN, class_weight=3).fit(*records(100))  # type: ignore[arg-type]
     x, _ = records(100)
@@ -109,53 +99,68 @@ def test_wrong_weights_are_one_sentence() -> None:
         class_weights(numbers, "balanced")
 
 
-def test_class_weights_of_a_network_go_into_its_training() -> None:
-    made = fitted(3000).release_
-    plan = replace(default_plan(2000), epochs=15)
-    plain, balanced = (
-        fit(made, "mlp", replace(plan, class_weight=w), draws=2000) for w in (None, "balanced")
-    )
-    x, y = records(2000)
-    rare = int(np.bincount(y).argmin())
-    recall = [float((m.predict(x)[y == rare] == rare).mean()) for m in (plain, balanced)]
-    assert recall[1] > recall[0] + 0.1
-    assert balanced.training["class_weight"] == "balanced"
-    assert "class_weight" not in plain.training
-    with pytest.raises(UserError, match="go into its plan"):
-        with_class_weights(plain, made, "balanced")
-    with pytest.raises(UserError, match="no class 'z'"):
-        fit(made, "mlp", replace(plan, class_weight={"z": 2.0}), draws=200)
+# ---- Small classes
+
+TOML = AGE_COLUMN + column("ill", "label", classes=("no", "yes", "rare"))
 
 
-def test_a_release_of_a_perturbed_loss_trains_a_network_with_and_without_weights() -> None:
-    x, y = records(5000)
-    made = AdLMClassifier(epsilon=2, domain=DOMAIN, random_state=1).fit(x, y).release_
-    assert "objective" in made.certificate.settings
-    test, truth = records(2000)
-    plan = replace(default_plan(2000), epochs=10)
-    network, linear = fit(made, "mlp", plan, draws=2000), fit(made)
-    right = [float((m.predict(test) == truth).mean()) for m in (network, linear)]
-    assert right[0] > right[1] - 0.03
-    weighted = fit(made, "mlp", replace(plan, class_weight="balanced"), draws=2000)
-    rare = int(np.bincount(truth).argmin())
-    recall = [float((m.predict(test)[truth == rare] == rare).mean()) for m in (network, weighted)]
-    assert recall[1] > recall[0]
+def test_counts_of_a_release_are_read_in_their_own_units() -> None:
+    """The seed is fixed, so nothing here is left to chance."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((2000, 4)), np.r_[np.zeros(1000, int), np.ones(1000, int)]
+    made = privatise(x, y, domain=Domain((4,), 0, 1, ("a", "b", "c")), epsilon=4, k=4, seed=1)
+    (found,) = small_classes(made)
+    assert found.name == "c"
+    assert found.count == pytest.approx(float(made.moments().counts[2]))
+    assert found.count <= 2 * found.sd
+    assert "class 'c' may be smaller than its noise" in found.sentence()
+    assert small_classes(artefacts.noisy_records()) == ()  # it holds no counts
 
 
-def test_tables_of_a_perturbed_loss_are_weighed_too() -> None:
-    x, y = records(5000)
-    made = AdLMClassifier(epsilon=4, domain=DOMAIN, random_state=1).fit(x, y).release_
-    assert "objective" in made.certificate.settings
-    weights = class_weights(made, "balanced")
-    assert weights["rare"] > 3 * weights["common"]
+def test_counts_that_are_merely_noisy_say_nothing_against_their_classes() -> None:
+    """Ten even classes whose counts have little of the budget; seeded. With almost none, all are named."""
+    x, y = np.random.default_rng(0).random((1500, 4)), np.arange(1500) % 10
+    domain = Domain((4,), 0, 1, tuple("abcdefghij"))
+    noisy, hopeless = (privatise(x, y, domain=domain, epsilon=e, k=4, seed=3) for e in (2, "1/50"))
+    assert float(noisy.moments().counts.min()) <= 2 * noisy.moments().sd_counts < 300
+    assert small_classes(noisy) == ()
+    assert len(small_classes(hopeless)) == 10
+    told = sentences(small_classes(hopeless))
+    assert (len(told), told[-1]) == (6, "and so may be 5 more classes")
 
 
-def test_the_command_line_weighs_classes_and_the_evaluation_shows_recalls(tmp_path: Path) -> None:
+@pytest.fixture
+def run() -> Callable[..., tuple[str, str]]:
     progress.enable(False)
-    made = privatise(*records(3000), DOMAIN, epsilon=3, delta=1e-5)
-    made.save(tmp_path / "r")
-    run = CliRunner()
-    words = ["train", str(tmp_path / "r"), "--out", str(tmp_path / "m"), "--class-weight", "rare=5", "--json"]
-    done = run.invoke(app, words, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["class_weights"] == {"common": 1.0, "rare": 5.0}
+
+    def invoke(*words: object) -> tuple[str, str]:
+        done = CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout, done.stderr
+
+    return invoke
+
+
+def test_the_commands_weigh_warn_and_tell_recall_by_class(
+    run: Callable[..., tuple[str, str]], tmp_path: Path
+) -> None:
+    file, domain, release, model = (tmp_path / name for name in ("t.csv", "t.toml", "R", "M"))
+    rows = [f"{i % 100},{'yes' if i % 100 > 50 else 'no'}" for i in range(3000)] + ["50,rare"] * 2
+    file.write_text("\n".join(["age,ill", *rows]) + "\n")
+    domain.write_text(TOML)
+    words: list[object] = ["release", file, "--domain", domain, "--epsilon", 4, "--seed", 1, "--quiet"]
+    run(*words, "--ledger", tmp_path / "L", "--out", release)
+    said, warned = run("train", release, "--out", model, "--class-weight", "rare=5", "--json")
+    assert [s["class"] for s in json.loads(said)["small_classes"]] == ["rare"]
+    assert json.loads(said)["class_weights"] == {"no": 1.0, "yes": 1.0, "rare": 5.0}
+    assert "adlm: warning: class 'rare' may be smaller than its noise" in warned
+    said, warned = run("evaluate", model, file, "--json")
+    found = json.loads(said)
+    assert "class 'rare' may be smaller than its noise" in warned
+    assert found["balanced_accuracy"] == pytest.approx(np.mean(found["recalls"]))
+    assert found["small_classes"][0]["class"] == "rare"
+    assert f"balanced {found['balanced_accuracy']:.4f}" in run("evaluate", model, file)[0]
+    write_report(model, tmp_path / "r.html", evaluation=found)
+    page = (tmp_path / "r.html").read_text()
+    for text in ("may be smaller than its noise", "Recall by class", f"{found['recalls'][0]:.1%}"):
+        assert text in page

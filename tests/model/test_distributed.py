@@ -1,4 +1,4 @@
-"""Statements about training under torchrun: two processes take the steps of one, and one of them writes."""
+"""Training under torchrun: two processes take the steps of one, and one of them writes."""
 
 from __future__ import annotations
 
@@ -21,32 +21,20 @@ from adlm.model.distributed import mean, rank, share
 from adlm.model.model import Model
 from adlm.model.training import Checkpoint, Examples, TrainingConfig, train
 
-ARGUMENTS = ("--network", "mlp", "--draws", "800", "--epochs", "2", "--device", "cpu", "--json")
-
-
-@pytest.fixture(scope="module")
-def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    rng = np.random.default_rng(0)
-    y = rng.integers(0, 2, 2000)
-    x = np.clip(0.3 + 0.4 * y[:, None] + rng.normal(0, 0.1, (2000, 6)), 0, 1)
-    folder = tmp_path_factory.mktemp("r") / "release"
-    privatise(x, y.astype(str), Domain((6,), 0.0, 1.0, ("0", "1")), epsilon=10, seed=1).save(folder)
-    return folder
-
-
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
-import os
-import sys
+import os, sys
 from pathlib import Path
 from tests.model.test_distributed import trained
 from adlm.model import distributed
 
 with distributed.joined("cpu"):
-    for folder in sys.argv[1:]:
+    for folder in sys.argv[2:4]:
         trained(Path(folder))
-os._exit(0)  # as the command does: a library's thread may outlive the interpreter
+os.environ["MASTER_PORT"] = sys.argv[1]
+sys.argv[1:] = sys.argv[4:]
+from adlm.cli import program
+program()
 """
 
 
@@ -75,49 +63,54 @@ def trained(folder: Path, kind: type[Checkpoint] = Checkpoint) -> None:
         save_file({"losses": losses, **network.state_dict()}, folder / "made")
 
 
-def by_two_processes(*folders: Path) -> None:
-    """Train in two processes that know each other as under torchrun."""
+def free_port() -> str:
     with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
-    several = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "PYTHONPATH": str(ROOT)}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, *map(str, folders)],
-            env={**ENVIRONMENT, **several, "RANK": number, "LOCAL_RANK": number},
-        )
-        for number in ("0", "1")
-    ]
-    assert [process.wait() for process in processes] == [0, 0]
+        return str(free.getsockname()[1])
 
 
-def test_two_processes_take_the_steps_of_one_and_go_on_from_its_checkpoint(tmp_path: Path) -> None:
-    """Equal up to the rounding of sums: batches of 20 and a last one of 5, three epochs of Adam."""
-    one, two, part = (tmp_path / name for name in ("one", "two", "part"))
-    for folder in (one, two, part):
+def test_two_processes_take_the_steps_of_one_and_one_of_them_writes(tmp_path: Path) -> None:
+    """Equal up to the rounding of sums: batches of 20 and a last one of 5, three epochs of Adam.
+
+    Then the command trains in both; each line of output is there once, and no checkpoint is left.
+    """
+    one, two, part, out = (tmp_path / name for name in ("one", "two", "part", "out"))
+    for folder in (one, two, part, out):
         folder.mkdir()
     trained(one)
     with pytest.raises(StoppedError):
         trained(part, Stopping)
     assert (part / "c").exists()
-    by_two_processes(two, part)
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 2, 2000)
+    x = np.clip(0.3 + 0.4 * y[:, None] + rng.normal(0, 0.1, (2000, 6)), 0, 1)
+    privatise(x, y.astype(str), Domain((6,), 0.0, 1.0, ("0", "1")), epsilon=10, seed=1).save(tmp_path / "R")
+    words = ["train", str(tmp_path / "R"), "--out", str(out / "m"), "--network", "mlp", "--draws", "800"]
+    words += ["--epochs", "2", "--device", "cpu", "--json"]
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    several = {**os.environ, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    command = [sys.executable, "-c", SCRIPT, free_port(), str(two), str(part), *words]
+    processes = [
+        subprocess.Popen(
+            command,
+            env={**several, "WORLD_SIZE": "2", "PYTHONPATH": path, "RANK": number, "LOCAL_RANK": number},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for number in ("0", "1")
+    ]
+    said = [process.communicate()[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
     expected = load_file(one / "made")
     for folder in (two, part):
         found = load_file(folder / "made")
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-6)
-
-
-def test_the_command_trains_by_two_processes_and_one_of_them_writes(release: Path, tmp_path: Path) -> None:
-    """Each line of output is there once, and no checkpoint is left."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = [*torchrun, "-m", "adlm", "train", str(release), "--out", str(tmp_path / "m"), *ARGUMENTS]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, env=ENVIRONMENT)
-    assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert (said["processes"], said["epochs"]) == (2, 2)
-    assert Model.load(tmp_path / "m").training["loss"] == said["loss"]
-    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+    assert said[1] == ""
+    printed = json.loads(said[0])
+    assert (printed["processes"], printed["epochs"]) == (2, 2)
+    assert Model.load(out / "m").training["loss"] == printed["loss"]
+    assert [path.name for path in out.iterdir()] == ["m"]
 
 
 def test_alone_a_process_takes_every_row_and_its_own_loss() -> None:

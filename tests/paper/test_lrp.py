@@ -277,24 +277,21 @@ def test_a_record_has_the_same_relevance_alone_and_in_company() -> None:
     assert network.training
 
 
-def test_the_explained_output_can_be_chosen() -> None:
-    network, x = mlp(), torch.rand(2, 3, 4, dtype=torch.double)
-    network.eval()
-    found = relevance(network, x, target=torch.tensor([2, 0]))
-    torch.testing.assert_close(found.outcome, network(x)[[0, 1], [2, 0]].detach())
+def test_the_part_that_an_index_leaves_out_has_no_relevance() -> None:
+    class Cut(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x[:, 1:]
 
-
-class Cut(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x[:, :2]
+    found = relevance(nn.Sequential(Cut(), nn.Linear(3, 2)), torch.rand(2, 4)).features
+    assert not found[:, 0].any()
+    assert found[:, 1:].all()
 
 
 @pytest.mark.parametrize(
     ("network", "named"),
     [
-        (nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=1)), r"'1' \(Softmax\)"),
-        (nn.Sequential(nn.Bilinear(4, 4, 2)), r"Bilinear"),
-        (nn.Sequential(nn.Linear(4, 4), Cut()), "takes part of a tensor"),
+        (nn.Sequential(nn.Linear(4, 4), nn.Softmax(dim=1)), "layer 'softmax' is not supported"),
+        (nn.Sequential(nn.LSTM(4, 4)), "layer 'lstm' is not supported"),
         (nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4, track_running_stats=False)), "couples the records"),
     ],
 )
@@ -307,11 +304,3 @@ def test_an_unsupported_layer_is_named(network: nn.Module, named: str) -> None:
 def test_a_stabiliser_that_is_negative_or_no_number_is_refused(mu: float) -> None:
     with pytest.raises(UserError, match="mu must be finite and not negative"):
         relevance(nn.Linear(2, 2), torch.rand(1, 2), mu=mu)
-
-
-@pytest.mark.parametrize(
-    ("target", "message"), [([0, 5], "between 0 and 2"), ([-1, 0], "between 0 and 2"), ([0], "one output")]
-)
-def test_a_target_that_is_no_output_is_refused(target: list[int], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        relevance(nn.Sequential(nn.Linear(4, 3)), torch.rand(2, 4), target=torch.tensor(target))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from adlm.errors import UserError
 from adlm.paper.networks import (
-    BATCH_SIZES,
     NETWORKS,
     LocalResponseNorm,
     MinMax,
@@ -81,7 +83,6 @@ def test_the_paper_network_for_mnist_has_the_sizes_of_the_text() -> None:
     assert (found.neurons, found.features, found.hidden) == (25_088, 784, 25)
     assert found.counted == 2 * 25_088 * 784
     assert found.per_patch == 9_800
-    assert BATCH_SIZES["paper-mnist"] == 1_800
 
 
 def test_the_paper_network_for_cifar10_has_the_sizes_of_the_text() -> None:
@@ -116,20 +117,6 @@ def test_every_network_gives_class_scores_and_can_be_explained(name: str) -> Non
     )
 
 
-def test_a_dense_first_layer_has_one_place() -> None:
-    found = layer_sizes(nn.Sequential(nn.Flatten(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 2)), (2, 3))
-    assert (found.neurons, found.patch, found.places, found.hidden) == (5, 6, 1, 5)
-    assert found.per_patch == 12
-
-
-def test_the_perturbed_bias_multiplies_the_first_layer_alone() -> None:
-    network = build("mlp", (6,), 3)
-    before = {name: p.clone() for name, p in network.named_parameters()}
-    perturb_bias(network, (6,), -2.5)
-    for name, p in network.named_parameters():
-        torch.testing.assert_close(p.detach(), before[name] * (-2.5 if name == "1.bias" else 1))
-
-
 def test_mistakes_are_told() -> None:
     with pytest.raises(UserError, match="network must be one of paper-mnist"):
         build("resnet", (28, 28), 10)
@@ -152,9 +139,104 @@ def test_records_of_each_shape_have_a_network_that_takes_them(shape: tuple[int, 
 
 
 def test_batch_sizes_are_the_papers_for_its_networks_and_1800_for_others() -> None:
-    assert [batch_size(name) for name in ("paper-cifar10", "paper-mnist", "mlp", None)] == [
-        7200,
-        1800,
-        1800,
-        1800,
-    ]
+    assert [batch_size(name) for name in ("paper-cifar10", "paper-mnist", "mlp", None)] == [7200] + 3 * [1800]
+
+
+# ---- Layers are counted as a record meets them, however the network is written
+
+
+class Recurrent(nn.Module):
+    """The rows of an image as a series."""
+
+    def __init__(self, kind: Any = nn.LSTM, **options: bool) -> None:
+        super().__init__()
+        self.series = kind(8, 32, batch_first=True, **options)
+        self.out = nn.Linear(64 if options.get("bidirectional") else 32, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.out(self.series(x)[0][:, -1])
+        return answer
+
+
+class Pooled(nn.Module):
+    """A convolution whose pooling is a function, not a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = nn.Conv2d(1, 6, 5, padding=2), nn.Linear(6 * 49, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.out(F.adaptive_avg_pool2d(self.first(x[:, None]).relu(), 7).flatten(1))
+        return answer
+
+
+def test_a_recurrent_layer_counts_every_gate_at_every_step() -> None:
+    found = layer_sizes(Recurrent(), (8, 8))
+    assert (found.neurons, found.patch, found.hidden, found.outputs) == (8 * 4 * 32, 8, 32, 10)
+    assert found.counted == 131_072
+    assert layer_sizes(Recurrent(nn.GRU), (8, 8)).neurons == 8 * 3 * 32
+    assert layer_sizes(Recurrent(nn.RNN, bidirectional=True), (8, 8)).neurons == 8 * 2 * 32
+
+
+def test_the_bias_of_the_layer_that_meets_the_record_is_perturbed_and_no_other() -> None:
+    network = Recurrent()
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    perturb_bias(network, (8, 8), -3.0)
+    for name, p in network.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name] * (-3.0 if name.startswith("series.bias") else 1))
+
+
+def test_pooling_by_a_function_or_to_a_given_size_is_counted() -> None:
+    assert layer_sizes(Pooled(), (28, 28)).per_patch == 2 * 49 * 25
+    head = (nn.AdaptiveMaxPool2d(7), nn.Flatten(), nn.Linear(6 * 49, 10))
+    layers = nn.Sequential(nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), *head)
+    assert layer_sizes(layers, (28, 28)).per_patch == 2_450
+
+
+def test_attention_counts_queries_keys_and_values_of_every_place() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    found = layer_sizes(nn.Sequential(layer, nn.Flatten(), nn.Linear(40, 3)), (5, 8))
+    assert (found.neurons, found.patch, found.hidden) == (5 * 3 * 8, 8, 40)
+
+
+def test_the_authors_networks_count_what_their_code_states() -> None:
+    assert layer_sizes(build("authors-mnist", (28, 28), 10), (28, 28)).per_patch == 9_800
+    assert layer_sizes(build("authors-cifar10", (3, 32, 32), 10), (3, 32, 32)).per_patch == 5_400
+    assert layer_sizes(build("paper-cifar10", (3, 32, 32), 10), (3, 32, 32)).per_patch == 13_824
+
+
+def test_maps_that_are_mixed_before_the_next_layer_cannot_be_counted_per_patch() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.out = nn.Conv1d(1, 3, 3, padding=1), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            answer: Tensor = self.out(self.first(x[:, None]).mean(1))
+            return answer
+
+    found = layer_sizes(Mixed(), (4,))
+    assert found.counted == 2 * 12 * 4
+    with pytest.raises(UserError, match="cannot be counted per patch"):
+        _ = found.per_patch
+
+
+@pytest.mark.parametrize("first", [nn.PReLU(), nn.Embedding(2, 3), nn.ConvTranspose1d(1, 1, 1)])
+def test_a_first_layer_whose_neurons_cannot_be_counted_is_refused(first: nn.Module) -> None:
+    class After(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.out = first, nn.LazyLinear(2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.long() if isinstance(self.first, nn.Embedding) else x[:, None]
+            answer: Tensor = self.out(self.first(x).flatten(1))
+            return answer
+
+    network = After()
+    network(torch.zeros(1, 4))
+    if isinstance(first, nn.PReLU):  # an activation is no layer
+        assert layer_sizes(network, (4,)).neurons == 2
+        return
+    with pytest.raises(UserError, match=f"first layer with weights is {type(first).__name__}"):
+        layer_sizes(network, (4,))

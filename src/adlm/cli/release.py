@@ -197,7 +197,7 @@ def release_records(
                 Budgets.split(epsilon, tuple(split.split(",")), method),
                 networks.batch_size(name) if batch_size is None else batch_size,
                 explained=explained,
-                options=RecordOptions(delta_rule, allocation, loss, mode, folder=out),
+                options=RecordOptions(delta_rule, allocation, loss, mode),
                 ledger=ledger,
                 source=source,
             )
@@ -354,20 +354,14 @@ class Request:
         self._print(release, ledger, output)
 
     def _written(self, release: Release, key: Ed25519PrivateKey | None) -> Release:
-        """Sign the release and write it; noisy records are written already, chunk by chunk."""
-        from adlm.privacy.signature import FILE
-        from adlm.runtime.artefact import canonical, write_file
-
+        """Sign the release and write it."""
         release = release if key is None else release.signed(key)
-        if release.kind != "records":
-            release.save(self.out)
-        elif release.signature is not None:
-            write_file(self.out / FILE, canonical(release.signature.to_dict()), what="signature")
+        release.save(self.out)
         return release
 
     def _print(self, release: Release, ledger: Ledger, output: Output) -> None:
         """Print what the release has cost, and what its records were charged in total if that is more."""
-        from adlm.model.fit import sentences, small_classes
+        from adlm.model.closed_form import sentences, small_classes
         from adlm.privacy.accounting import compose
 
         certificate, charges, total = release.certificate, ledger.charges, ""

@@ -73,14 +73,8 @@ def train(
     require_new(out)
     require_release(release)
     from adlm.model import distributed
-    from adlm.model.fit import (
-        class_weights,
-        fit,
-        parse_class_weight,
-        sentences,
-        small_classes,
-        with_class_weights,
-    )
+    from adlm.model.closed_form import class_weights, parse_class_weight, sentences, small_classes
+    from adlm.model.fit import fit
     from adlm.model.training import ENOUGH_STEPS, Checkpoint, default_plan
     from adlm.paper.training import network_of
     from adlm.privacy.release import Release
@@ -109,7 +103,6 @@ def train(
         optimiser=optimiser,
         schedule=schedule,
         learning_rate=learning_rate,
-        class_weight=None if network is None else weights,
     )
     few, total = "", plan.total(examples)
     if network is not None and 4 * total < ENOUGH_STEPS:
@@ -120,6 +113,7 @@ def train(
             loaded,
             network,
             plan,
+            class_weight=weights,
             features=encoder_of_release(backbone, loaded.certificate, chosen),
             draws=draws,
             device=chosen,
@@ -128,7 +122,6 @@ def train(
         model = replace(model, training={**model.training, **distributed.state()})
     if distributed.rank() != 0:  # one process writes and prints
         return
-    model = with_class_weights(model, loaded, weights if network is None else None)
     small = small_classes(loaded)
     if small:  # stored with the model, which has no counts
         model = replace(model, training={**model.training, "small_classes": [s.to_dict() for s in small]})
@@ -190,7 +183,7 @@ def evaluate(
     A model of a numeric target has {"rmse", "mae", "r2", "bias", "n", "target"} instead of the first line's.
     """
     from adlm.export.predict import measure_file, measure_values_file
-    from adlm.model.fit import SmallClass, sentences
+    from adlm.model.closed_form import SmallClass, sentences
     from adlm.model.metrics import measure
     from adlm.runtime.artefact import canonical, write_file
 

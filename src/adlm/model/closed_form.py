@@ -1,9 +1,14 @@
-"""The linear model of a release, whether it beats a constant prediction, and which columns matter."""
+"""The linear model of a release: its head, whether it beats a constant, class weights, which columns matter.
+
+Everything here reads released numbers alone.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +19,7 @@ from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.features import TABLES, Features
 from adlm.features.tables import CentredTable, IndicatorTable, ScaledTable
-from adlm.model.estimates import class_offsets, fit_discriminant, linear, shrunk_counts
+from adlm.model.estimates import class_means, class_offsets, fit_discriminant, linear, shrunk_counts
 from adlm.model.head import (
     ERROR_BOUND,
     GradientRounds,
@@ -26,131 +31,9 @@ from adlm.model.head import (
     objective_head,
 )
 from adlm.model.model import Model
-from adlm.model.table_draws import draw_without_labels
 from adlm.privacy.release import Release
 
-# ---- Whether a model is better than the majority class, judged from the release alone.
-#
-# Where released numbers cannot decide, one sentence says so.
-
-LEAST_EVIDENCE = 3.0  # standard deviations, below which a model is dominated by noise
-NOISE_EXCEEDS_SIGNAL = (
-    "the noise of this release leaves a model no better than the largest class, so every record is given "
-    "that class; raise epsilon, release more records, or declare fewer records per person"
-)
-UNSURE = (
-    "the noise of this release is too large to tell whether its model is better than the largest class; "
-    "raise epsilon, release more records, or declare fewer records per person"
-)
-GAIN = 0.02  # expected gain on guessing, times the noise on the released accuracy
-MOST_GAIN = 0.3
-MOST_DOUBT = 0.05  # a model is kept if it is behind by less than this and the noise on its accuracy
-GRID = 513  # accuracies of the posterior's grid
-
-
-def log_shares(release: Release) -> Tensor:
-    """Log class shares from released counts, (M,)."""
-    counts = release.tensors["class_sums"][:, 0].numpy()
-    return torch.from_numpy(class_offsets(counts, float(release.certificate.settings["sd_sums"])))
-
-
-def _right(release: Release) -> tuple[float, float] | None:
-    """Noisy share of private records that are classified correctly, and its noise's standard deviation."""
-    if "correct" not in release.tensors:
-        return None
-    settings = release.certificate.settings
-    n = max(release.moments().n, 1.0)
-    return float(release.tensors["correct"][0]) / n, float(settings["sd_correct"]) / n
-
-
-def estimated_accuracy(release: Release) -> tuple[float, float] | None:
-    """Accuracy of the model on the private records, and its noise's standard deviation; None if not released.
-
-    It is charged like every release. The model was trained on these records, so it is slightly optimistic.
-    """
-    right = _right(release)
-    return None if right is None else (min(max(right[0], 0.0), 1.0), right[1])
-
-
-def expected_accuracy(right: float, sd: float, shares: Tensor) -> float:
-    """Return the posterior mean of a model's accuracy, given a noisy one and the class shares.
-
-    A random model with the right class shares has the sum of their squares. The gain over that has an
-    exponential prior, whose mean is smaller the more noise there is.
-
-    Parameters
-    ----------
-    right : released accuracy, which noise may have moved below 0 or above 1.
-    sd : standard deviation of that noise.
-    shares : (M,) class shares.
-    """
-    guessing = float((shares**2).sum())
-    grid = np.linspace(guessing, 1.0, GRID)
-    gain = min(MOST_GAIN, GAIN / max(sd, 1e-9))
-    log_odds = -(grid - guessing) / gain - 0.5 * ((grid - right) / max(sd, 1e-4)) ** 2
-    odds = np.exp(log_odds - log_odds.max())
-    return float(grid @ odds / odds.sum())
-
-
-def below_majority_baseline(release: Release) -> bool:
-    """Whether a model of a release is expected to be no better than the largest class.
-
-    By the released count of correctly classified records if there is one, else by how far the differences of
-    class means exceed their noise.
-    """
-    right = _right(release)
-    if right is None:
-        return _evidence_of_means(release) < LEAST_EVIDENCE
-    shares = log_shares(release).exp()
-    return expected_accuracy(*right, shares) + min(right[1], MOST_DOUBT) < float(shares.max())
-
-
-def warning(release: Release) -> str:
-    """The warning about a model of this release, in one sentence; empty if none."""
-    if below_majority_baseline(release):
-        return NOISE_EXCEEDS_SIGNAL
-    accuracy = estimated_accuracy(release)
-    if accuracy is not None:
-        spread = math.hypot(accuracy[1], _count_spread(release))
-        if accuracy[0] - LEAST_EVIDENCE * spread < float(log_shares(release).exp().max()):
-            return UNSURE
-    return ""
-
-
-def _count_spread(release: Release) -> float:
-    """Standard deviation of the noise on a class share."""
-    moments = release.moments()
-    return moments.sd_counts / max(moments.n, 1.0)
-
-
-def majority_class_head(head: nn.Linear, shares: Tensor, reach: Tensor) -> nn.Linear:
-    """Return a head that predicts the majority class for every record, and ranks records as before.
-
-    Where classes differ in size, weights are shrunk until no score exceeds the majority class's.
-
-    Parameters
-    ----------
-    head : one that is no better than the largest class.
-    shares : (M,) log class shares.
-    reach : (M,) largest lead of each score over the largest class's, without offsets.
-    """
-    behind = shares.max() - shares
-    others = torch.arange(len(shares)) != int(shares.argmax())
-    margin = (behind[others] / reach[others].clamp_min(1e-12)).min() if bool(others.any()) else behind.sum()
-    return linear(head.weight * min(1.0, 0.99 * float(margin)), shares)
-
-
-def _evidence_of_means(release: Release) -> float:
-    moments = release.moments()
-    counts = shrunk_counts(moments)
-    means = moments.sums / counts[:, None]
-    centre = moments.sums.sum(0) / moments.n
-    weighted = counts[:, None] * (means - centre) ** 2 / moments.n
-    noise = (moments.sd_sums[None] ** 2 / counts[:, None]) / moments.n
-    return float((weighted.sum() - noise.sum()) / (2 * (noise**2).sum()).sqrt().clamp_min(1e-300))
-
-
-# ---- The linear model of a release: recomputed from its gradients, or read from its perturbed loss.
+# ---- The head: recomputed from released gradients, read from the perturbed loss, or fitted to class sums
 
 
 def has_head(release: Release) -> bool:
@@ -177,173 +60,6 @@ def released_head(release: Release) -> Head:
     return head.uncentred(feature_mean(sums, step, sd)) if rounds.centred else head
 
 
-# ---- The model of a release for a numeric target, and whether it is better than the mean.
-
-Reals = npt.NDArray[np.float64]
-NOISE_EXCEEDS_TARGET = (
-    "the noise of this release leaves a model no better than the mean, so every record is given the mean; "
-    "raise epsilon, release more records, or declare fewer records per person"
-)
-
-
-@dataclass(frozen=True)
-class Fit:
-    """The model's fit to the private records, from charged, noisy sums of clipped squared errors.
-
-    Attributes
-    ----------
-    of_model, of_mean : mean squared error in units of the target's variance, clipped at `limit` a record.
-    sd : standard deviation of the noise on each.
-    clipped_away : how much the clip takes from the mean's error, by the released counts of the target.
-    limit : where squared errors are clipped.
-    """
-
-    of_model: float
-    of_mean: float
-    sd: float
-    clipped_away: float = 0.0
-    limit: float = ERROR_BOUND
-
-    @property
-    def worse_than_mean(self) -> bool:
-        """Whether the model is no better than the mean."""
-        return self.of_model >= self.of_mean
-
-    @property
-    def r2(self) -> float:
-        """Share of the variance that the model explains, estimated under noise and clipping."""
-        return 1 - self.of_model / self.of_mean if self.of_mean > 0 else 0.0
-
-    @property
-    def r2_sd(self) -> float:
-        """Standard deviation of `r2` by noise and by errors that were clipped, to first order; at most 1.
-
-        How much the clip takes from the model's errors was not measured. It may be anything from nothing, if
-        the model explains the extreme targets, to as much as from the mean's.
-        """
-        by_noise = self.sd * math.hypot(1.0, 1 - self.r2) / max(self.of_mean, self.sd)
-        whole = max(self.of_mean + self.clipped_away, self.sd)
-        return min(math.hypot(by_noise, self.clipped_away / math.sqrt(12) / whole), 1.0)
-
-    @property
-    def model_error(self) -> float:
-        """Mean squared error of the model before the clip, if that takes the same share of both errors."""
-        return self.of_model * (1 + self.clipped_away / self.of_mean if self.of_mean > 0 else 1.0)
-
-
-def target_scale(release: Release) -> TargetScale:
-    """Mean and spread of the target, from the released counts of its bins."""
-    return TargetScale.of(release.tensors["target"].numpy())
-
-
-def estimated_fit(release: Release) -> Fit:
-    """Return the released fit of the head. It was trained on these records, so this is optimistic."""
-    settings = release.certificate.settings
-    n = max(_records(release), 1.0)
-    unit = n * float(settings["error_unit"])
-    of_model, of_mean = (float(v) / unit for v in release.tensors["errors"])
-    scale, limit = target_scale(release), float(settings.get("error_limit", ERROR_BOUND))
-    counts, beyond = np.maximum(release.tensors["target"].numpy(), 0), scale.beyond(limit)
-    return Fit(
-        max(of_model, 0.0),
-        max(of_mean, 0.0),
-        float(settings["sd_errors"]) / unit,
-        float(counts @ beyond / max(float(counts.sum()), 1.0)),
-        limit,
-    )
-
-
-def _records(release: Release) -> float:
-    """The number of records if public, else the sum of the released counts of the target's bins."""
-    n = release.certificate.settings.get("n")
-    unit = float(release.certificate.settings["target_unit"])
-    return float(n) if isinstance(n, int) else float(release.tensors["target"].sum()) / unit
-
-
-def target_model(release: Release) -> Model:
-    """Make the model of a release for a numeric target: linear in public features, in the target's units."""
-    scale, bounds = target_scale(release), release.certificate.domain.target
-    assert bounds is not None
-    fitted, features, head = estimated_fit(release), release.features(), released_head(release)
-    mean, sd = bounds[0] + (bounds[1] - bounds[0]) * scale.mean, (bounds[1] - bounds[0]) * scale.spread
-    summary: dict[str, object] = {
-        "network": OBJECTIVE if "weights" in release.tensors else f"{ROUNDS} of the squared loss",
-        "epochs": 0,
-        "target_mean": mean,
-        "target_sd": sd,
-        "estimated_rmse": sd * math.sqrt(fitted.model_error),
-        "estimated_r2": fitted.r2,
-        "estimated_r2_sd": fitted.r2_sd,
-        "errors_clipped_at": fitted.limit,
-    }
-    weight, bias = torch.from_numpy(head.weight) * sd, torch.from_numpy(head.bias) * sd + mean
-    if fitted.worse_than_mean:
-        summary["warning"] = NOISE_EXCEEDS_TARGET
-        weight, bias = torch.zeros_like(weight), torch.full_like(bias, mean)
-    layer = linear(weight, bias, features.width)
-    return Model(release.certificate, layer, {"kind": "linear"}, features, summary)
-
-
-def draw(release: Release, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Draw labelled feature vectors from a release with a numeric target, to train anything on.
-
-    Parameters
-    ----------
-    release : of a table with a numeric target.
-    n : how many.
-    seed : of the draw.
-
-    Returns
-    -------
-    z, targets : (n, k) feature vectors and (n,) targets in their units.
-
-    Notes
-    -----
-    Columns are drawn by released numbers where there are any; the target is the model's, with normal errors
-    of the estimated size, within its bounds. The draws read the release alone.
-    """
-    features, model = release.features(), target_model(release)
-    z = draw_without_labels(release, features, n, torch.Generator().manual_seed(seed))
-    with torch.inference_mode():
-        middle = model.head(z.double())[:, 0]
-    spread = float(model.training["estimated_rmse"])
-    low, high = release.certificate.domain.target or (-math.inf, math.inf)
-    normal = np.random.default_rng(seed).standard_normal(n)
-    return z, (middle + spread * torch.from_numpy(normal)).clamp(low, high)
-
-
-# ---- The linear model of a release, with classes or a numeric target.
-
-LINEAR = "linear, in closed form"
-ROUNDS = "linear, by gradient rounds"
-OBJECTIVE = "linear, from the loss perturbed once"
-
-
-def closed_form_model(release: Release, features: Features) -> Model:
-    """Make the model of a release of any kind but noisy records."""
-    if release.kind == "regression":
-        return target_model(release)
-    head = usable_head(release, features)
-    name = OBJECTIVE if "weights" in release.tensors else ROUNDS if has_head(release) else LINEAR
-    summary: dict[str, object] = {"network": name, "epochs": 0}
-    if (accuracy := estimated_accuracy(release)) is not None:
-        summary |= {"estimated_accuracy": accuracy[0], "estimated_accuracy_sd": accuracy[1]}
-    if sentence := warning(release):
-        summary["warning"] = sentence
-    layer = linear(head.weight.float(), head.bias.float(), features.width)
-    return Model(release.certificate, layer, {"kind": "linear"}, features, summary)
-
-
-def usable_head(release: Release, features: Features) -> nn.Linear:
-    """The linear classifier of a release; the majority class where noise dominates."""
-    head = closed_form(release, features)
-    if not below_majority_baseline(release):
-        return head
-    shares = log_shares(release)
-    ahead = (head.weight - head.weight[int(shares.argmax())]).norm(dim=1)  # over rows of length 1
-    return majority_class_head(head, shares, ahead)
-
-
 def closed_form(release: Release, features: Features) -> nn.Linear:
     """The linear classifier of a release, in doubles: its released head, or that of its class sums."""
     if not has_head(release):
@@ -352,7 +68,335 @@ def closed_form(release: Release, features: Features) -> nn.Linear:
     return linear(torch.from_numpy(head.weight), torch.from_numpy(head.bias))
 
 
-# ---- The relevance of a table's columns to the predictions of its release.
+def closed_form_model(release: Release, features: Features) -> Model:
+    """Make the linear model of a release; it predicts the majority class, or the mean, if noise dominates."""
+    if release.kind == "regression":
+        return target_model(release)
+    head, summary = closed_form(release, features), _name(release)
+    if below_majority_baseline(release):
+        head = _majority_class_head(head, log_shares(release))
+    if (accuracy := estimated_accuracy(release)) is not None:
+        summary |= {"estimated_accuracy": accuracy[0], "estimated_accuracy_sd": accuracy[1]}
+    if sentence := warning(release):
+        summary["warning"] = sentence
+    layer = linear(head.weight.float(), head.bias.float(), features.width)
+    return Model(release.certificate, layer, {"kind": "linear"}, features, summary)
+
+
+def _name(release: Release) -> dict[str, object]:
+    """The first entries of a linear model's summary."""
+    how = "by gradient rounds" if "gradients" in release.tensors else "in closed form"
+    how = "from the loss perturbed once" if "weights" in release.tensors else how
+    squared = (
+        " of the squared loss" if release.kind == "regression" and "gradients" in release.tensors else ""
+    )
+    return {"network": f"linear, {how}{squared}", "epochs": 0}
+
+
+# ---- Whether a model is better than the majority class. Where released numbers cannot decide, one sentence
+# says so.
+
+LEAST_EVIDENCE = 3.0  # standard deviations, below which a model is dominated by noise
+_REMEDY = "raise epsilon, release more records, or declare fewer records per person"
+NOISE_EXCEEDS_SIGNAL = (
+    "the noise of this release leaves a model no better than the largest class, so every record is given "
+    f"that class; {_REMEDY}"
+)
+UNSURE = (
+    "the noise of this release is too large to tell whether its model is better than the largest class; "
+    f"{_REMEDY}"
+)
+NOISE_EXCEEDS_TARGET = (
+    "the noise of this release leaves a model no better than the mean, so every record is given the mean; "
+    f"{_REMEDY}"
+)
+GAIN = 0.02  # expected gain on guessing, times the noise on the released accuracy
+MOST_GAIN = 0.3
+MOST_DOUBT = 0.05  # a model is kept if it is behind by less than this and the noise on its accuracy
+
+
+def log_shares(release: Release) -> Tensor:
+    """Log class shares from released counts, (M,)."""
+    counts = release.tensors["class_sums"][:, 0].numpy()
+    return torch.from_numpy(class_offsets(counts, float(release.certificate.settings["sd_sums"])))
+
+
+def _released_accuracy(release: Release) -> tuple[float, float] | None:
+    """Noisy share of private records that are classified correctly, and its noise's standard deviation."""
+    if "correct" not in release.tensors:
+        return None
+    n = max(release.moments().n, 1.0)
+    return float(release.tensors["correct"][0]) / n, float(release.certificate.settings["sd_correct"]) / n
+
+
+def estimated_accuracy(release: Release) -> tuple[float, float] | None:
+    """Accuracy of the model on the private records, and its noise's standard deviation; None if not released.
+
+    It is charged like every release. The model was trained on these records, so it is slightly optimistic.
+    """
+    right = _released_accuracy(release)
+    return None if right is None else (min(max(right[0], 0.0), 1.0), right[1])
+
+
+def below_majority_baseline(release: Release) -> bool:
+    """Whether a model of a release is expected to be no better than the largest class.
+
+    By the released count of correctly classified records if there is one, else by how far the differences of
+    class means exceed their noise.
+    """
+    right = _released_accuracy(release)
+    if right is None:
+        return _evidence_of_means(release) < LEAST_EVIDENCE
+    shares = log_shares(release).exp()
+    return _expected_accuracy(*right, shares) + min(right[1], MOST_DOUBT) < float(shares.max())
+
+
+def _expected_accuracy(right: float, sd: float, shares: Tensor) -> float:
+    """Return the posterior mean of a model's accuracy, given a noisy one and the (M,) class shares.
+
+    A random model with the right class shares has the sum of their squares. The gain over that has an
+    exponential prior, whose mean is smaller the more noise there is.
+    """
+    guessing = float((shares**2).sum())
+    grid = np.linspace(guessing, 1.0, 513)
+    gain = min(MOST_GAIN, GAIN / max(sd, 1e-9))
+    log_odds = -(grid - guessing) / gain - 0.5 * ((grid - right) / max(sd, 1e-4)) ** 2
+    odds = np.exp(log_odds - log_odds.max())
+    return float(grid @ odds / odds.sum())
+
+
+def _evidence_of_means(release: Release) -> float:
+    """How far differences of class means exceed their noise, in standard deviations."""
+    moments = release.moments()
+    counts = shrunk_counts(moments)
+    means = moments.sums / counts[:, None]
+    centre = moments.sums.sum(0) / moments.n
+    weighted = counts[:, None] * (means - centre) ** 2 / moments.n
+    noise = (moments.sd_sums[None] ** 2 / counts[:, None]) / moments.n
+    return float((weighted.sum() - noise.sum()) / (2 * (noise**2).sum()).sqrt().clamp_min(1e-300))
+
+
+def warning(release: Release) -> str:
+    """The warning about a model of this release, in one sentence; empty if none."""
+    if below_majority_baseline(release):
+        return NOISE_EXCEEDS_SIGNAL
+    accuracy = estimated_accuracy(release)
+    if accuracy is not None:
+        moments = release.moments()
+        spread = math.hypot(accuracy[1], moments.sd_counts / max(moments.n, 1.0))
+        if accuracy[0] - LEAST_EVIDENCE * spread < float(log_shares(release).exp().max()):
+            return UNSURE
+    return ""
+
+
+def _majority_class_head(head: nn.Linear, shares: Tensor) -> nn.Linear:
+    """Return a head that predicts the majority class for every record, and ranks records as before.
+
+    Where classes differ in size, weights are shrunk until no score exceeds the majority class's.
+    """
+    reach = (head.weight - head.weight[int(shares.argmax())]).norm(dim=1)  # over rows of length 1
+    behind = shares.max() - shares
+    others = torch.arange(len(shares)) != int(shares.argmax())
+    margin = (behind[others] / reach[others].clamp_min(1e-12)).min() if bool(others.any()) else behind.sum()
+    return linear(head.weight * min(1.0, 0.99 * float(margin)), shares)
+
+
+# ---- The model of a numeric target, and whether it is better than the mean
+
+
+def target_scale(release: Release) -> TargetScale:
+    """Mean and spread of the target, from the released counts of its bins."""
+    return TargetScale.of(release.tensors["target"].numpy())
+
+
+def target_model(release: Release) -> Model:
+    """Make the model of a release for a numeric target: linear in public features, in the target's units."""
+    scale, bounds = target_scale(release), release.certificate.domain.target
+    assert bounds is not None
+    features, head = release.features(), released_head(release)
+    mean, sd = bounds[0] + (bounds[1] - bounds[0]) * scale.mean, (bounds[1] - bounds[0]) * scale.spread
+    worse, fitted = _released_fit(release, scale)
+    summary = _name(release) | {"target_mean": mean, "target_sd": sd}
+    summary["estimated_rmse"] = sd * math.sqrt(fitted.pop("squared_error"))
+    summary |= fitted
+    weight, bias = torch.from_numpy(head.weight) * sd, torch.from_numpy(head.bias) * sd + mean
+    if worse:
+        summary["warning"] = NOISE_EXCEEDS_TARGET
+        weight, bias = torch.zeros_like(weight), torch.full_like(bias, mean)
+    layer = linear(weight, bias, features.width)
+    return Model(release.certificate, layer, {"kind": "linear"}, features, summary)
+
+
+def _released_fit(release: Release, scale: TargetScale) -> tuple[bool, dict[str, float]]:
+    """Whether the model is no better than the mean, and its fit, from noisy sums of clipped squared errors.
+
+    It was trained on these records, so the fit is optimistic. Errors are in units of the target's variance.
+    How much the clip takes from the model's errors was not measured. It may be anything from nothing, if the
+    model explains the extreme targets, to as much as from the mean's.
+    """
+    settings, counts = release.certificate.settings, release.tensors["target"].numpy()
+    n = settings.get("n")
+    records = float(n) if isinstance(n, int) else float(counts.sum()) / float(settings["target_unit"])
+    unit = max(records, 1.0) * float(settings["error_unit"])
+    of_model, of_mean = (max(float(v), 0.0) / unit for v in release.tensors["errors"])
+    sd, limit = float(settings["sd_errors"]) / unit, float(settings.get("error_limit", ERROR_BOUND))
+    shares = np.maximum(counts, 0) / max(float(np.maximum(counts, 0).sum()), 1.0)
+    clipped_away = float(shares @ scale.beyond(limit))  # from the mean's error
+    r2 = 1 - of_model / of_mean if of_mean > 0 else 0.0
+    by_noise = sd * math.hypot(1.0, 1 - r2) / max(of_mean, sd)
+    by_clip = clipped_away / math.sqrt(12) / max(of_mean + clipped_away, sd)
+    return of_model >= of_mean, {
+        "squared_error": of_model * (1 + clipped_away / of_mean if of_mean > 0 else 1.0),
+        "estimated_r2": r2,
+        "estimated_r2_sd": min(math.hypot(by_noise, by_clip), 1.0),
+        "errors_clipped_at": limit,
+    }
+
+
+# ---- Classes that are too small for the noise, found from released counts. Noise is the same for every
+# class, so a small class is learnt worst.
+
+CLEAR = 2.0  # standard deviations of its noise that a count must exceed to be distinguished from 0
+BELOW = 3.0  # standard deviations by which a count must stay below n / M for its class to be called small
+MOST_SHOWN = 5  # classes that are listed one by one
+
+
+@dataclass(frozen=True)
+class SmallClass:
+    """A class whose released count is not distinguishable from noise.
+
+    Attributes
+    ----------
+    count : as it was released; it may be negative.
+    sd : standard deviation of the noise on it.
+    """
+
+    name: str
+    count: float
+    sd: float
+
+    def sentence(self) -> str:
+        """Describe the problem and what to do about it."""
+        return (
+            f"class {self.name!r} may be smaller than its noise: released count {self.count:.0f}, noise of "
+            f"standard deviation {self.sd:.0f}; do not expect it to be predicted well: raise epsilon, or "
+            "merge classes"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return JSON values."""
+        return {"class": self.name, "count": round(self.count, 1), "sd": round(self.sd, 1)}
+
+
+def small_classes(release: Release) -> tuple[SmallClass, ...]:
+    """Return the classes that may be smaller than the noise on their count.
+
+    A class is named when its released count is at most twice the standard deviation of its noise, and
+    three of them below n / M. A moment release spends little on counts, so noise alone does not make a
+    class small. Where that deviation exceeds n / M, all classes are named. A record release holds no counts,
+    so none is named.
+    """
+    if "class_sums" not in release.tensors:
+        return ()
+    moments = release.moments()
+    uniform, sd = max(moments.n, 0.0) / len(moments.counts), moments.sd_counts
+    return tuple(
+        SmallClass(name, count, sd)
+        for name, count in zip(release.certificate.domain.classes, moments.counts.tolist(), strict=True)
+        if uniform <= sd or (count <= CLEAR * sd and count + BELOW * sd < uniform)
+    )
+
+
+def sentences(small: Sequence[SmallClass]) -> list[str]:
+    """One sentence for each small class, at most a few."""
+    shown = [one.sentence() for one in small[:MOST_SHOWN]]
+    rest = len(small) - len(shown)
+    return [*shown, f"and so may be {rest} more classes"] if rest else shown
+
+
+# ---- Public class weights, applied to a trained model at no privacy cost.
+#
+# A classifier that is trained with weights w_c on a loss of log probabilities has logits that are larger by
+# log w_c than one trained without. So weights need no new release: they shift the biases of a release's
+# model, and so the labels of the draws that a network is trained on. `balanced` takes them from counts that
+# were released and charged already, never from records. Where class means are known, the biases make all
+# scores equal half-way between them. The clip of gradient rounds shrinks scores, which log shares would not
+# correct.
+
+BALANCED = "balanced"
+Weights = Mapping[str, float] | str
+
+
+def parse_class_weight(text: str) -> Weights:
+    """Read `balanced`, or `NAME=WEIGHT,NAME=WEIGHT`."""
+    if text == BALANCED:
+        return BALANCED
+    weights: dict[str, float] = {}
+    for part in text.split(","):
+        name, _, weight = part.rpartition("=")
+        try:
+            weights[name.strip()] = float(weight)
+        except ValueError:
+            weights[""] = math.nan
+    if "" in weights:
+        raise UserError(f"class weights are {BALANCED}, or NAME=WEIGHT,... for some classes (got {text!r})")
+    return weights
+
+
+def class_weights(release: Release, given: Weights) -> dict[str, float]:
+    """Return a weight for each class.
+
+    Parameters
+    ----------
+    given : weights by class name, 1 for a class that is not named; or `balanced`, n / (M n_c) by the
+        released counts n_c, in which a class has at least a fiftieth of a uniform share.
+    """
+    names = release.certificate.domain.classes
+    if not names:
+        raise UserError("class weights are for classes, and this release has a numeric target; omit them")
+    if isinstance(given, str):
+        if given != BALANCED:
+            raise UserError(f"class weights are {BALANCED!r} or a weight for each name (got {given!r})")
+        if "class_sums" not in release.tensors:
+            raise UserError(
+                "balanced class weights come from released counts, and this release has none; give a weight "
+                "for each class from public shares"
+            )
+        shares = log_shares(release).exp().tolist()
+        return {name: 1 / (len(names) * share) for name, share in zip(names, shares, strict=True)}
+    by_name = {str(name): weight for name, weight in given.items()}
+    for name, weight in by_name.items():
+        if name not in names:
+            raise UserError(f"there is no class {name!r} to weigh; the classes are {', '.join(names)}")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise UserError(f"the weight of class {name!r} must be a positive number (got {weight!r})")
+    return {name: float(by_name.get(name, 1.0)) for name in names}
+
+
+def weights_summary(weights: Mapping[str, float], given: Weights) -> dict[str, Any]:
+    """What a model says of its class weights."""
+    shown = {name: float(f"{weight:.6g}") for name, weight in weights.items()}
+    return {"class_weight": given if isinstance(given, str) else "given", "class_weights": shown}
+
+
+def with_class_weights(model: Model, release: Release, given: Weights) -> Model:
+    """Return a linear model with class weights, at no privacy cost."""
+    weights, layer, summary = class_weights(release, given), model.head, dict(model.training)
+    assert isinstance(layer, nn.Linear)
+    assert model.features is not None
+    weight, bias = layer.weight, layer.bias + torch.tensor([math.log(w) for w in weights.values()])
+    if given == BALANCED and release.kind == "moments":
+        # Also for a model that was replaced by the largest class: plain accuracy is not the goal here.
+        weight = closed_form(release, model.features).weight
+        middle = class_means(release.moments()).mean(0)  # equal weight for every class
+        bias = -(weight.double() @ middle[: weight.shape[1]])
+        if summary.get("warning"):
+            summary["warning"] = UNSURE
+    head = linear(weight.to(layer.weight.dtype), bias, layer.in_features)
+    return replace(model, head=head, training=summary | weights_summary(weights, given))
+
+
+# ---- The relevance of a table's columns to the predictions of its release
 
 FOURIER = "random Fourier features (numeric columns together)"
 
@@ -375,9 +419,9 @@ def relevance(release: Release) -> dict[str, float]:
     """
     if not has_columns(release):
         raise UserError("relevance by column is for a table's release; this one is of something else")
-    if has_head(release):
-        return _of_weights(release)
-    return _of_records(release)
+    found = _of_weights(release) if has_head(release) else _of_records(release)
+    total = sum(found.values()) or 1.0
+    return {name: value / total for name, value in found.items()}
 
 
 def _of_weights(release: Release) -> dict[str, float]:
@@ -393,9 +437,8 @@ def _of_weights(release: Release) -> dict[str, float]:
     spread: dict[str, float] = {}
     for feature, variance in enumerate(variances):
         name = features.column_of(feature) or FOURIER
-        part = float((weight[:, feature] ** 2).sum() * variance)
-        spread[name] = spread.get(name, 0.0) + part
-    return _shares({name: float(np.sqrt(part)) for name, part in spread.items()})
+        spread[name] = spread.get(name, 0.0) + float((weight[:, feature] ** 2).sum() * variance)
+    return {name: math.sqrt(part) for name, part in spread.items()}
 
 
 def _means(release: Release, width: int) -> npt.NDArray[np.float64]:
@@ -407,15 +450,8 @@ def _means(release: Release, width: int) -> npt.NDArray[np.float64]:
 
 
 def _of_records(release: Release) -> dict[str, float]:
+    """Sums of the private relevances of the numbers that encode each column."""
     values = release.tensors["relevance"].flatten().clamp_min(0).tolist()
     table = TableDomain.from_dict(release.certificate.features["spec"]["table"])
-    added: dict[str, float] = {}
-    for column in table.features:
-        added[column.name] = sum(values[: column.width])
-        del values[: column.width]
-    return _shares(added)
-
-
-def _shares(values: dict[str, float]) -> dict[str, float]:
-    total = sum(values.values()) or 1.0
-    return {name: value / total for name, value in values.items()}
+    stops = np.cumsum([column.width for column in table.features])
+    return {c.name: sum(values[stop - c.width : stop]) for c, stop in zip(table.features, stops, strict=True)}

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from adlm.errors import UserError
 from adlm.features import Features, checked
-from adlm.paper.networks import TOGETHER, by_batch, even_parts, in_units
+from adlm.paper.networks import TOGETHER, by_batch
 from adlm.paper.networks import build as build_network
 from adlm.privacy.certificate import Certificate, Part, box, charges_part, guarantee, header_entries
 from adlm.privacy.folders import CERTIFICATE, DESCRIPTION, MODEL_SCHEMA, WEIGHTS, read_model, stamps_of
@@ -130,8 +130,9 @@ class Model:
         kind = next((p.dtype for p in head.parameters()), torch.float32)
         together = self.training.get("statistics") == TOGETHER_STATISTICS
         with torch.inference_mode():
-            for part in even_parts(len(records), step):
-                z = torch.from_numpy(domain.scale(records[part])).to(device)
+            batches = max(1, -(-len(records) // step))  # of nearly equal size: none too small for statistics
+            for part in np.array_split(records, batches):
+                z = torch.from_numpy(domain.scale(part)).to(device)
                 z = z if features is None else features(z)
                 with by_batch(head, together and len(z) >= TOGETHER):
                     parts.append(_scored(head, z, kind).cpu())
@@ -260,3 +261,12 @@ def _scored(head: nn.Module, z: Tensor, kind: torch.dtype) -> Tensor:
         return scores
     bias = None if head.bias is None else head.bias.double()
     return nn.functional.linear(z.double(), head.weight.double(), bias)
+
+
+def in_units(network: nn.Module, mean: float = 0.0, sd: float = 1.0) -> nn.Sequential:
+    """Put a layer on a network of one output that turns standard deviations into the units of a target."""
+    last = nn.Linear(1, 1)
+    with torch.no_grad():
+        last.weight.fill_(sd)
+        last.bias.fill_(mean)
+    return nn.Sequential(network, last.eval())

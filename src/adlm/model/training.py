@@ -1,10 +1,14 @@
-"""The training loop: any network, on a release alone, for any number of steps (lines 20-30)."""
+"""The training loop: any network, on a release alone, for any number of steps (lines 20-30).
+
+Nothing here reads a record, so nothing here costs privacy: the certificate is the same after one epoch and
+after a thousand.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -13,15 +17,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from adlm.errors import UserError
 from adlm.model import distributed
-from adlm.paper.networks import TOGETHER, Coefficients, LocalResponseNorm, by_batch, even_parts, loss, name_of
+from adlm.paper.networks import LocalResponseNorm, Unsupervised, loss, name_of
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
 from adlm.runtime.machine import choose_device
-
-# ---- Training examples: noisy records with loss coefficients, or feature vectors with labels.
 
 
 @dataclass(frozen=True)
@@ -31,30 +34,26 @@ class Examples:
     Attributes
     ----------
     x : (n, *shape) inputs.
-    target : coefficients of the polynomial loss, or, for the cross-entropy, (n,) class codes or (n, M)
+    target : (n, 3, M) coefficients of the polynomial loss; for the cross-entropy (n,) class codes or (n, M)
         probabilities of the classes; of a numeric target (n, 1) values.
     """
 
     x: Tensor
-    target: Coefficients | Tensor
+    target: Tensor
 
     def __len__(self) -> int:
         return len(self.x)
 
-    def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Coefficients | Tensor]:
+    def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """The examples of given rows, on a device."""
-        if isinstance(self.target, Tensor):
-            return self.x[rows].to(device), self.target[rows].to(device)
-        return self.x[rows].to(device), self.target.take(rows).to(device)
+        return self.x[rows].to(device), self.target[rows].to(device)
 
 
-def batch_loss(logits: Tensor, target: Coefficients | Tensor) -> Tensor:
+def batch_loss(logits: Tensor, target: Tensor) -> Tensor:
     """The loss of a batch: the released polynomial, cross-entropy, or the squared error of one output."""
-    if isinstance(target, Tensor):
-        if logits.shape[1] == 1:
-            return torch.nn.functional.mse_loss(logits, target)
-        return torch.nn.functional.cross_entropy(logits, target)
-    return loss(logits, target)
+    if target.dim() == 3:
+        return loss(logits, target)
+    return F.mse_loss(logits, target) if logits.shape[1] == 1 else F.cross_entropy(logits, target)
 
 
 # ---- Forward passes of large batches, in chunks where that changes nothing.
@@ -65,36 +64,28 @@ def batch_loss(logits: Tensor, target: Coefficients | Tensor) -> Tensor:
 
 ROWS = 256
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-ACTIVATIONS = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.GELU, nn.ELU, nn.SiLU, nn.Hardtanh)
-POOLING = (nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d)
-AVERAGES = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d)
-SHAPES = (nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout)
-NORMS = (nn.GroupNorm, nn.LayerNorm, LocalResponseNorm)
-BY_RECORD = (nn.Linear, *CONVOLUTIONS, *ACTIVATIONS, *POOLING, *AVERAGES, *SHAPES, *NORMS)
+BY_RECORD = (
+    *(nn.Linear, *CONVOLUTIONS, nn.ReLU, nn.Sigmoid, nn.Tanh, nn.LeakyReLU, nn.GELU, nn.ELU, nn.SiLU),
+    *(nn.Hardtanh, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d, nn.AdaptiveAvgPool1d),
+    *(nn.AdaptiveAvgPool2d, nn.Flatten, nn.Unflatten, nn.Identity, nn.Dropout, nn.GroupNorm, nn.LayerNorm),
+    LocalResponseNorm,
+)
 
 
-def separable(network: nn.Module) -> int:
-    """Return how many leading layers of a network are known to treat every record by itself.
+def forward_in_chunks(network: nn.Module, x: Tensor) -> Tensor:
+    """Return network(x), equal up to rounding; on a CPU its leading layers in chunks of the batch.
 
-    None when there is no convolution among them: dense layers gain nothing from chunks.
+    Those are the layers of an `nn.Sequential` that are known to treat every record by itself, if there is a
+    convolution among them: dense layers gain nothing from chunks.
     """
-    if type(network) is not nn.Sequential:
-        return 0  # a subclass may call its layers in another way
-    layers = list(network.children())
-    count = next((i for i, layer in enumerate(layers) if type(layer) not in BY_RECORD), len(layers))
-    return count if any(isinstance(layer, CONVOLUTIONS) for layer in layers[:count]) else 0
-
-
-def forward_in_chunks(network: nn.Module, x: Tensor, rows: int = ROWS) -> Tensor:
-    """Return network(x), equal up to rounding, its leading layers in chunks of the batch on a CPU."""
-    count = separable(network) if x.device.type == "cpu" and len(x) > rows else 0
-    if not count:
-        outputs: Tensor = network(x)
-        return outputs
-    assert isinstance(network, nn.Sequential)
-    leading, rest = network[:count], network[count:]
-    joined: Tensor = rest(torch.cat([leading(part) for part in torch.split(x, rows)]))
-    return joined
+    if type(network) is nn.Sequential and x.device.type == "cpu" and len(x) > ROWS:
+        layers = list(network)
+        count = next((i for i, layer in enumerate(layers) if type(layer) not in BY_RECORD), len(layers))
+        if any(isinstance(layer, CONVOLUTIONS) for layer in layers[:count]):
+            x = torch.cat([network[:count](part) for part in torch.split(x, ROWS)])
+            network = network[count:]
+    outputs: Tensor = network(x)
+    return outputs
 
 
 # ---- Checkpoints of training: one safetensors file with JSON metadata, no pickle, written atomically.
@@ -213,10 +204,7 @@ def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
     return value
 
 
-# ---- The training loop: any network, on a release alone, for any number of steps (lines 20-30).
-#
-# Nothing here reads a record, so nothing here costs privacy: the certificate is the same after one epoch
-# and after a thousand.
+# ---- The plan, and the loop
 
 SCHEDULES: dict[str, Callable[[float], float]] = {
     "constant": lambda share: 1.0,
@@ -240,7 +228,6 @@ class TrainingConfig:
     optimiser : the name of any optimiser in torch.optim, with `options` for it besides the learning rate.
     learning_rate, schedule : eta_t is the rate times the schedule at the share of steps done.
     seed : of the order of batches and of drop-out; it does not affect privacy.
-    class_weight : weights of errors by class: public weights by name, or `balanced`, from released counts.
 
     Raises
     ------
@@ -262,7 +249,6 @@ class TrainingConfig:
     schedule: str = "constant"
     options: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-    class_weight: Mapping[str, float] | str | None = None
 
     def __post_init__(self) -> None:
         if (self.epochs is None) == (self.steps is None):
@@ -306,6 +292,19 @@ class History:
     losses: tuple[float, ...]
     stopped: str = ""
 
+    def summary(self, architecture: dict[str, object], plan: TrainingConfig) -> dict[str, object]:
+        """What a saved model says of its training; training that gave no network is refused."""
+        if not self.losses:
+            raise UserError(f"training gave no network: {self.stopped or 'there were no epochs'}")
+        return {
+            "network": architecture["name"],
+            "epochs": len(self.losses),
+            "first_loss": self.losses[0],
+            "loss": self.losses[-1],
+            "stopped": self.stopped,
+            "seed": plan.seed,
+        }
+
 
 class _NotFiniteError(Exception):
     """The loss of a batch is not a finite number."""
@@ -321,10 +320,11 @@ def train(
     identity: str = "",
     after_epoch: Callable[[int, nn.Module], None] | None = None,
 ) -> History:
-    """Train ``network`` in place by the plan.
+    """Train ``network`` in place by the plan. One that learns records before labels does so first.
 
     Parameters
     ----------
+    device : `auto`, `cpu`, `cuda` or `mps`.
     checkpoint : a file that is replaced after every epoch; safetensors with JSON inside, no pickle. On a CPU
         a resumed run ends as an uninterrupted one, bit for bit.
     identity : of the training data, such as a certificate's digest; resuming with another is refused.
@@ -345,13 +345,13 @@ def train(
     optimiser = _optimiser(network, plan)
     described = {key: value for key, value in asdict(plan).items() if key != "epochs"}
     described["identity"] = identity
-    if plan.class_weight is None:
-        described.pop("class_weight")
     if plan.schedule != "constant":
         described["epochs"] = plan.epochs  # the learning rate depends on it, so it cannot change on resuming
     losses: list[float] = []
     if checkpoint is not None and checkpoint.goes_on:
         losses = checkpoint.load(network, optimiser, described)
+    elif isinstance(network, Unsupervised):
+        network.learn_records(examples.x, seed=plan.seed)
     at_first = losses[0] if losses else _loss_now(network, examples, place)
     together = distributed.wrapped(network)
     total, per_epoch = plan.total(len(examples)), math.ceil(len(examples) / plan.batch_size)
@@ -419,7 +419,7 @@ def _epoch(
 
 
 def _step(
-    network: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, target: Any, weight: float = 1.0
+    network: nn.Module, optimiser: torch.optim.Optimizer, x: Tensor, target: Tensor, weight: float
 ) -> float:
     """theta_{t+1} = theta_t - eta_t grad F_L(theta_t) / |L| (line 29), or the optimiser's variant."""
 
@@ -454,40 +454,3 @@ def _slope_one(weight: nn.Parameter) -> float:
     """A closure to test an optimiser with."""
     weight.grad = torch.ones_like(weight)
     return 0.0
-
-
-@torch.no_grad()
-def predict(
-    network: nn.Module, x: Tensor, *, batch_size: int = 1000, device: str = "auto", together: bool = False
-) -> Tensor:
-    """Class codes (n,) of inputs (n, *shape).
-
-    Parameters
-    ----------
-    network : classifier of inputs.
-    x : (n, *shape) inputs.
-    batch_size : inputs in a batch.
-    device : `auto`, `cpu` or `cuda`.
-    together : normalise by the statistics of each batch in place of the moving averages of training; for
-        clean inputs after training on noisy ones.
-    """
-    place = choose_device(device)
-    network.to(place).eval()
-    parts = []
-    for part in even_parts(len(x), batch_size):
-        with by_batch(network, together and part.stop - part.start >= TOGETHER):
-            parts.append(network(x[part].to(place)).argmax(1).cpu())
-    return torch.cat(parts)
-
-
-def accuracy(
-    network: nn.Module, x: Tensor, labels: Tensor, *, device: str = "auto", together: bool = False
-) -> float:
-    """Share of inputs that are classified correctly. On private records this statistic is not private.
-
-    Parameters
-    ----------
-    network, device, together : as for `predict`.
-    x, labels : (n, *shape) inputs and their (n,) class codes.
-    """
-    return float((predict(network, x, device=device, together=together) == labels).double().mean())

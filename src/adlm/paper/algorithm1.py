@@ -13,7 +13,6 @@ import numpy.typing as npt
 from torch import nn
 
 from adlm.domain import Domain
-from adlm.errors import UserError
 from adlm.model.fit import declared_origin, fit
 from adlm.model.model import Model
 from adlm.model.training import TrainingConfig
@@ -21,7 +20,7 @@ from adlm.paper import networks
 from adlm.paper.release import SPLIT, Budgets, PrivateRecords, RecordOptions, check_first, settings_for
 from adlm.paper.release import release as release_records
 from adlm.paper.relevance import RelevanceSource, make_public, private_relevance
-from adlm.paper.training import check_plan, train_on_records
+from adlm.paper.training import train_on_records
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
@@ -109,7 +108,6 @@ def train(
     """
     # Training comes after the charge, so what it would refuse is refused here.
     declared_origin(network, provenance)
-    check_plan(plan)
     choose_device(device)
     records = np.asarray(x)
     body, _ = networks.initialised(network, domain.shape, len(domain.classes), seed=0)
@@ -214,11 +212,9 @@ def make_release(
     -----
     WeakReleaseWarning : as for `train`, before anything is charged.
     """
-    if budgets.epsilon1 is None and explained is not None:
-        raise UserError("without epsilon1 it is ILM, which asks no relevance network: give explained=None")
     # Line 9: Delta_h0 = 2 sum over h0 of d; line 17: Delta_F = M (|h| + |h|^2 / 4)
     settings = settings_for(D.domain, H, budgets, L, options)
-    check_first(D, settings, budgets, explained=explained, options=options, ledger=ledger)
+    check_first(D, settings, budgets, explained=explained, rows=options.rows, ledger=ledger)
     R = None
     if budgets.epsilon1 is not None and explained is not None:
         # Lines 1-7: average relevance of each feature, with Lap(Delta_R / eps1)
@@ -233,7 +229,4 @@ def make_release(
         )
     # Lines 10-14: eps_j = beta_j eps2; x_ij + (1/|L|) Lap(Delta_h0 / eps_j); b + (1/|L|) Lap(Delta_h0 / eps2)
     # Lines 16-19: phi_l + (1/|L|) Lap(Delta_F / eps3)
-    noisy = release_records(D, settings, relevance=R, ledger=ledger, source=source)
-    if options.folder is not None:
-        noisy.save(options.folder)
-    return noisy
+    return release_records(D, settings, relevance=R, ledger=ledger, source=source)

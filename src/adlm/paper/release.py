@@ -15,7 +15,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,12 +96,13 @@ class Settings:
     network: str = ""
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise UserError(f"mode must be one of {', '.join(MODES)} (got {self.mode!r}).")
-        if self.delta_h0_rule not in DELTA_H0_RULES:
-            raise UserError(
-                f"delta_h0_rule must be one of {', '.join(DELTA_H0_RULES)} (got {self.delta_h0_rule!r})."
-            )
+        for what, value, allowed in (
+            ("mode", self.mode, MODES),
+            ("delta_h0_rule", self.delta_h0_rule, DELTA_H0_RULES),
+            ("allocation", self.allocation, ALLOCATIONS),
+        ):
+            if value not in allowed:
+                raise UserError(f"{what} must be one of {', '.join(allowed)} (got {value!r}).")
         if self.batch_size < 1 or not self.delta_h0 > 0:
             raise UserError(
                 f"batch_size and delta_h0 must be positive (got {self.batch_size} and {self.delta_h0})."
@@ -315,7 +315,6 @@ class RecordOptions:
     mode : `literal` puts noise on all three orders of the loss, as in lines 18-19; `economical` on the one
         that depends on the label.
     rows : records to average relevances over, drawn at random; None for all.
-    folder : where the release is also written; None keeps it in memory.
     """
 
     delta_h0: str | int | Fraction = "counted"
@@ -323,34 +322,23 @@ class RecordOptions:
     loss: str = "cross-entropy"
     mode: str = "economical"
     rows: int | None = None
-    folder: Path | None = None
 
 
 def settings_for(
     domain: Domain, network: nn.Module, budgets: Budgets, L: int, options: RecordOptions
 ) -> Settings:
-    """Line 9: Delta_h0 = 2 sum over h0 of d, and |h_(k)| for line 17, from the sizes of the network.
-
-    Parameters
-    ----------
-    domain : of the records.
-    network : to be trained; only its sizes are read.
-    budgets : eps1, eps2 and eps3.
-    L : batch size.
-    options : how Delta_h0 is counted, and the rest.
-    """
+    """Line 9: Delta_h0 = 2 sum over h0 of d, and |h_(k)| for line 17, from the sizes of the network."""
     sizes, classes = layer_sizes(network, domain.shape), len(domain.classes)
     if budgets.epsilon3 is not None and sizes.outputs != classes:
         raise UserError(
             f"the network answers with {sizes.outputs} numbers and the domain has {classes} classes; give it "
             f"an output layer of {classes}"
         )
-    delta_h0 = options.delta_h0
-    rule = delta_h0 if isinstance(delta_h0, str) else "given"
-    if rule not in ("counted", "per-patch") and isinstance(delta_h0, str):
-        raise UserError(f"delta_h0 must be counted, per-patch or a number (got {delta_h0!r}).")
-    if rule != "given":
-        delta_h0 = sizes.counted if rule == "counted" else sizes.per_patch
+    delta_h0, rule = options.delta_h0, "given"
+    if isinstance(delta_h0, str):
+        if delta_h0 not in ("counted", "per-patch"):
+            raise UserError(f"delta_h0 must be counted, per-patch or a number (got {delta_h0!r}).")
+        rule, delta_h0 = delta_h0, sizes.counted if delta_h0 == "counted" else sizes.per_patch
     return Settings(
         epsilon2=budgets.epsilon2,
         epsilon3=budgets.epsilon3 or Fraction(0),
@@ -371,7 +359,7 @@ def check_first(
     budgets: Budgets,
     *,
     explained: RelevanceSource | None,
-    options: RecordOptions,
+    rows: int | None,
     ledger: Ledger,
 ) -> None:
     """Check all inputs, and that the budget suffices, before the relevances are charged.
@@ -381,31 +369,27 @@ def check_first(
     records : the private records.
     settings, budgets : of the release.
     explained : the relevance network; None without eps1.
-    options : records to average relevances over, and where the release is to be written.
+    rows : records to average relevances over; None for all.
     ledger : the one to be charged.
     """
-    if budgets.epsilon1 is not None and explained is None:
-        raise UserError("AdLM needs a relevance network and its provenance; ILM needs neither.")
-    if settings.allocation not in ALLOCATIONS:
-        raise UserError(f"allocation must be one of {', '.join(ALLOCATIONS)} (got {settings.allocation!r}).")
-    if options.folder is not None and options.folder.exists():
+    if (budgets.epsilon1 is None) != (explained is None):
         raise UserError(
-            f"{options.folder} exists already; choose another place for the release or remove it first"
+            "AdLM has an epsilon1 and needs a relevance network with its provenance; without epsilon1 it is "
+            "ILM, which has none: give explained=None"
         )
-    # Reads every record, in blocks, and refuses a wrong shape or a value that is not finite.
-    domain, y = records.domain, records.labels
-    domain.outside(records.x)
-    n = len(np.asarray(records.x))
-    if (y is None) == settings.labelled:
-        raise UserError("labels are given when, and only when, they have a budget: epsilon3.")
-    if n == 0 or (y is not None and n != len(domain.encode_labels(y))):
-        raise UserError(f"there must be records, and one label for each (got {n} records).")
+    records.domain.outside(records.x)  # refuses a wrong shape or a value that is not finite
+    n = _count(records, settings)
+    if records.labels is not None:
+        records.domain.encode_labels(records.labels)
     # What is proved of the features does not depend on the relevances, so it is known before them.
-    mechanism = mechanism_for(replace(settings, allocation="identical"), domain, None)
-    planned: tuple[Charge, ...] = mechanism.charges
-    if budgets.epsilon1 is not None:
-        rows = n if options.rows is None else options.rows
-        planned = (relevance_charge(domain, rows, budgets.epsilon1), *planned)
+    planned = mechanism_for(replace(settings, allocation="identical"), records.domain, None).charges
+    if budgets.epsilon1 is not None and explained is not None:
+        unproved = PRIVATE if explained.provenance == "private" else ""
+        planned = (
+            relevance_charge(records.domain, rows or n, budgets.epsilon1, unproved=unproved),
+            *planned,
+        )
+    totals = compose(planned)
     if ledger.budget is not None:
         spent = compose([*ledger.charges, *planned]).epsilon_proved
         if ledger.budget.epsilon < spent < math.inf:  # what is not proved, the ledger refuses
@@ -413,10 +397,18 @@ def check_first(
                 f"the budget of epsilon {show(ledger.budget.epsilon)} would be overspent: with this release "
                 f"the proved total is {show(spent)}; lower epsilon, |L|, or raise Delta_h0"
             )
-    if explained is not None and explained.provenance == "private":
-        planned = (replace(planned[0], unproved=PRIVATE), *planned[1:])
-    for weakness in _weaknesses(settings, domain, n, compose(planned)):
+    for weakness in _weaknesses(settings, records.domain, n, totals):
         warnings.warn(weakness, WeakReleaseWarning, stacklevel=_caller_level())
+
+
+def _count(records: PrivateRecords, settings: Settings) -> int:
+    """The number of records; labels must be given for each if, and only if, they have a budget."""
+    n, labels = len(np.asarray(records.x)), records.labels
+    if (labels is None) == settings.labelled:
+        raise UserError("labels are given when, and only when, they have a budget: epsilon3 > 0.")
+    if n == 0 or (labels is not None and n != len(np.asarray(labels))):
+        raise UserError(f"there must be records, and one label for each (got {n} records).")
+    return n
 
 
 def _caller_level() -> int:
@@ -461,9 +453,7 @@ def release(
     ledger: Ledger,
     source: Source,
 ) -> Release:
-    """Release all records: the tensors ``x``, ``phi``, ``bias``, ``budget_ratios``.
-
-    There is no ``phi`` where settings give labels no budget; the records have no labels then.
+    """Release all records: the tensors ``x``, ``phi`` (if labels have a budget), ``bias``, ``budget_ratios``.
 
     Parameters
     ----------
@@ -477,20 +467,14 @@ def release(
     -----------------
     See `RecordMechanism.charges`. The certificate carries the relevances' charges too.
     """
-    s, domain, labels = settings, records.domain, records.labels
-    if (labels is None) == s.labelled:
-        raise UserError("labels are given when, and only when, they have a budget: epsilon3 > 0.")
-    n = len(np.asarray(records.x))
-    m = n if labels is None else len(np.asarray(labels))
-    if n != m or n == 0:
-        raise UserError(f"there must be one label for each record, and a record (got {n} and {m} labels).")
+    s, domain, n = settings, records.domain, _count(records, settings)
     mechanism = mechanism_for(s, domain, relevance)
     ledger.charge(*mechanism.charges)  # and only then draw
     tensors = {
         "bias": torch.tensor([mechanism.bias(source)], dtype=torch.float64),
         "budget_ratios": torch.from_numpy(mechanism.ratios),
     }
-    parts = zip(*mechanism.chunks(records.x, labels, source), strict=True)
+    parts = zip(*mechanism.chunks(records.x, records.labels, source), strict=True)
     for name, values in zip(("x", "phi"), parts, strict=False):
         tensors[name] = torch.from_numpy(np.concatenate(values))
     facts: dict[str, Any] = {

@@ -1,11 +1,11 @@
 """Relevance: LRP (Eqs. 4-9), its private average (lines 1-7, Lemmas 1-2), and the network that it explains.
 
-Layer-wise relevance propagation says how much each feature of a record contributes to the outcome. It walks
-the graph of the network backwards. It goes through an affine map by Eq. 5, with the bias in the denominator
-and the stabiliser mu carrying the sign of z. Activations, normalisations and drop-out, which act on each
-neuron alone, leave it unchanged. It is split between the summands of a residual sum as between any two
-neurons that feed a third. Pooling is an affine map too: an average has equal weights, a maximum weighs its
-winner with one.
+Layer-wise relevance propagation says how much each feature of a record contributes to the outcome. Here
+the backward pass of a network carries relevance instead of gradients. It goes through an affine map by Eq. 5,
+with the bias in the denominator and the stabiliser mu carrying the sign of z. Activations, normalisations and
+drop-out, which act on each neuron alone, leave it unchanged. It is split between the summands of a residual
+sum as between any two neurons that feed a third. Pooling is an affine map too: an average has equal weights,
+a maximum weighs its winner with one.
 
 Relevances of a record are then scaled to [0, 1], truncated to a grid, summed as integers over the records,
 and given exact Laplace noise. The guarantee also depends on the provenance of the network.
@@ -14,23 +14,22 @@ and given exact Laplace noise. The guarantee also depends on the provenance of t
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.nn.functional as F
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import Tensor, fx, nn
-from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from adlm.domain import Domain
 from adlm.errors import UserError
@@ -46,106 +45,156 @@ from adlm.privacy.signature import FILE, Signature, Statement, require, sign
 from adlm.runtime import progress
 from adlm.runtime.artefact import canonical, new_folder, read_json, sha256
 
-# ---- Layer-wise relevance propagation
+# ---- Layer-wise relevance propagation. Functions of torch by name, for modules call them too; `relu_` is
+# `relu`.
+
+POOLS = {f"{kind}_pool{axes}d" for kind in ("max", "avg", "adaptive_max", "adaptive_avg") for axes in (1, 2)}
+AFFINE = {"linear", "conv1d", "conv2d", "batch_norm", "mean"} | POOLS
+ELEMENTWISE = {
+    *("relu", "leaky_relu", "elu", "gelu", "silu", "sigmoid", "tanh", "softplus", "hardtanh"),
+    *("dropout", "feature_dropout", "dropout1d", "dropout2d", "alpha_dropout", "local_response_norm"),
+    "layer_norm",  # the identity rule of Achtibat et al. 2024
+}
+REARRANGED = {
+    *("flatten", "unflatten", "view", "reshape", "squeeze", "unsqueeze", "permute", "transpose", "movedim"),
+    *("cat", "concat", "pad", "getitem", "contiguous", "float", "double"),
+}
 
 
-AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d)
-BATCH_NORM = (nn.BatchNorm1d, nn.BatchNorm2d)
+class _Rule(torch.autograd.Function):
+    """A value whose backward pass sends relevance to the inputs by a rule."""
+
+    @staticmethod
+    def forward(ctx: Any, rule: Callable[[Tensor], tuple[Tensor, ...]], value: Tensor, *_: Tensor) -> Tensor:
+        ctx.rule = rule
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *relevance: Tensor) -> tuple[Tensor | None, ...]:
+        return (None, None, *ctx.rule(relevance[0]))
 
 
-class _Tracer(fx.Tracer):
-    """Traces layers with ``lrp_pass_through = True`` as leaves, like torch's layers."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return bool(getattr(m, "lrp_pass_through", False)) or super().is_leaf_module(m, module_qualified_name)
+def _apply(rule: Callable[[Tensor], tuple[Tensor, ...]], value: Tensor, *inputs: Tensor) -> Tensor:
+    made: Tensor = _Rule.apply(rule, value.detach(), *inputs)  # type: ignore[no-untyped-call]
+    return made
 
 
-class Values(fx.Interpreter):
-    """Runs a graph forwards and keeps the value of every node, guarding each against in-place layers."""
+class _Propagation(TorchFunctionMode):
+    """Runs a network so that its backward pass carries relevance; sums up what biases and mu absorb.
 
-    def __init__(self, module: fx.GraphModule) -> None:
-        super().__init__(module, garbage_collect_values=False)
+    A module with ``lrp_pass_through = True`` acts on each neuron alone, whatever functions it calls.
+    """
 
-    def run_node(self, n: fx.Node) -> Any:
-        value = super().run_node(n)
-        return value.clone() if isinstance(value, Tensor) and n.op != "output" else value
+    def __init__(self, mu: float) -> None:
+        super().__init__()
+        self.mu = mu
+        self.bias: Tensor | float = 0.0
+        self.stabiliser: Tensor | float = 0.0
+        self._depth = 0  # of modules that pass relevance through
+        self._affine: dict[int, tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]] = {}
 
-    def fetch_args_kwargs_from_env(self, n: fx.Node) -> tuple[Any, Any]:
-        args, kwargs = super().fetch_args_kwargs_from_env(n)
-        in_place = n.target in ("relu_", "add_", operator.iadd) or (
-            n.op == "call_module" and getattr(self.module.get_submodule(str(n.target)), "inplace", False)
-        )
-        return (args[0].clone(), *args[1:]) if in_place else args, kwargs
-
-
-def trace(network: nn.Module) -> fx.GraphModule:
-    """The network as a graph with BatchNorm folded; an unsupported layer is an error that names it."""
-    try:
-        graph = _Tracer().trace(network)
-    except (fx.proxy.TraceError, TypeError, RuntimeError) as problem:
-        raise UserError(
-            f"relevance needs a network whose forward does not branch on values; tracing "
-            f"{type(network).__name__} stopped with: {problem}"
-        ) from problem
-    module = fx.GraphModule(network, graph)
-    _fold_batch_norms(module)
-    for node in module.graph.nodes:
-        rule_of(module, node)
-    return module
-
-
-def rule_of(module: fx.GraphModule, node: fx.Node) -> Rule:
-    """How relevance passes ``node``."""
-    if node.op in ("placeholder", "get_attr", "output"):
-        return _none
-    if node.op == "call_module":
-        layer = module.get_submodule(str(node.target))
-        if getattr(layer, "lrp_pass_through", False):
-            return _through
-        ways = [way for kinds, way in _LAYERS if isinstance(layer, kinds)]
-        name = f"'{node.target}' ({type(layer).__name__})"
-    elif node.op == "call_function":
-        ways = [way for calls, way in _CALLS if any(node.target is call for call in calls)]
-        name = f"'{getattr(node.target, '__name__', node.target)}'"
-    else:
-        ways = [way for methods, way in _METHODS if node.target in methods]
-        name = f"'.{node.target}()'"
-    if not ways:
-        raise UserError(
-            f"layer {name} is not supported by relevance propagation; supported are linear and convolutional "
-            f"layers, pooling, BatchNorm, activations, normalisation, drop-out, flatten and sums; "
-            f"a layer that acts on each neuron alone can declare lrp_pass_through = True."
-        )
-    return ways[0]
-
-
-def _fold_batch_norms(module: fx.GraphModule) -> None:
-    """Fold each BatchNorm into the affine layer that feeds it, so that Eq. 5 sees one affine map."""
-    layers = dict(module.named_modules())
-    calls = [str(node.target) for node in module.graph.nodes if node.op == "call_module"]
-    for node in list(module.graph.nodes):
-        if node.op != "call_module" or not isinstance(layers[node.target], BATCH_NORM):
-            continue
-        norm, source = layers[node.target], node.args[0]
-        if norm.running_mean is None:
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        carriers = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and t.requires_grad]
+        name = str(getattr(func, "__name__", func)).strip("_")
+        if self._depth or not carriers or name in REARRANGED:
+            return func(*args, **kwargs)
+        if name == "add":
+            return self._sum(*args, **kwargs)
+        if name in AFFINE | ELEMENTWISE:
+            source = args[0] if args else kwargs.pop("input")
+            if name in ELEMENTWISE:
+                # a copy, as the function may write into its argument
+                return _apply(lambda R: (R,), func(source.detach().clone(), *args[1:], **kwargs), source)
+            if name == "batch_norm" and (kwargs.get("training") or (*args, *[None] * 6)[5]):
+                raise UserError(
+                    "BatchNorm without running statistics couples the records of a batch; use "
+                    "track_running_stats=True so that the relevance of a record is its own"
+                )
+            return self._through(lambda p: func(p, *args[1:], **kwargs), source, fold=name == "batch_norm")
+        found = func(*args, **kwargs)
+        if any(isinstance(leaf, Tensor) for leaf in tree_leaves(found)):
             raise UserError(
-                f"layer '{node.target}' (BatchNorm without running statistics) couples the records of a "
-                f"batch; use track_running_stats=True so that the relevance of a record is its own."
+                f"layer {name!r} is not supported by relevance propagation; supported are linear and "
+                "convolutional layers, pooling, BatchNorm, activations, normalisation, drop-out, reshaping "
+                "and sums; a module that acts on each neuron alone can declare lrp_pass_through = True"
             )
-        feeds_it_alone = (
-            source.op == "call_module" and len(source.users) == 1 and calls.count(source.target) == 1
+        return found
+
+    def _through(self, function: Callable[[Tensor], Tensor], source: Tensor, fold: bool) -> Tensor:
+        """Eqs. 5-7: R_p = sum_m p W_pm / (z_m + mu sign z_m) R_m, as value times gradient of the affine map.
+
+        A batch normalisation is one affine map with the layer that feeds it, if that is affine.
+        """
+        if fold and id(source) in self._affine:
+            _, source, first = self._affine[id(source)]
+            last, function = function, lambda p: last(first(p))
+        with torch.enable_grad():
+            p = source.detach().requires_grad_()
+            z = function(p)
+        constant = function(torch.zeros_like(p)).detach()  # b_m of Eq. 7; zero for pooling
+
+        def rule(above: Tensor) -> tuple[Tensor, ...]:
+            ratio = self._ratio(z.detach(), above)
+            self.bias = self.bias + (ratio * constant).flatten(1).sum(1)
+            return (p.detach() * torch.autograd.grad(z, p, ratio)[0],)
+
+        made = _apply(rule, z, source)
+        self._affine[id(made)] = (made, source, function)
+        return made
+
+    def _sum(self, input: Any, other: Any, *, alpha: float = 1) -> Tensor:
+        """A residual sum z = a + b: each summand gets its share by Eq. 5, and a constant keeps its own."""
+        carry = [s for s in (input, other) if isinstance(s, Tensor) and s.requires_grad]
+        z = (input.detach() if isinstance(input, Tensor) else input) + (
+            other.detach() if isinstance(other, Tensor) else other
         )
-        if not feeds_it_alone or not isinstance(layers[source.target], AFFINE):
-            continue
-        affine = layers[source.target]
-        fuse: Callable[[Any, Any], nn.Module]
-        fuse = fuse_linear_bn_eval if isinstance(affine, nn.Linear) else fuse_conv_bn_eval
-        name = f"_folded_{str(source.target).replace('.', '_')}"
-        module.add_submodule(name, fuse(affine, norm))
-        source.target = name
-        node.replace_all_uses_with(source)
-        module.graph.erase_node(node)
-    module.recompile()
+        if alpha != 1 or any(summand.shape != z.shape for summand in carry):
+            raise UserError(
+                "relevance propagation needs sums of one shape and without alpha, got "
+                f"{[tuple(summand.shape) for summand in carry]} and alpha = {alpha}"
+            )
+
+        def rule(above: Tensor) -> tuple[Tensor, ...]:
+            ratio = self._ratio(z, above)
+            constant = z - sum(summand.detach() for summand in carry)
+            self.bias = self.bias + (ratio * constant).flatten(1).sum(1)
+            return tuple(summand.detach() * ratio for summand in carry)
+
+        return _apply(rule, z, *carry)
+
+    def _ratio(self, z: Tensor, above: Tensor) -> Tensor:
+        """R_m / (z_m + mu sign z_m) of Eq. 5, where the sign of zero is plus; mu's share is recorded."""
+        signed = self.mu * torch.where(z >= 0, 1.0, -1.0).to(z)
+        denominator = z + signed
+        lost = denominator == 0
+        ratio = torch.where(lost, 0.0, above / torch.where(lost, 1.0, denominator))
+        absorbed = torch.where(lost, above, ratio * signed)
+        self.stabiliser = self.stabiliser + absorbed.flatten(1).sum(1)
+        return ratio
+
+    def run(self, network: nn.Module, x: Tensor) -> Tensor:
+        """Run a network on records that carry relevance; its parameters carry none."""
+
+        def enter(*_: Any) -> None:
+            self._depth += 1
+
+        def leave(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            passed = _apply(lambda R: (R,), output, inputs[0])
+            self._depth -= 1
+            return passed
+
+        through = [m for m in network.modules() if getattr(m, "lrp_pass_through", False)]
+        hooks = [m.register_forward_pre_hook(enter) for m in through]
+        hooks += [m.register_forward_hook(leave) for m in through]
+        constants = {name: parameter.detach() for name, parameter in network.named_parameters()}
+        try:
+            with torch.enable_grad(), self:
+                output: Tensor = torch.func.functional_call(network, constants, (x,))
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return output
 
 
 @dataclass(frozen=True)
@@ -157,9 +206,8 @@ class Relevances:
     Attributes
     ----------
     features : (n, *shape) relevance R_xij of each feature.
-    outcome : (n,) the outcome the walk started from, F_x(theta) in Eq. 8.
-    bias : (n,) relevance absorbed by biases.
-    stabiliser : (n,) relevance absorbed by mu.
+    outcome : (n,) the outcome that is explained, F_x(theta) in Eq. 8: each record's largest output.
+    bias, stabiliser : (n,) relevance absorbed by biases, and by mu.
     """
 
     features: Tensor
@@ -168,16 +216,13 @@ class Relevances:
     stabiliser: Tensor
 
 
-def relevance(
-    network: nn.Module, x: Tensor, *, target: Tensor | None = None, mu: float = 1e-2, batch_size: int = 256
-) -> Relevances:
+def relevance(network: nn.Module, x: Tensor, *, mu: float = 1e-2, batch_size: int = 256) -> Relevances:
     """Propagate the outcome of ``network`` back to its input, record by record.
 
     Parameters
     ----------
     network : any classifier made of known layers; used in evaluation mode, and its mode is restored.
     x : (n, *shape) records, on the network's device.
-    target : (n,) index of the output to explain; each record's largest output by default.
     mu : stabiliser of Eqs. 5 and 8, not negative. At mu = 0 a neuron whose z is zero passes nothing on.
     batch_size : records in a batch; it does not change the result.
 
@@ -188,201 +233,28 @@ def relevance(
     """
     if not 0 <= mu < math.inf:
         raise UserError(f"mu must be finite and not negative (got {mu}); it moves denominators from zero.")
-    if target is not None and tuple(target.shape) != (len(x),):
-        raise UserError(
-            f"target must name one output for each of {len(x)} records (got {tuple(target.shape)})."
-        )
     was_training = network.training
     network.eval()
     try:
-        graph = trace(network)
-        parts = [
-            _propagate(
-                graph, x[i : i + batch_size], None if target is None else target[i : i + batch_size], mu
-            )
-            for i in range(0, max(len(x), 1), batch_size)
-        ]
+        parts = [_propagate(network, part, mu) for part in torch.split(x, batch_size)]
     finally:
         network.train(was_training)
     return Relevances(*(torch.cat([getattr(part, f.name) for part in parts]) for f in fields(Relevances)))
 
 
-def _propagate(module: fx.GraphModule, x: Tensor, target: Tensor | None, mu: float) -> Relevances:
-    """One batch: forward, then back through the nodes in reverse order."""
-    forward = Values(module)
-    with torch.no_grad():
-        output = cast(Tensor, forward.run(x))
+def _propagate(network: nn.Module, x: Tensor, mu: float) -> Relevances:
+    """One batch: forward, and back with relevance."""
+    walk, x = _Propagation(mu), x.detach().requires_grad_()
+    output = walk.run(network, x)
     if output.dim() != 2:
         raise UserError(
             f"relevance starts from scores of shape (n, M); the network gave {tuple(output.shape)}."
         )
-    if target is not None and bool(((target < 0) | (target >= output.shape[1])).any()):
-        raise UserError(
-            f"target must lie between 0 and {output.shape[1] - 1}, for the network has {output.shape[1]} "
-            f"outputs (got {int(target.min())} to {int(target.max())})."
-        )
-    chosen = (output.argmax(dim=1) if target is None else target.to(output.device)).view(-1, 1)
-    outcome = output.gather(1, chosen)
-    walk = _Walk(module, forward.env, mu, outcome.new_zeros(len(x)), outcome.new_zeros(len(x)), {})
-    nodes = list(module.graph.nodes)
     # Eq. 8: the outcome is the relevance of the output variable it belongs to; all others have none.
-    walk.send(nodes[-1].args[0], torch.zeros_like(output).scatter_(1, chosen, outcome))
-    for node in reversed(nodes):
-        if node.op != "placeholder" and node in walk.relevance:
-            rule_of(module, node)(walk, node, walk.relevance.pop(node))
-    source = next(node for node in nodes if node.op == "placeholder")
-    features = walk.relevance.get(source, torch.zeros_like(x))
-    return Relevances(features.detach(), outcome.squeeze(1), walk.bias, walk.stabiliser)
-
-
-@dataclass
-class _Walk:
-    """The state of one backward walk: values of nodes, relevance waiting at each, and what was absorbed."""
-
-    module: fx.GraphModule
-    values: dict[fx.Node, Any]
-    mu: float
-    bias: Tensor
-    stabiliser: Tensor
-    relevance: dict[Any, Tensor]
-
-    def send(self, node: Any, amount: Tensor) -> None:
-        """Eq. 4: the relevance of a neuron is the sum of the messages from all neurons above it."""
-        self.relevance[node] = self.relevance[node] + amount if node in self.relevance else amount
-
-    def ratio(self, z: Tensor, amount: Tensor) -> Tensor:
-        """R_m / (z_m + mu sign z_m) of Eq. 5, where the sign of zero is plus; mu's share is recorded."""
-        signed = self.mu * torch.where(z >= 0, 1.0, -1.0).to(z)
-        denominator = z + signed
-        lost = denominator == 0
-        ratio = torch.where(lost, 0.0, amount / torch.where(lost, 1.0, denominator))
-        self.stabiliser = self.stabiliser + torch.where(lost, amount, ratio * signed).flatten(1).sum(1)
-        return ratio
-
-    def absorb(self, share: Tensor) -> None:
-        self.bias = self.bias + share.flatten(1).sum(1)
-
-    def pull_back(self, node: fx.Node, amount: Tensor) -> tuple[Tensor, Tensor]:
-        """The node's input p, and the transpose of the node's linear part applied to ``amount``."""
-        arguments = cast(tuple[Any, ...], fx.node.map_arg(node.args[1:], lambda n: self.values[n]))
-        named = cast(dict[str, Any], fx.node.map_arg(dict(node.kwargs), lambda n: self.values[n]))
-        named = {name: value for name, value in named.items() if name != "input"}
-        function: Callable[..., Tensor]
-        if node.op == "call_module":
-            function = self.module.get_submodule(str(node.target))
-        elif node.op == "call_method":
-            function = getattr(Tensor, str(node.target))
-        else:
-            function = cast(Callable[..., Tensor], node.target)
-        with torch.enable_grad():
-            p = self.values[_source(node)].detach().requires_grad_()
-            (back,) = torch.autograd.grad(function(p, *arguments, **named), p, amount)
-        return p.detach(), back
-
-
-def _source(node: fx.Node) -> Any:
-    return node.args[0] if node.args else node.kwargs["input"]
-
-
-def _none(walk: _Walk, node: fx.Node, amount: Tensor) -> None:
-    raise UserError(f"layer '{node.name}' takes part of a tensor by index, which relevance cannot follow.")
-
-
-def _through(walk: _Walk, node: fx.Node, amount: Tensor) -> None:
-    walk.send(_source(node), amount)
-
-
-def _rearranged(walk: _Walk, node: fx.Node, amount: Tensor) -> None:
-    walk.send(_source(node), walk.pull_back(node, amount)[1])
-
-
-def _affine(walk: _Walk, node: fx.Node, amount: Tensor) -> None:
-    """Eqs. 5-7: R_p = sum_m p W_pm / (z_m + mu sign z_m) R_m, as value times gradient of the affine map."""
-    ratio = walk.ratio(walk.values[node], amount)
-    p, back = walk.pull_back(node, ratio)
-    walk.absorb(ratio * _bias(walk, node, ratio))
-    walk.send(_source(node), p * back)
-
-
-def _bias(walk: _Walk, node: fx.Node, like: Tensor) -> Tensor:
-    """b_m of Eq. 7, broadcast to ``like``; zero for pooling."""
-    layer = walk.module.get_submodule(str(node.target)) if node.op == "call_module" else None
-    if isinstance(layer, BATCH_NORM):
-        return cast(Tensor, layer(torch.zeros_like(like))).detach()
-    bias = getattr(layer, "bias", None)
-    if bias is None:
-        return like.new_zeros(())
-    shape = [1] * like.dim()
-    shape[-1 if isinstance(layer, nn.Linear) else 1] = -1
-    return cast(Tensor, bias.detach().view(shape))
-
-
-def _sum(walk: _Walk, node: fx.Node, amount: Tensor) -> None:
-    """A residual sum z = a + b: each summand gets its share by Eq. 5, and a constant keeps its own."""
-    if node.kwargs.get("alpha", 1) != 1:
-        raise UserError("layer 'add' with alpha is not supported by relevance propagation; multiply first.")
-    ratio = walk.ratio(walk.values[node], amount)
-    for summand in (*node.args, *(v for k, v in node.kwargs.items() if k in ("input", "other"))):
-        value: Any = walk.values[summand] if isinstance(summand, fx.Node) else summand
-        if not isinstance(summand, fx.Node) or summand.op == "get_attr":
-            walk.absorb(ratio * value)
-        elif value.shape == ratio.shape:
-            walk.send(summand, ratio * value)
-        else:
-            raise UserError(
-                f"layer '{node.name}' sums shapes {tuple(value.shape)} and {tuple(ratio.shape)}; "
-                f"relevance propagation needs summands of one shape."
-            )
-
-
-def _concatenated(walk: _Walk, node: fx.Node, amount: Tensor) -> None:
-    parts = cast(tuple[fx.Node, ...], node.args[0])
-    dim = cast(int, node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0))
-    shares = torch.split(amount, [walk.values[part].shape[dim] for part in parts], dim)
-    for part, share in zip(parts, shares, strict=True):
-        walk.send(part, share)
-
-
-Rule = Callable[[_Walk, fx.Node, Tensor], None]
-_POOLS = (
-    *(nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d),
-    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d),
-)
-_THROUGH = (
-    *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Hardtanh),
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.AlphaDropout, nn.Identity),
-    *(nn.LocalResponseNorm, nn.LayerNorm),  # the identity rule of Achtibat et al. 2024
-)
-
-_LAYERS: tuple[tuple[tuple[type[nn.Module], ...], Rule], ...] = (
-    (_THROUGH, _through),
-    (AFFINE + BATCH_NORM + _POOLS, _affine),
-    ((nn.Flatten, nn.Unflatten, nn.ZeroPad1d, nn.ZeroPad2d), _rearranged),
-)
-_THROUGH_CALLS = (
-    *(F.relu, torch.relu, F.leaky_relu, F.elu, F.gelu, F.silu, F.sigmoid, torch.sigmoid, F.tanh, torch.tanh),
-    *(F.dropout, F.dropout1d, F.dropout2d, F.local_response_norm, F.softplus, F.hardtanh),
-)
-_POOL_CALLS = (
-    *(F.avg_pool1d, F.avg_pool2d, F.max_pool1d, F.max_pool2d, torch.max_pool1d, torch.max_pool2d),
-    *(F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_max_pool1d, F.adaptive_max_pool2d, torch.mean),
-)
-_RESHAPES = (torch.flatten, torch.reshape, torch.squeeze, torch.unsqueeze, torch.permute, torch.transpose)
-_CALLS: tuple[tuple[tuple[Any, ...], Rule], ...] = (
-    (_THROUGH_CALLS, _through),
-    (_POOL_CALLS, _affine),
-    (_RESHAPES, _rearranged),
-    ((operator.add, operator.iadd, torch.add), _sum),
-    ((torch.cat, torch.concat), _concatenated),
-    ((getattr, operator.getitem), _none),
-)
-_METHODS: tuple[tuple[tuple[str, ...], Rule], ...] = (
-    (("relu", "relu_", "sigmoid", "tanh", "contiguous", "float"), _through),
-    (("mean",), _affine),
-    (("flatten", "view", "reshape", "squeeze", "unsqueeze", "permute", "transpose"), _rearranged),
-    (("add", "add_"), _sum),
-    (("size", "dim"), _none),
-)
+    outcome, chosen = output.detach().max(1, keepdim=True)
+    (features,) = torch.autograd.grad(output, x, torch.zeros_like(output).scatter_(1, chosen, outcome))
+    absorbed = (torch.as_tensor(lost).expand(len(x)) for lost in (walk.bias, walk.stabiliser))
+    return Relevances(features, outcome.squeeze(1), *absorbed)
 
 
 # ---- Private relevance of every feature (lines 1-7), and its share of the budget (line 11, Eq. 16)
@@ -392,7 +264,6 @@ STEPS = 1 << 20  # grid steps in [0, 1]; a relevance is truncated to the grid
 SENSITIVITIES = ("paper", "tight")
 PRIVATE = "the relevance network was trained on private records without privacy"
 
-Provenance = str | Certificate
 Floats = npt.NDArray[np.float64]
 
 
@@ -410,8 +281,19 @@ class RelevanceSource:
     """
 
     network: nn.Module
-    provenance: Provenance
+    provenance: str | Certificate
     mu: float = 1e-2
+
+    def charges(self) -> tuple[Charge, ...]:
+        """The charges of the network itself; an unknown provenance is refused."""
+        if isinstance(self.provenance, Certificate):
+            return self.provenance.charges
+        if self.provenance not in ("public", "private"):
+            raise UserError(
+                f"provenance of the relevance network must be 'public', 'private' or a certificate, "
+                f"got {self.provenance!r}; say 'private' when in doubt."
+            )
+        return ()
 
 
 @dataclass(frozen=True)
@@ -450,13 +332,7 @@ def scaled(relevances: Tensor) -> Tensor:
 def relevance_sum(
     network: nn.Module, x: npt.ArrayLike, domain: Domain, *, mu: float = 1e-2
 ) -> npt.NDArray[np.int64]:
-    """Sum over records of their scaled relevances, in grid steps, (d,). Private: it has no noise yet.
-
-    Parameters
-    ----------
-    network : classifier of scaled records.
-    x, domain : (n, *shape) private records, and their domain.
-    mu : stabiliser that LRP adds to its denominators.
+    """Sum over (n, *shape) private records of their scaled relevances, in grid steps, (d,), without noise.
 
     Formal guarantees
     -----------------
@@ -479,16 +355,7 @@ def relevance_sum(
 def relevance_charge(
     domain: Domain, records: int, epsilon: Fraction, sensitivity: str = "paper", unproved: str = ""
 ) -> Charge:
-    """The charge of the average relevance over a number of records.
-
-    Parameters
-    ----------
-    domain : of the records.
-    records : how many are averaged over.
-    epsilon : eps1.
-    sensitivity : `paper` or `tight`.
-    unproved : why nothing is proved, if so.
-    """
+    """The charge of the average relevance over a number of records; `unproved` says why nothing is proved."""
     return Charge(
         what=f"average relevance of {domain.size} features over {records} records",
         mechanism="laplace",
@@ -542,23 +409,23 @@ def private_relevance(
     used = len(records) if rows is None else rows
     if not 1 <= used <= len(records):
         raise UserError(f"relevance needs between 1 and {len(records)} records (got rows = {rows}).")
-    network, provenance, mu = explained.network, explained.provenance, explained.mu
-    carried, unproved, named = _provenance(provenance)
-    _check_network(network, domain.shape, mu)
-    step = relevance_charge(domain, used, epsilon, sensitivity, unproved)
+    provenance, carried = explained.provenance, explained.charges()
+    _check_network(explained.network, domain.shape, explained.mu)
+    step = relevance_charge(domain, used, epsilon, sensitivity, PRIVATE if provenance == "private" else "")
     ledger.charge(step)
     if used < len(records):  # not the first ones, which change where a record before them is dropped
         records = records[source.permutation(len(records))[:used]]
-    total = relevance_sum(network, records, domain, mu=mu)
+    total = relevance_sum(explained.network, records, domain, mu=explained.mu)
     noisy = total + source.laplace(domain.size, step.scale)
+    certificate = provenance if isinstance(provenance, Certificate) else None
     settings: dict[str, object] = {
         "epsilon1": str(epsilon),
-        "relevance_network": named,
+        "relevance_network": f"certificate {certificate.digest}" if certificate else provenance,
         "relevance_records": used,
         "relevance_sensitivity": sensitivity,
-        "mu": mu,
+        "mu": explained.mu,
     }
-    stamps = provenance.stamps if isinstance(provenance, Certificate) else ()
+    stamps = certificate.stamps if certificate else ()
     return PrivateRelevance(noisy / (used * STEPS), (*carried, step), settings, stamps)
 
 
@@ -602,6 +469,8 @@ def _check_network(network: nn.Module, shape: tuple[int, ...], mu: float) -> Non
     network.eval()
     try:
         cause = coupling(network, shape, device=device)
+        with torch.no_grad():
+            outcome = network(probe).amax(1)
     except (RuntimeError, ValueError, IndexError):
         raise UserError(
             f"the relevance network does not take records of shape {shape}; give one made for that shape."
@@ -613,21 +482,8 @@ def _check_network(network: nn.Module, shape: tuple[int, ...], mu: float) -> Non
             f"the relevance network's answer for a record depends on {cause}, so Lemma 1 does not hold for "
             "it; use layers without batch statistics in evaluation mode."
         )
-    relevance(network, probe, mu=mu)
-
-
-def _provenance(provenance: Provenance) -> tuple[tuple[Charge, ...], str, str]:
-    """Charges of the network, why nothing is proved (if so), and the entry of the certificate."""
-    if isinstance(provenance, Certificate):
-        return provenance.charges, "", f"certificate {provenance.to_dict()['digest']}"
-    if provenance == "public":
-        return (), "", "public"
-    if provenance == "private":
-        return (), PRIVATE, "private"
-    raise UserError(
-        f"provenance of the relevance network must be 'public', 'private' or a certificate, "
-        f"got {provenance!r}; say 'private' when in doubt."
-    )
+    if not torch.allclose(relevance(network, probe, mu=mu).outcome, outcome, rtol=1e-3, atol=1e-4):
+        raise UserError("relevance cannot follow a network that writes into its tensors; use relu, not relu_")
 
 
 # ---- The network that relevances explain. The paper trains it on the private records, without privacy. Here
@@ -652,8 +508,7 @@ class RelevanceNetwork(RelevanceSource):
 
     def save(self, folder: Path | str, *, key: Ed25519PrivateKey | None = None) -> None:
         """Write weights and description to a new folder; with a key, sign both."""
-        weights = {key: value.detach().cpu().contiguous() for key, value in self.network.state_dict().items()}
-        raw = save_tensors(weights)
+        raw = save_tensors({name: value.contiguous() for name, value in self.network.state_dict().items()})
         about = {
             "kind": "relevance network",
             "name": self.name,
@@ -718,6 +573,8 @@ def make_public(
 ) -> RelevanceNetwork:
     """Pre-train the named network on random public classes of records of ``shape``.
 
+    The paper trains for 12 epochs on MNIST and 50 on CIFAR-10; a smaller network needs fewer.
+
     Parameters
     ----------
     shape : of a record.
@@ -726,12 +583,24 @@ def make_public(
     epochs : of training.
     seed : of classes and weights.
     """
+    if min(classes, per_class, epochs) < 1:
+        raise UserError(
+            f"pre-training needs classes, records and epochs (got {classes}, {per_class}, {epochs})"
+        )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        network = build(name, shape, classes)
+        network = build(name, shape, classes).train()
     x, labels = synthetic(shape, classes=classes, per_class=per_class, seed=seed)
-    pretrain(network, x, labels, epochs=epochs, seed=seed)
-    return RelevanceNetwork(network, "public", name=name, shape=shape, classes=classes)
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
+    generator = torch.Generator().manual_seed(seed)
+    with progress.bar(epochs * len(x), "pre-training", "records") as advance:
+        for _ in range(epochs):
+            for rows in torch.randperm(len(x), generator=generator).split(100):  # type: ignore[no-untyped-call]
+                optimiser.zero_grad()
+                torch.nn.functional.cross_entropy(network(x[rows]), labels[rows]).backward()  # type: ignore[no-untyped-call]
+                optimiser.step()
+                advance(len(rows))
+    return RelevanceNetwork(network.eval(), "public", name=name, shape=shape, classes=classes)
 
 
 def synthetic(
@@ -741,12 +610,6 @@ def synthetic(
 
     Grey squares get stroke classes, colour squares scenes; anything else gets classes that are random
     points of the unit box with noise around them.
-
-    Parameters
-    ----------
-    shape : of a record.
-    classes, per_class : numbers of classes, and of records of each.
-    seed : of the draw.
     """
     generator = torch.Generator().manual_seed(seed)
     square = len(shape) >= 2 and shape[-1] == shape[-2] and shape[-1] >= 16
@@ -763,42 +626,3 @@ def synthetic(
     centres = torch.rand(classes, *shape, generator=generator)
     noise = 0.2 * torch.randn(len(labels), *shape, generator=generator)
     return (centres[labels] + noise).clamp(0, 1), labels
-
-
-def pretrain(
-    network: nn.Module,
-    x: Tensor,
-    labels: Tensor,
-    *,
-    epochs: int = 12,
-    seed: int = 0,
-) -> float:
-    """Train a classifier of public records in place; return its accuracy on the last epoch's batches.
-
-    Parameters
-    ----------
-    network : a classifier of at least as many outputs as there are labels.
-    x, labels : (n, *shape) public records in [0, 1] and their class codes; never private records.
-    epochs : the paper has 12 for MNIST and 50 for CIFAR-10; a smaller network needs fewer.
-    """
-    if len(x) != len(labels) or len(x) == 0 or epochs < 1:
-        raise UserError(
-            f"pre-training needs records, a label for each, and an epoch (got {len(x)}, {epochs})."
-        )
-    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
-    generator = torch.Generator().manual_seed(seed)
-    device = next(network.parameters()).device
-    network.train()
-    right = 0
-    with progress.bar(epochs * len(x), "pre-training", "records") as advance:
-        for _ in range(epochs):
-            right = 0
-            for rows in torch.randperm(len(x), generator=generator).split(100):  # type: ignore[no-untyped-call]
-                logits, target = network(x[rows].to(device)), labels[rows].to(device)
-                optimiser.zero_grad()
-                torch.nn.functional.cross_entropy(logits, target).backward()  # type: ignore[no-untyped-call]
-                optimiser.step()
-                right += int((logits.argmax(1) == target).sum())
-                advance(len(rows))
-    network.eval()
-    return right / len(x)

@@ -11,14 +11,14 @@ from adlm.errors import UserError
 from adlm.model.model import AVERAGES, TOGETHER_STATISTICS, Model
 from adlm.model.training import Checkpoint, Examples, History, TrainingConfig, default_plan, train
 from adlm.paper import networks
-from adlm.paper.networks import EPOCHS, Unsupervised, by_name, perturb_bias, released
+from adlm.paper.networks import EPOCHS, Unsupervised, by_name, perturb_bias
 from adlm.privacy.release import Release
 
 LITTLE_NOISE = 0.05  # in ranges of a feature
 
 
-def from_records(release: Release, floor: float | None = None) -> Examples:
-    """The examples of a record release, with negative second-order coefficients raised (see `released`)."""
+def from_records(release: Release) -> Examples:
+    """The examples of a record release: noisy records, and the coefficients of their loss."""
     if release.kind != "records":
         raise UserError(f"a release of kind {release.kind!r} holds no records; draw from its moments.")
     if "phi" not in release.tensors:
@@ -27,7 +27,7 @@ def from_records(release: Release, floor: float | None = None) -> Examples:
             "auto-encoder, rbm or deep-belief on its records"
         )
     polynomial = by_name(str(release.certificate.settings["loss"]))
-    return Examples(release.tensors["x"], released(polynomial, release.tensors["phi"], floor))
+    return Examples(release.tensors["x"], polynomial.released(release.tensors["phi"]))
 
 
 def train_on_records(
@@ -45,88 +45,52 @@ def train_on_records(
     ----------
     release : of records, with its certificate.
     network : trained in place; one that learns records before labels does so first.
-    plan : how to train.
-    device : `auto`, `cpu` or `cuda`.
-    checkpoint : file that saves the run after each epoch, and whether to resume from it.
-    after_epoch : called with the number of each epoch and the network.
+    plan, device, checkpoint, after_epoch : as for `adlm.model.training.train`.
     """
     # Line 15: hidden layers are stacked on the private layer; line 14's bias is its input 0
     perturb_bias(network, release.certificate.domain.shape, float(release.tensors["bias"]))
     # Lines 21-29: random batches of noisy records; the loss is the polynomial of the noisy coefficients
-    examples = from_records(release)
-    return train_on_examples(
-        release, network, examples, plan, device=device, checkpoint=checkpoint, after_epoch=after_epoch
-    )
-
-
-def train_on_examples(
-    release: Release,
-    network: nn.Module,
-    examples: Examples,
-    plan: TrainingConfig,
-    *,
-    device: str,
-    checkpoint: Checkpoint | None,
-    after_epoch: Callable[[int, nn.Module], None] | None = None,
-) -> History:
-    """Train a network, in place, on examples of a release.
-
-    A network that learns records before labels does so first, unless it resumes from a checkpoint.
-
-    Parameters
-    ----------
-    release : its digest identifies the run in a checkpoint.
-    examples : noisy records of the release, or draws from it.
-    network, plan, device, checkpoint, after_epoch : as for `train_on_records`.
-    """
-    if isinstance(network, Unsupervised) and not (checkpoint and checkpoint.goes_on):
-        network.learn_records(examples.x, seed=plan.seed)
     return train(
         network,
-        examples,
+        from_records(release),
         plan,
         device=device,
         checkpoint=checkpoint,
-        identity=str(release.certificate.to_dict()["digest"]),
+        identity=release.certificate.digest,
         after_epoch=after_epoch,
     )
 
 
 def model_on_records(
     release: Release,
-    network: str | nn.Module | None = None,
-    plan: TrainingConfig | None = None,
+    network: str | nn.Module | None,
+    plan: TrainingConfig | None,
     *,
-    device: str = "cpu",
-    checkpoint: Checkpoint | None = None,
+    device: str,
+    checkpoint: Checkpoint | None,
 ) -> Model:
     """Train a network on noisy records and return it as a model of raw records: `adlm.fit` of such a release.
 
-    Parameters
-    ----------
-    release : of records, with its certificate.
-    network : by name, or a module that is trained in place; None for the one that the release was made for.
-    plan : how to train; `default_plan` of as many examples when not given.
-    device : `auto`, `cpu`, `cuda` or `mps`.
-    checkpoint : file that saves the run after each epoch, and whether to resume from it.
+    Without a network, it is the one that the release was made for.
     """
-    if network is None:
-        network = network_of(release)
-    check_plan(plan)
+    network = network_of(release) if network is None else network
     plan = plan or default_plan(len(release.tensors["x"]))
     domain = release.certificate.domain
     body, architecture = networks.initialised(network, domain.shape, len(domain.classes), plan.seed)
+    outputs = networks.layer_sizes(body, domain.shape).outputs
+    if outputs != len(domain.classes):
+        shape = ", ".join(map(str, domain.shape))
+        raise UserError(
+            f"this release gives records of shape {domain.shape}, so a network must map (n, {shape}) to "
+            f"(n, {len(domain.classes)}), and yours gives (n, {outputs})"
+        )
     history = train_on_records(release, body, plan, device=device, checkpoint=checkpoint)
     # Averages over noisy records do not suit clean ones unless the noise is small.
-    statistics = TOGETHER_STATISTICS if noise_scale(release) > LITTLE_NOISE else AVERAGES
-    summary = training_summary(architecture, plan, history) | {"statistics": statistics}
+    settings = release.certificate.settings
+    scale, size, epsilon2 = (Fraction(str(settings[k])) for k in ("delta_h0", "batch_size", "epsilon2"))
+    statistics = TOGETHER_STATISTICS if scale / size / epsilon2 > LITTLE_NOISE else AVERAGES
+    summary = history.summary(architecture, plan) | {"statistics": statistics}
     return Model(release.certificate, body, architecture, None, summary)
-
-
-def check_plan(plan: TrainingConfig | None) -> None:
-    """Refuse a plan that noisy records cannot be trained by."""
-    if plan is not None and plan.class_weight is not None:
-        raise UserError("class weights need classes that are known, and noisy records have none; omit them")
 
 
 def learn_records(
@@ -154,14 +118,6 @@ def learn_records(
     return body
 
 
-def noise_scale(release: Release) -> float:
-    """Scale of the noise on a feature of a record release, in ranges of the feature, at budget ratio one."""
-    settings = release.certificate.settings
-    parts = (Fraction(str(settings[key])) for key in ("delta_h0", "batch_size", "epsilon2"))
-    delta_h0, batch_size, epsilon2 = parts
-    return float(delta_h0 / batch_size / epsilon2)
-
-
 def network_of(release: Release) -> str:
     """Name of the network that a record release was made for."""
     name = release.certificate.settings.get("network")
@@ -172,19 +128,3 @@ def network_of(release: Release) -> str:
             f"--network with one of {', '.join(networks.NETWORKS)}"
         )
     return str(name)
-
-
-def training_summary(
-    architecture: dict[str, object], plan: TrainingConfig, history: History
-) -> dict[str, object]:
-    """What a saved model says of its training; training that gave no network is refused."""
-    if not history.losses:
-        raise UserError(f"training gave no network: {history.stopped or 'there were no epochs'}")
-    return {
-        "network": architecture["name"],
-        "epochs": len(history.losses),
-        "first_loss": history.losses[0],
-        "loss": history.losses[-1],
-        "stopped": history.stopped,
-        "seed": plan.seed,
-    }

@@ -142,7 +142,7 @@ class Release:
         return Moments.from_tensors(self.tensors, self.certificate.settings)
 
     def sample(self, n: int, seed: int = 0, features: Features | None = None) -> tuple[Tensor, Tensor]:
-        """Draw labelled feature vectors from the released moments, to train on. Draws cost no privacy.
+        """Draw labelled feature vectors from the released numbers, to train on. Draws cost no privacy.
 
         Parameters
         ----------
@@ -152,20 +152,15 @@ class Release:
 
         Returns
         -------
-        z, codes : (n, k) feature vectors and (n,) class codes.
+        z, labels : (n, k) feature vectors and (n,) class codes, or targets in their units.
 
         Raises
         ------
-        UserError : the release holds no class moments.
+        UserError : the release is one of records.
         """
-        from adlm.model.estimates import fit_class_model
+        from adlm.model.draws import sample
 
-        if self.certificate.kind == "regression":
-            raise UserError("draws with a numeric target come from adlm.model.closed_form.draw(release, n)")
-        taken = self.features(features)
-        class_model = fit_class_model(self.moments(), taken.prior)
-        z, codes = class_model.sample(n, torch.Generator().manual_seed(seed))
-        return taken.possible(z), codes
+        return sample(self, self.features(features), n, seed)
 
     def synthesise(self, rows: int, *, where: Mapping[str, str] | None = None, seed: int = 0) -> Any:
         """Draw synthetic records in the declared columns, as a pandas data frame. Draws cost no privacy.

@@ -14,9 +14,8 @@ import numpy.typing as npt
 
 from adlm.domain import Domain
 from adlm.features import TABLES
-from adlm.model.closed_form import has_columns, relevance
+from adlm.model.closed_form import SmallClass, has_columns, relevance, sentences
 from adlm.model.estimates import Moments
-from adlm.model.fit import SmallClass, sentences
 from adlm.privacy.accounting import Totals, TradeOff, show
 from adlm.privacy.certificate import (
     MOST_EPSILON,

@@ -21,6 +21,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
@@ -40,7 +41,7 @@ from adlm.domain.encoding import column_names, encode_frame, encode_target
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.mechanism.privatise import Fourier, privatise
-from adlm.model.fit import train_on_release, with_class_weights
+from adlm.model.fit import fit as fit_release
 from adlm.model.model import Model
 from adlm.privacy.accounting import Budget
 from adlm.privacy.certificate import Certificate
@@ -264,7 +265,16 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
 
     def _trained(self, release: Release) -> Model:
         """Train on a release, by the settings that are free to tune."""
-        return train_on_release(release, self.training or {})
+        options = dict(self.training or {})
+        known = list(inspect.signature(fit_release).parameters)[1:]
+        for name in options:
+            if name not in known:
+                raise UserError(f"there is no setting {name!r} of training; it has {', '.join(known)}")
+        return fit_release(release, **{"class_weight": self._weights(release)} | options)
+
+    def _weights(self, release: Release) -> Mapping[str, float] | str | None:
+        """Return class weights by name."""
+        return None
 
     def _adopt(self, release: Release, model: Model) -> None:
         """Store a release, its model, and the declared domain of its records."""
@@ -380,7 +390,7 @@ class PrivateEstimator(BaseEstimator):  # type: ignore[misc]
         warnings.warn(
             f"this estimator or its clones {count}: each fit reads the records and spends epsilon "
             f"{self.epsilon}, charged to {charged_to}; search on one release instead "
-            f"({type(self).__name__}.from_release, adlm.model.fit.search_on_release)",
+            f"({type(self).__name__}.from_release, adlm.fit)",
             PrivacyWarning,
             stacklevel=stacklevel,
         )
@@ -461,7 +471,7 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
     -----
     Formal guarantees. One fit costs what `certificate_` says. Several fits on the same records add up: a
     search that refits spends at each refit, and each refit warns. With `release` nothing is spent, and
-    `search_on_release` searches on one release for nothing.
+    `adlm.fit` trains on one release as often as you like, for nothing.
 
     There are no sample weights: a weight of 3 would triple the sensitivity that the noise is calibrated to.
     There is no `partial_fit`: each part would be a separate release, and be charged.
@@ -489,15 +499,15 @@ class AdLMClassifier(ClassifierMixin, PrivateEstimator):  # type: ignore[misc]
         )
         self.class_weight = class_weight
 
-    def _trained(self, release: Release) -> Model:
-        """Train on a release; class weights are by label, as in `classes_`, or by name."""
+    def _weights(self, release: Release) -> Mapping[str, float] | str | None:
+        """Return class weights by name; they are given by label, as in `classes_`, or by name."""
         weights = self.class_weight
         if weights is not None and not isinstance(weights, str):
             if not isinstance(weights, Mapping):
                 raise UserError(f"class_weight is a dict of labels or 'balanced' (got {weights!r})")
             names = release.certificate.domain.classes
             weights = {self._name_of(label, names): weight for label, weight in weights.items()}
-        return with_class_weights(super()._trained(release), release, weights)
+        return weights
 
     def _name_of(self, label: Any, names: tuple[str, ...]) -> str:
         """Return the declared name of a class that is given by label, name or code."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,7 @@ from tests.report import artefacts, chromium
 
 from adlm.report import write_report
 
-EXECUTABLE, pytestmark = chromium.found(), chromium.needed()
-WIDTHS = (375, 1280)
+pytestmark = chromium.needed()
 BOXES = """[...document.querySelectorAll('figure svg')].map(
     s => {const b = s.getBoundingClientRect(); return [b.left, b.width, b.height]})"""
 STAMP = """(() => {
@@ -28,13 +26,6 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_report(folder, folder / "report.html")
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[chromium.Page]:
-    assert EXECUTABLE is not None
-    with chromium.browser(EXECUTABLE, tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
-
-
 def colours(png: bytes) -> tuple[tuple[int, int], int]:
     """Size of a picture and how many colours it has."""
     with Image.open(io.BytesIO(png)) as image:
@@ -42,36 +33,15 @@ def colours(png: bytes) -> tuple[tuple[int, int], int]:
         return image.size, len(np.unique(pixels[::89], axis=0))
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_it_loads_without_a_complaint_or_a_request(page: chromium.Page, report: Path, width: int) -> None:
-    page.open(report, width=width)
+@pytest.mark.parametrize(("width", "dark"), [(375, True), (1280, False)])
+def test_it_loads_alone_and_every_figure_is_inside_the_page(
+    page: chromium.Page, report: Path, width: int, dark: bool
+) -> None:
+    page.open(report, width=width, dark=dark)
     page.evaluate("new Promise(done => setTimeout(done, 300))")
     assert page.complaints() == []
     assert [url for url in page.requests() if not url.startswith("data:")] == [report.as_uri()]
-
-
-def test_a_page_that_does_ask_would_be_caught(page: chromium.Page, tmp_path: Path) -> None:
-    """The control of the test above: an outside picture is seen as a request and as a complaint."""
-    bad = tmp_path / "bad.html"
-    bad.write_text("<!doctype html><img src='http://outside.invalid/x.png'><script>nowhere()</script>")
-    page.open(bad, width=375)
-    assert "http://outside.invalid/x.png" in page.requests()
-    assert any("nowhere is not defined" in line for line in page.complaints())
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("dark", [False, True])
-def test_a_screenshot_is_not_blank(page: chromium.Page, report: Path, width: int, dark: bool) -> None:
-    page.open(report, width=width, dark=dark)
-    size, many = colours(page.screenshot())
-    assert size[0] == width
-    assert size[1] > 2000
-    assert many > 50
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_every_figure_is_visible_and_inside_the_page(page: chromium.Page, report: Path, width: int) -> None:
-    page.open(report, width=width)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     boxes = page.evaluate(BOXES)
     assert len(boxes) == 8
     for left, wide, high in boxes:
@@ -81,12 +51,19 @@ def test_every_figure_is_visible_and_inside_the_page(page: chromium.Page, report
         assert left + wide <= width
     drawn = page.evaluate("[...document.querySelectorAll('figure svg')].map(s => s.getBBox().width)")
     assert min(drawn) > 100
+    size, many = colours(page.screenshot())
+    assert size[0] == width
+    assert size[1] > 2000
+    assert many > 50
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_is_wider_than_the_page(page: chromium.Page, report: Path, width: int) -> None:
-    page.open(report, width=width)
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+def test_a_page_that_does_ask_would_be_caught(page: chromium.Page, tmp_path: Path) -> None:
+    """The control of the test above: an outside picture is seen as a request and as a complaint."""
+    bad = tmp_path / "bad.html"
+    bad.write_text("<!doctype html><img src='http://outside.invalid/x.png'><script>nowhere()</script>")
+    page.open(bad, width=375)
+    assert "http://outside.invalid/x.png" in page.requests()
+    assert any("nowhere is not defined" in line for line in page.complaints())
 
 
 def test_the_contents_lead_where_they_say(page: chromium.Page, report: Path) -> None:

@@ -17,8 +17,9 @@ from pyarrow import parquet
 from safetensors import safe_open
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
+from tests.cli.commands import figures, run, runner
+from tests.declared import AGE, column
 from tests.report.artefacts import CLASSES, EVALUATION, model, moments, noisy_records
-from typer.testing import CliRunner
 
 from adlm import Ledger, Model, Release, UserError, fit
 from adlm.cli.app import app
@@ -31,36 +32,22 @@ from adlm.privacy.certificate import SEEDED, privacy_header, unit_of
 from adlm.report import write_report
 from adlm.report.card import model_card
 from adlm.report.subject import find
-from adlm.runtime import progress
 from adlm.runtime.artefact import canonical
 
-TOML = """
-[columns.age]
-kind = "numeric"
-lower = 0
-upper = 100
-[columns.id]
-kind = "person"
-records = {records}
-[columns.ill]
-kind = "label"
-classes = ["no", "yes"]
-"""
 
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A signed model of a signed release that was seeded."""
-    key = Ed25519PrivateKey.generate()
+    key, place = Ed25519PrivateKey.generate(), tmp_path_factory.mktemp("card")
     release = moments(seeded=True, delta=Fraction(1, 10**5)).signed(key)
     made = model(release)
     signed = Model(
         made.certificate, made.head, made.architecture, made.features, made.training, release.signature
     )
-    release.save(tmp_path / "R")
-    signed.save(tmp_path / "M", key=key)
-    export_onnx(signed, tmp_path / "m.onnx", key=key)
-    return tmp_path
+    release.save(place / "R")
+    signed.save(place / "M", key=key)
+    export_onnx(signed, place / "m.onnx", key=key)
+    return place
 
 
 def head_of(text: str) -> dict[str, Any]:
@@ -70,9 +57,10 @@ def head_of(text: str) -> dict[str, Any]:
     return found
 
 
-def test_the_head_is_yaml_that_a_hub_reads(folder: Path) -> None:
-    (folder / "M" / "evaluation.json").write_bytes(canonical(EVALUATION))
-    head = head_of(model_card(find(folder / "M"), licence="mit"))
+def test_the_head_is_yaml_that_a_hub_reads(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "M", tmp_path / "M")
+    (tmp_path / "M" / "evaluation.json").write_bytes(canonical(EVALUATION))
+    head = head_of(model_card(find(tmp_path / "M"), licence="mit"))
     assert head["library_name"] == "adlm"
     assert head["pipeline_tag"] == "image-classification"
     assert head["license"] == "mit"
@@ -110,42 +98,24 @@ def test_a_card_without_a_proof_says_so(tmp_path: Path) -> None:
     assert "The release is not signed" in text
 
 
-def test_the_command_writes_a_card_and_leaves_other_files_alone(folder: Path) -> None:
-    progress.enable(False)
-    runner = CliRunner()
-    done = runner.invoke(app, ["card", str(folder / "M"), "--json"], catch_exceptions=False)
-    assert done.exit_code == 0
-    assert json.loads(done.stdout)["measured"] is False
-    assert (folder / "M" / "README.md").read_text().startswith("---\nlibrary_name: adlm\n")
-    assert verify(folder / "M").kind == "model"  # a card in the folder is no alteration of the model
-    kept = folder / "notes.md"
+def test_the_command_writes_a_card_and_leaves_other_files_alone(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "M", tmp_path / "M")
+    assert figures("card", tmp_path / "M")["measured"] is False
+    card = tmp_path / "M" / "README.md"
+    assert card.read_text().startswith("---\nlibrary_name: adlm\n")
+    assert verify(tmp_path / "M").kind == "model"  # a card in the folder is no alteration of the model
+    kept = tmp_path / "notes.md"
     kept.write_text("mine")
     with pytest.raises(UserError, match="is no card of adlm's"):
-        runner.invoke(app, ["card", str(folder / "M"), "--out", str(kept)], catch_exceptions=False)
+        run("card", tmp_path / "M", "--out", kept)
     assert kept.read_text() == "mine"
     of_a_file = {key: value for key, value in EVALUATION.items() if key != "split"} | {"of": "/home/x/h.csv"}
-    (folder / "e.json").write_bytes(canonical(of_a_file))
-    words = ["card", str(folder / "M"), "--evaluation", str(folder / "e.json")]
-    done = runner.invoke(app, words, catch_exceptions=False)
-    assert "no epsilon covers them" in done.stderr
-    text = (folder / "M" / "README.md").read_text()
-    assert "h.csv" in text
-    assert "/home/x" not in text
+    (tmp_path / "M" / "evaluation.json").write_text(json.dumps(of_a_file))
+    assert "no epsilon covers them" in runner.invoke(app, ["card", str(tmp_path / "M")]).stderr
+    assert "h.csv" in card.read_text()
+    assert "/home/x" not in card.read_text()
     with pytest.raises(UserError, match="holds 0"):
-        runner.invoke(app, ["card", str(folder / "R")], catch_exceptions=False)
-
-
-@pytest.mark.parametrize(
-    ("records", "unit"), [(1, "person, of at most 1 record"), (2, "person, of at most 2 records")]
-)
-def test_a_table_of_persons_has_a_person_as_its_unit(records: int, unit: str, tmp_path: Path) -> None:
-    rows = [f"{i % 90},p{i},{'yes' if i % 3 else 'no'}" for i in range(60)]
-    (tmp_path / "t.csv").write_text("\n".join(["age,id,ill", *rows]) + "\n")
-    table = TableDomain.from_toml(TOML.format(records=records))
-    made = privatise(tmp_path / "t.csv", domain=table, epsilon=1, size=60)
-    assert unit_of(made.certificate) == unit
-    made.save(tmp_path / "R")
-    assert header(tmp_path / "R" / "release.safetensors")["unit"] == unit
+        run("card", folder / "R")
 
 
 @pytest.mark.parametrize(
@@ -160,35 +130,35 @@ def test_vectors_of_persons_have_a_person_as_their_unit(records: int, unit: str,
     assert unit_of(made.certificate) == unit
 
 
-@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
-@pytest.mark.parametrize("records", [1, 8])
+@pytest.mark.parametrize(
+    ("neighbours", "records"), [("replace-one", 1), ("replace-one", 8), ("add-remove", 8)]
+)
 def test_every_summary_of_a_release_of_persons_speaks_of_persons(
     records: int, neighbours: str, tmp_path: Path
 ) -> None:
     rows = [f"{i % 90},p{i},{'yes' if i % 3 else 'no'}" for i in range(60)]
     (tmp_path / "t.csv").write_text("\n".join(["age,id,ill", *rows]) + "\n")
-    table = TableDomain.from_toml(f'neighbours = "{neighbours}"\n' + TOML.format(records=records))
+    declared = AGE + column("id", "person", records=records)
+    table = TableDomain.from_toml(f'neighbours = "{neighbours}"\n' + declared)
     ledger = Ledger(tmp_path / "ledger")
     made = privatise(tmp_path / "t.csv", domain=table, epsilon=1, size=60, ledger=ledger)
     made.save(tmp_path / "R")
     fit(made).save(tmp_path / "M")
-    unit = f"person (at most {records} record{'s' * (records > 1)})"
-    write_report(tmp_path / "R", tmp_path / "report.html")
-    report = (tmp_path / "report.html").read_text()
-    card = model_card(find(tmp_path / "M"))
-    runner = CliRunner()
-    shown = runner.invoke(app, ["verify", str(tmp_path / "R")]).stdout
+    most = f"at most {records} record{'s' * (records > 1)}"
+    assert unit_of(made.certificate) == f"person, of {most}"
+    assert header(tmp_path / "R" / "release.safetensors")["unit"] == f"person, of {most}"
+    unit = f"person ({most})"
+    report = write_report(tmp_path / "R", tmp_path / "report.html").read_text()
+    card, shown = model_card(find(tmp_path / "M")), run("verify", tmp_path / "R")
     for text in (report, card, shown, made._repr_html_(), made.certificate._repr_html_()):
-        assert f"{unit}" in text
+        assert unit in text
         assert "for one record" not in text
     for text in (report, card):
         assert "all records but those of one person" in text
-        assert ("how many records there are is public" in text) == (
-            neighbours == "replace-one" and records == 1
-        )
+        public = neighbours == "replace-one" and records == 1
+        assert ("how many records there are is public" in text) == public
     if records > 1:  # a charge for a person with one record is one for a record
-        booked = runner.invoke(app, ["ledger", "show", str(tmp_path / "ledger")]).stdout
-        assert f"per {unit}" in booked
+        assert f"per {unit}" in run("ledger", "show", tmp_path / "ledger")
         assert f"per <strong>{unit}" in ledger._repr_html_()
 
 
@@ -231,9 +201,10 @@ def test_epsilon_can_be_read_off_every_file(folder: Path) -> None:
 @pytest.mark.parametrize("place", ["R/release.safetensors", "M/model.safetensors"])
 @pytest.mark.parametrize("change", [{"epsilon": 0.1}, {"stamps": []}, {"more": 1}, None])
 def test_a_header_that_says_something_else_is_refused(
-    place: str, change: dict[str, Any] | None, folder: Path
+    place: str, change: dict[str, Any] | None, folder: Path, tmp_path: Path
 ) -> None:
-    path = folder / place
+    shutil.copytree(folder, tmp_path / "copy")
+    path = tmp_path / "copy" / place
     told = header(path) | (change or {})
     entries = {"adlm": json.dumps(told, sort_keys=True)} if change else {"other": "x"}
     tensors = load_tensors(path.read_bytes())

@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import re
-import xml.etree.ElementTree as ElementTree
 from fractions import Fraction
 from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
-import typer
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from tests.cli.commands import figures
+from tests.declared import AGE_COLUMN, ILL, TOWN
 from tests.report import artefacts
-from typer.testing import CliRunner
+from torch import nn
 
-from adlm.cli.report import report
-from adlm.errors import UserError
+from adlm import TrainingConfig, UserError, fit, privatise
+from adlm.data import datasets
 from adlm.model.closed_form import NOISE_EXCEEDS_SIGNAL
 from adlm.privacy.certificate import PEEKED, SEEDED
+from adlm.privacy.signature import OF_RELEASE, fingerprint
 from adlm.report import write_report
-from adlm.report.html import (
-    MOST_CELLS,
-    Markup,
-    accuracy_over_epsilon,
-    bars,
-    heatmap,
-    logarithmic,
-    nice,
-    tag,
-    text,
-    thinned,
-)
+from adlm.report.html import MOST_CELLS, Markup, bars, heatmap, nice, tag, text, thinned
 from adlm.report.sections import accuracy as accuracy_section
 from adlm.report.sections import audit as audit_section
 from adlm.report.subject import Trained
@@ -79,58 +69,63 @@ def read(path: Path) -> Reader:
     return reader
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Reader:
-    folder = artefacts.demo(tmp_path_factory.mktemp("demo"))
-    return read(write_report(folder, folder / "report.html"))
-
-
 def said(reader: Reader) -> str:
     return " ".join("".join(reader.words).split())
 
 
-def test_every_part_is_there_with_its_pictures(demo: Reader) -> None:
+def page_of(folder: Path) -> str:
+    return write_report(folder, folder.with_suffix(".html")).read_text()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return artefacts.demo(tmp_path_factory.mktemp("demo"))
+
+
+@pytest.fixture(scope="module")
+def demo(place: Path) -> Reader:
+    first = write_report(place, place / "report.html")
+    assert write_report(place, place / "again.html").read_bytes() == first.read_bytes()
+    return read(first)
+
+
+def test_every_part_is_there_with_its_pictures_and_nothing_is_fetched_or_runs(demo: Reader) -> None:
     assert demo.ids == ["plain-words", "charges", "allocation", "accuracy", "audit", "cite"]
     assert [r for r in demo.references if r.startswith("#")] == [f"#{name}" for name in demo.ids]
     assert demo.tags.count("svg") == demo.tags.count("figure") == 8
     assert demo.tags.count("svg") == demo.tags.count("title") - 1
-
-
-def test_nothing_is_fetched_and_nothing_runs(demo: Reader) -> None:
     assert "script" not in demo.tags
     assert {r for r in demo.references if not r.startswith("#")} == {"data:,"}
 
 
-def test_names_in_an_artefact_cannot_add_markup(demo: Reader) -> None:
-    """A class is called <script>: it is shown, and no element came of it."""
-    assert "<script>x()</script>" in said(demo)
-
-
 def test_the_figures_are_those_of_the_artefacts(demo: Reader) -> None:
-    words = said(demo)
-    assert "epsilon 2, neighbours replace-one" in words
-    assert "7.39-fold" in words
-    assert "87.5%" in words
-    assert "held-out records, test (31 records)" in words
-    assert "Hardest class: dog, 81.8% right" in words
-    assert "docs/proof-moments.md Theorem 1" in words
-    assert "arXiv:1709.05750" in words
+    words, spaced = said(demo), " ".join(demo.words)
+    for part in (
+        "<script>x()</script>",  # the name of a class: it is shown, and no element came of it
+        "epsilon 2, neighbours replace-one",
+        "7.39-fold",
+        "87.5%",
+        "held-out records, test (31 records)",
+        "Hardest class: dog, 81.8% right",
+        "docs/proof-moments.md Theorem 1",
+        "arXiv:1709.05750",
+    ):
+        assert part in words
+    for part in (
+        "model-1 linear 1 0.875",
+        "model-100 linear 100 0.875",
+        "class sums replace-one distinguishing 2 1.9 100000 holds",
+        "float Laplace replace-one control 1 unbounded 1000 violated",
+    ):
+        assert part in spaced
+    assert re.search(r"adlm verify demo\d+/release adlm release", words)
+    assert "/tmp" not in words
 
 
-def test_the_command_to_check_names_the_artefact_and_not_where_it_lies(demo: Reader) -> None:
-    assert re.search(r"adlm verify demo\d+/release adlm release", said(demo))
-    assert "/tmp" not in said(demo)
-
-
-def test_both_models_are_shown_with_their_epochs(demo: Reader) -> None:
-    assert "model-1 linear 1 0.8750" in " ".join(demo.words)
-    assert "model-100 linear 100 0.8750" in " ".join(demo.words)
-
-
-def test_the_audit_is_shown_with_its_controls(demo: Reader) -> None:
-    words = " ".join(demo.words)
-    assert "class sums replace-one distinguishing 2 1.9 100000 holds" in words
-    assert "float Laplace replace-one control 1 unbounded 1000 violated" in words
+def test_the_command_writes_the_file_and_prints_the_totals(place: Path) -> None:
+    found = figures("report", place, "--out", place / "r.html")
+    stated = {"epsilon_claimed": 2.0, "epsilon_proved": 2.0, "delta": 0.0, "neighbours": "replace-one"}
+    assert found == stated | {"out": str(place / "r.html"), "stamps": [SEEDED], "unproved": []}
 
 
 def test_a_long_audit_is_folded_under_its_count_with_the_nearest_attack_of_each_mechanism() -> None:
@@ -153,16 +148,29 @@ def test_a_long_audit_is_folded_under_its_count_with_the_nearest_attack_of_each_
 def test_stamps_stand_above_everything(words: str, tmp_path: Path) -> None:
     stamps = () if words == SEEDED else (words,)
     artefacts.moments(seeded=words == SEEDED, stamps=stamps).save(tmp_path / "r")
-    page = write_report(tmp_path / "r", tmp_path / "r.html").read_text()
+    page = page_of(tmp_path / "r")
     assert f'<div class="stamp" role="alert">{words}' in page
     assert page.index('class="stamp"') < page.index("<nav")
 
 
-def test_an_unstamped_release_shows_no_stamp(tmp_path: Path) -> None:
-    artefacts.moments(delta=Fraction(1, 10**5)).save(tmp_path / "r")
-    page = write_report(tmp_path / "r", tmp_path / "r.html").read_text()
+def test_a_report_names_who_signed_the_release_and_shows_no_stamp_without_one(tmp_path: Path) -> None:
+    key = Ed25519PrivateKey.generate()
+    release = artefacts.moments(delta=Fraction(1, 10**5))
+    release.save(tmp_path / "unsigned")
+    page = page_of(tmp_path / "unsigned")
+    assert "nobody" in page
     assert 'class="stamp"' not in page
     assert "docs/proof-moments.md Theorem 2" in page
+    release.signed(key).save(tmp_path / "signed")
+    fit(release.signed(key)).save(tmp_path / "model")
+    for name in ("signed", "model"):
+        page = page_of(tmp_path / name)
+        assert fingerprint(key.public_key()) in page
+        assert release.certificate.digest in page
+    altered = (tmp_path / "model" / OF_RELEASE).read_text().replace('"kind": "release"', '"kind": "model"')
+    (tmp_path / "model" / OF_RELEASE).write_text(altered)
+    with pytest.raises(UserError, match="does not hold"):
+        page_of(tmp_path / "model")
 
 
 def test_where_nothing_is_proved_no_protection_is_described(tmp_path: Path) -> None:
@@ -178,43 +186,101 @@ def test_where_nothing_is_proved_no_protection_is_described(tmp_path: Path) -> N
     assert "Budget ratio of each feature" in words
 
 
-def test_a_model_alone_takes_the_evaluation_beside_it_or_the_one_given(tmp_path: Path) -> None:
-    release = artefacts.moments()
+def test_a_model_takes_the_evaluation_and_the_release_beside_it_and_no_other(tmp_path: Path) -> None:
+    release, other = artefacts.moments(), artefacts.moments()
+    other.save(tmp_path / "a-other")
     artefacts.model(release).save(tmp_path / "m")
-    assert "not measured" in write_report(tmp_path / "m", tmp_path / "1.html").read_text()
+    page = page_of(tmp_path / "m")
+    assert "not measured" in page
+    assert 'id="allocation"' not in page
+    release.save(tmp_path / "r")
     (tmp_path / "evaluation.json").write_bytes(canonical(artefacts.EVALUATION))
-    assert "0.8750" in write_report(tmp_path / "m", tmp_path / "2.html").read_text()
-    page = write_report(tmp_path / "m", tmp_path / "3.html", evaluation={"accuracy": 0.5}).read_text()
-    assert "0.5000" in page
-    assert "0.8750" not in page
+    page = page_of(tmp_path / "m")
+    assert 'id="allocation"' in page
+    assert "0.875" in page
+    (tmp_path / "m" / "evaluation.json").write_bytes(canonical({"accuracy": 0.5}))
+    assert "0.875" not in page_of(tmp_path / "m")
 
 
-def test_a_report_of_the_same_artefacts_is_the_same_report(tmp_path: Path) -> None:
-    artefacts.demo(tmp_path / "d")
-    first = write_report(tmp_path / "d", tmp_path / "a.html").read_bytes()
-    assert write_report(tmp_path / "d", tmp_path / "b.html").read_bytes() == first
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("evaluation.json", '{"foo": 1}', "give a file that adlm"),
+        ("evaluation.json", '{"accuracy": "x", "confusion": [[1]]}', "give a file that adlm"),
+        ("evaluation.json", '{"accuracy": 0.5, "confusion": [[1, 2]]}', "give a file that adlm"),
+        ("audit.json", '{"foo": 1}', "give a file that adlm"),
+        ("audit.json", '{"findings": [{"a": 1}]}', "give a file that adlm"),
+        ("audit.json", "[]", "must hold one JSON object"),
+        ("audit.json", "{", "JSON"),
+    ],
+)
+def test_a_report_takes_no_other_files_for_figures(
+    name: str, content: str, words: str, tmp_path: Path
+) -> None:
+    artefacts.model(artefacts.moments()).save(tmp_path / "m")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=words) as told:
+        page_of(tmp_path / "m")
+    assert "\n" not in str(told.value)
+    assert not (tmp_path / "m.html").exists()
 
 
-def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
+def test_what_does_not_belong_together_or_was_altered_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a folder"):
         write_report(tmp_path / "none", tmp_path / "r.html")
     with pytest.raises(UserError, match="holds no release and no model"):
         write_report(tmp_path, tmp_path / "r.html")
     artefacts.moments().save(tmp_path / "a")
-    artefacts.moments().save(tmp_path / "b")
+    artefacts.model(artefacts.moments()).save(tmp_path / "b")
     with pytest.raises(UserError, match=r"artefacts of different releases \(a, b\)"):
         write_report(tmp_path, tmp_path / "r.html")
-    with pytest.raises(UserError, match=r"an evaluation was given, but .* holds 0 models"):
-        write_report(tmp_path / "a", tmp_path / "r.html", evaluation={"accuracy": 1.0})
+    description = tmp_path / "b" / "model.json"
+    description.write_bytes(description.read_bytes().replace(b'"epochs": 1', b'"epochs": 9'))
+    with pytest.raises(UserError, match="was altered"):
+        write_report(tmp_path / "b", tmp_path / "r.html")
     assert not (tmp_path / "r.html").exists()
 
 
-def test_an_altered_artefact_gets_no_report(tmp_path: Path) -> None:
-    artefacts.model(artefacts.moments()).save(tmp_path / "m")
-    description = tmp_path / "m" / "model.json"
-    description.write_bytes(description.read_bytes().replace(b'"epochs": 1', b'"epochs": 9'))
-    with pytest.raises(UserError, match="was altered"):
-        write_report(tmp_path / "m", tmp_path / "r.html")
+def test_noise_is_called_what_it_is_and_a_weak_budget_is_stamped(tmp_path: Path) -> None:
+    train = datasets.load("digits", "train")
+    x, y = train.x[:200], train.y[:200]
+    privatise(x, y, domain=train.domain, epsilon=4, k=8, allocation="linear").save(tmp_path / "linear")
+    assert "Noise over the features: adaptive." in page_of(tmp_path / "linear")
+    release = privatise(x, y, domain=train.domain, epsilon=200, k=8)
+    release.save(tmp_path / "weak")
+    page = page_of(tmp_path / "weak")
+    for words in ("Noise over the features: identical.", "NOT PRIVATE: epsilon above 100", "is not private"):
+        assert words in page
+    head = nn.Linear(release.features().width, 10)
+    fit(release, head, TrainingConfig(epochs=1, batch_size=100), draws=200).save(tmp_path / "m")
+    assert "was not declared" in page_of(tmp_path / "m")
+
+
+def test_a_table_is_made_again_from_its_file_and_its_domain(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    ages, towns = rng.integers(0, 100, 400), rng.choice(list("abc"), 400)
+    lines = [f"{a},{t},{'yes' if a > 50 else 'no'}" for a, t in zip(ages, towns, strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join(["age,town,ill", *lines]) + "\n")
+    (tmp_path / "t.toml").write_text(AGE_COLUMN + TOWN + ILL)
+    file, domain = tmp_path / "t.csv", tmp_path / "t.toml"
+    release = privatise(file, domain=domain, epsilon=4, fourier=3)
+    release.save(tmp_path / "r")
+    page = page_of(tmp_path / "r")
+    assert "adlm release TABLE.csv --domain DOMAIN.toml --epsilon 4" in page
+    assert "--fourier 3" in page
+    assert "--data" not in page
+    assert "Noise over the features: identical." in page
+    assert all(charge.what in page for charge in release.certificate.charges)
+    privatise(file, domain=domain, epsilon=4, neighbours="add-remove", size=400).save(tmp_path / "a")
+    assert "--size GUESS" in page_of(tmp_path / "a")
+
+
+def test_the_report_says_when_a_model_is_mostly_noise() -> None:
+    for warning in (NOISE_EXCEEDS_SIGNAL, ""):
+        training = {"network": "linear", "warning": warning}
+        section = accuracy_section([Trained("M", training, {}, None, ())], ["no", "yes"])
+        assert section is not None
+        assert (NOISE_EXCEEDS_SIGNAL in section.body) == bool(warning)
 
 
 def test_everything_that_is_not_markup_is_escaped() -> None:
@@ -223,108 +289,16 @@ def test_everything_that_is_not_markup_is_escaped() -> None:
     assert text(Markup("<b>")) == "<b>"
 
 
-def test_ticks_are_round_and_inside() -> None:
+def test_pictures_are_as_long_and_as_dark_as_their_values() -> None:
     assert nice(0, 100) == (0, 20, 40, 60, 80, 100)
     assert nice(0.3, 0.9) == pytest.approx((0.4, 0.6, 0.8))
     assert nice(2, 2) == (2,)
-
-
-def test_large_maps_are_averaged_down_and_small_ones_kept() -> None:
-    small = np.arange(12.0).reshape(3, 4)
-    assert (thinned(small) == small).all()
-    large = thinned(np.ones((300, 500)))
-    assert large.size <= MOST_CELLS
-    assert (large == 1).all()
-
-
-def test_bars_and_cells_are_as_long_and_as_dark_as_their_values() -> None:
-    widths = [
-        float(w) for w in re.findall(r'width="([\d.]+)" height="16"', bars(["a", "b"], [1, 4], label=""))
-    ]
+    drawn = bars(["a", "b"], [1, 4], label="")
+    widths = [float(w) for w in re.findall(r'width="([\d.]+)" height="16"', drawn)]
     assert widths[1] == pytest.approx(4 * widths[0])
     shades = re.findall(r'fill-opacity="([\d.]+)"', heatmap(np.array([[0.0, 1.0, 2.0]]), label=""))
     assert [float(s) for s in shades] == [0, 0.5, 1]
-
-
-def test_a_model_finds_the_release_beside_it_and_no_other(tmp_path: Path) -> None:
-    release, other = artefacts.moments(), artefacts.moments()
-    other.save(tmp_path / "a-other")
-    artefacts.model(release).save(tmp_path / "m")
-    assert "allocation" not in read(write_report(tmp_path / "m", tmp_path / "1.html")).ids
-    release.save(tmp_path / "r")
-    assert "allocation" in read(write_report(tmp_path / "m", tmp_path / "2.html")).ids
-
-
-def test_the_command_writes_the_file_and_prints_the_totals(tmp_path: Path) -> None:
-    artefacts.demo(tmp_path / "d")
-    (tmp_path / "audit.json").write_text(json.dumps(artefacts.AUDIT))
-    out = tmp_path / "report.html"
-    words = [str(tmp_path / "d"), "--out", str(out), "--audit", str(tmp_path / "audit.json"), "--json"]
-    ended = CliRunner().invoke(command(), words)
-    assert ended.exit_code == 0
-    told = json.loads(ended.stdout)
-    assert told == {
-        "out": str(out), "stamps": [SEEDED], "epsilon_claimed": 2.0, "epsilon_proved": 2.0, "delta": 0.0,
-        "neighbours": "replace-one", "unproved": [],
-    }  # fmt: skip
-    assert "float Laplace" in out.read_text()
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [("[]", "must hold one JSON object"), ("{", "is not JSON"), (None, "cannot be read")],
-)
-def test_figures_that_cannot_be_read_are_one_sentence(
-    content: str | None, words: str, tmp_path: Path
-) -> None:
-    artefacts.moments().save(tmp_path / "r")
-    if content is not None:
-        (tmp_path / "audit.json").write_text(content)
-    ended = CliRunner().invoke(command(), [str(tmp_path / "r"), "--audit", str(tmp_path / "audit.json")])
-    assert isinstance(ended.exception, UserError)
-    assert words in str(ended.exception)
-
-
-def command() -> typer.Typer:
-    app = typer.Typer()
-    app.command()(report)
-    return app
-
-
-def shown(training: dict[str, object]) -> str:
-    section = accuracy_section([Trained("M", training, {}, None, ())], ["no", "yes"])
-    assert section is not None
-    return str(section.body)
-
-
-def test_the_report_says_when_a_model_is_mostly_noise() -> None:
-    assert NOISE_EXCEEDS_SIGNAL in shown({"network": "linear", "warning": NOISE_EXCEEDS_SIGNAL})
-    assert "noise" not in shown({"network": "linear"})
-
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def test_accuracy_rises_over_epsilons_that_stand_at_equal_factors(tmp_path: Path) -> None:
-    accuracy_over_epsilon(tmp_path / "a.svg", [(4, 0.9, 0.01), (1, 0.5, 0.02), (2, 0.8, 0.01)], "forecast")
-    root = ElementTree.parse(tmp_path / "a.svg").getroot()
-    dots = [(float(c.attrib["cx"]), float(c.attrib["cy"])) for c in root.iter(f"{SVG}circle")]
-    assert [x for x, _ in dots] == sorted(x for x, _ in dots)
-    assert dots[1][0] - dots[0][0] == pytest.approx(dots[2][0] - dots[1][0], abs=0.1)
-    assert dots[0][1] > dots[1][1] > dots[2][1]
-    assert any("accuracy, % (forecast)" in (t.text or "") for t in root.iter(f"{SVG}text"))
-    assert root.find(f"{SVG}style") is not None
-
-
-def test_one_epsilon_can_be_drawn_and_none_cannot(tmp_path: Path) -> None:
-    accuracy_over_epsilon(tmp_path / "a.svg", [(1, 0.5, 0.0)], "measured")
-    ElementTree.parse(tmp_path / "a.svg")
-    with pytest.raises(UserError, match="nothing to draw"):
-        accuracy_over_epsilon(tmp_path / "b.svg", [], "measured")
-    with pytest.raises(UserError, match=r"an \.svg file, got 'b\.png'"):
-        accuracy_over_epsilon(tmp_path / "b.png", [(1, 0.5, 0.0)], "measured")
-
-
-def test_a_logarithmic_axis_has_its_geometric_mean_in_the_middle() -> None:
-    axis = logarithmic(0.1, 10, "", ())
-    assert axis.at(1) == pytest.approx((axis.start + axis.stop) / 2, abs=0.01)
+    small, large = np.arange(12.0).reshape(3, 4), thinned(np.ones((300, 500)))
+    assert (thinned(small) == small).all()
+    assert large.size <= MOST_CELLS
+    assert (large == 1).all()

@@ -322,17 +322,21 @@ def forecast_table(
         best_value = np.clip(0.5 + 0.15 * rule, 0, 1)
         truth, best_value = (low + (high - low) * v[count:] for v in (values, best_value))
         r2, most = (measure_values(p, truth).r2 or 0.0 for p in (fit(release).values(x[count:]), best_value))
-        return TableForecast(float(budget), float(slack), plan, r2, most)
-    guess = fit(release).predict(x[count:])
-    best = logits[count:].argmax(1)
-    right, most = (float((codes == y[count:]).mean()) for codes in (guess, best))
-    return TableForecast(float(budget), float(slack), plan, right, most)
+        return TableForecast(float(budget), float(slack), plan, min(r2, most), most)
+    shares = _shares(logits[count:])  # expected accuracies: no guess exceeds that of the rule itself
+    right = np.take_along_axis(shares, fit(release).predict(x[count:])[:, None], axis=1)
+    return TableForecast(float(budget), float(slack), plan, float(right.mean()), float(shares.max(1).mean()))
+
+
+def _shares(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """The probabilities of classes for each row of logits."""
+    probability = np.exp(logits - logits.max(1, keepdims=True))
+    return np.asarray(probability / probability.sum(1, keepdims=True))
 
 
 def _drawn(logits: npt.NDArray[np.float64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
     """Draw a class for each row of logits."""
-    probability = np.exp(logits - logits.max(1, keepdims=True))
-    probability /= probability.sum(1, keepdims=True)
+    probability = _shares(logits)
     return np.asarray((probability.cumsum(1) < rng.random((len(logits), 1))).sum(1), dtype=np.int64)
 
 

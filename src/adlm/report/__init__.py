@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from adlm.report import sections
 from adlm.report.html import join, page
@@ -14,26 +12,14 @@ from adlm.runtime.artefact import write_file
 __all__ = ["render", "write_report"]
 
 
-def write_report(
-    folder: Path,
-    out: Path,
-    *,
-    evaluation: Mapping[str, Any] | None = None,
-    audit: Mapping[str, Any] | None = None,
-) -> Path:
+def write_report(folder: Path, out: Path) -> Path:
     """Write the report of a release, a model, or a folder that holds both, as one HTML file.
 
     Parameters
     ----------
-    folder : a release or model folder, or one that holds artefacts of one release.
-    out : the file to write.
-    evaluation : figures of the one model, as saved by `adlm evaluate --save`; else `evaluation.json` in
-        the model's folder or beside it.
-    audit : the output of `adlm audit --json`; else `audit.json` beside the artefacts.
-
-    Returns
-    -------
-    The path of the file.
+    folder : a release or model folder, or one that holds artefacts of one release. Evaluations and an audit
+        are read from `evaluation.json` and `audit.json` beside them.
+    out : the file to write; its path is returned.
 
     Raises
     ------
@@ -43,8 +29,7 @@ def write_report(
     --------
     >>> write_report("M", "report.html")  # doctest: +SKIP
     """
-    subject = find(Path(folder), evaluation=evaluation, audit=audit)
-    write_file(Path(out), render(subject).encode(), what="report")
+    write_file(Path(out), render(find(Path(folder))).encode(), what="report")
     return Path(out)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from adlm.errors import UserError
 from adlm.privacy.accounting import show
-from adlm.privacy.certificate import Certificate, charge_rows, unit_of
+from adlm.privacy.certificate import Certificate, charge_table, unit_of
 from adlm.privacy.signature import Signature
 from adlm.report.sections import MEANINGS, meaning, relation_words
 from adlm.report.subject import Subject, Trained
@@ -197,16 +197,11 @@ def _guarantee(certificate: Certificate) -> str:
         "relation": totals.neighbours,
         "unit": totals.unit,
     }
-    rows = charge_rows(certificate.charges)
-    charged = table(("released", "noise", "claimed", "proved", "delta", "proof"), rows)
-    if proved == claimed:
-        shown = [(what, noise, epsilon, delta, proof) for what, noise, _, epsilon, delta, proof in rows]
-        charged = table(("released", "noise", "epsilon", "delta", "proof"), shown)
     lines = [
         "## Guarantee\n",
         table(tuple(facts), [tuple(facts.values())]),
         f"By {totals.neighbours}, {relation_words(totals)}. {_meaning(certificate)}\n",
-        charged,
+        table(*charge_table(certificate.charges)),
         "Proofs are pages in the folder `docs` of the source of adlm "
         f"{certificate.software.get('adlm', '')}.\n",
     ]
@@ -284,7 +279,7 @@ def _check(name: str, certificate: Certificate, signature: Signature | None) -> 
     )
     return (
         "## Check it yourself\n\n"
-        "```sh\npip install .  # in the source of adlm\n"
+        f"```sh\npip install .  # in the source of adlm {certificate.software.get('adlm', '')}\n"
         f"adlm verify {name if name.isidentifier() else 'FOLDER'}\n```\n\n"
         f"{signed}\n\n"
         f"Digest of the release: `{certificate.digest}`. The header of `model.safetensors` carries epsilon, "

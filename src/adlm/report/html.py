@@ -5,14 +5,10 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-from adlm.errors import UserError
-from adlm.runtime.artefact import write_file
 
 # ---- HTML and SVG as values: other text is escaped, so nothing in an artefact can add markup.
 
@@ -85,26 +81,17 @@ class Axis:
     start: float
     stop: float
     name: str = ""
-    ticks: tuple[float, ...] = field(default=())
-    log: bool = False
+    ticks: tuple[float, ...] = ()
 
     def at(self, value: float) -> float:
         """Return the pixel of a value; values outside the range are drawn at its end."""
-        low, high, value = (
-            (math.log(v) for v in (self.low, self.high, value)) if self.log else (self.low, self.high, value)
-        )
-        share = (value - low) / (high - low) if high > low else 0.5
+        share = (value - self.low) / (self.high - self.low) if self.high > self.low else 0.5
         return round(self.start + min(1.0, max(0.0, share)) * (self.stop - self.start), 2)
 
 
 def horizontal(low: float, high: float, name: str) -> Axis:
     """Make the x axis of a plot, with round numbers marked."""
     return Axis(low, high, LEFT, WIDTH - RIGHT, name, nice(low, high))
-
-
-def logarithmic(low: float, high: float, name: str, ticks: Sequence[float]) -> Axis:
-    """Make a logarithmic x axis."""
-    return Axis(low, high, LEFT, WIDTH - RIGHT, name, tuple(ticks), log=True)
 
 
 def vertical(low: float, high: float, name: str) -> Axis:
@@ -176,21 +163,11 @@ def area(
     return tag("polygon", points=" ".join(there + back[::-1]), class_=f"area {style}")
 
 
-def dot(x: Axis, y: Axis, a: float, b: float, style: str) -> Markup:
-    """Draw a point."""
-    return tag("circle", cx=x.at(a), cy=y.at(b), r=3.5, class_=f"dot {style}")
-
-
 def legend(*entries: tuple[str, str]) -> Markup:
     """Make the legend of a plot."""
     return tag(
         "p", *(tag("span", tag("i", "", class_=style), name) for style, name in entries), class_="legend"
     )
-
-
-def whisker(x: Axis, y: Axis, a: float, low: float, high: float) -> Markup:
-    """Draw a vertical line from one value to another."""
-    return tag("line", x1=x.at(a), x2=x.at(a), y1=y.at(low), y2=y.at(high), class_="whisker")
 
 
 def bars(
@@ -310,7 +287,7 @@ svg text{fill:var(--fg)}svg .tick{fill:var(--soft)}
 .line{fill:none;stroke-width:2.2}.line.a{stroke:var(--a)}.line.b{stroke:var(--b)}
 .line.quiet{stroke:var(--soft);stroke-dasharray:5 5;stroke-width:1.4}
 .area.a{fill:var(--a);fill-opacity:.24}
-.bar.a,.dot.a,.cell{fill:var(--a)}.bar.b,.dot.b{fill:var(--b)}.bar.bad{fill:var(--bad)}
+.bar.a,.cell{fill:var(--a)}.bar.b{fill:var(--b)}.bar.bad{fill:var(--bad)}
 .whisker{stroke:var(--fg);stroke-width:1.6}
 svg .cell-text.strong{fill:var(--bg)}
 .legend{margin:.3rem 0;font-size:.88rem;color:var(--soft)}
@@ -376,33 +353,3 @@ def tile(value: object, name: object) -> Markup:
 def stamp(words: str, meaning: str) -> Markup:
     """Show a stamp of a release prominently."""
     return tag("div", words, tag("small", meaning), class_="stamp", role="alert")
-
-
-# ---- Plots as stand-alone SVG files, with their style inside.
-
-GROUND = "svg{background:var(--bg)}"
-
-
-def write_svg(path: Path, drawn: Markup) -> None:
-    """Write a drawing as a file, with the style of the report inside."""
-    if path.suffix != ".svg":
-        raise UserError(f"a picture is an .svg file, got {path.name!r}")
-    inside = drawn.replace(">", f">{tag('style', Markup(STYLE + GROUND))}", 1)
-    named = inside.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
-    write_file(path, f"{named}\n".encode(), what="picture")
-
-
-def accuracy_over_epsilon(path: Path, points: Sequence[tuple[float, float, float]], what: str) -> None:
-    """Draw accuracy (fractions) over epsilon, with whiskers of one spread."""
-    if not points:
-        raise UserError("there is nothing to draw: give at least one epsilon")
-    ordered = sorted(points)
-    budgets = [p[0] for p in ordered]
-    low, high = (budgets[0], budgets[-1]) if budgets[-1] > budgets[0] else (budgets[0] / 2, budgets[0] * 2)
-    bottom = max(0.0, min(100 * (a - s) for _, a, s in ordered) - 5)
-    x = logarithmic(low, high, "epsilon", budgets)
-    y = vertical(bottom, 100, f"accuracy, % ({what})")
-    marks = [whisker(x, y, e, 100 * (a - s), 100 * (a + s)) for e, a, s in ordered]
-    marks.append(curve(x, y, budgets, [100 * a for _, a, _ in ordered], "a"))
-    marks += [dot(x, y, e, 100 * a, "a") for e, a, _ in ordered]
-    write_svg(path, plot(x, y, *marks, label=f"Accuracy over epsilon ({what})"))

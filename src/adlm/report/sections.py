@@ -25,7 +25,7 @@ from adlm.privacy.certificate import (
     WEAK_DELTA,
     WEAK_EPSILON,
     Certificate,
-    charge_rows,
+    charge_table,
 )
 from adlm.privacy.release import Release
 from adlm.privacy.signature import Signature
@@ -251,57 +251,67 @@ def _people(totals: Totals) -> str:
 def charges(certificate: Certificate) -> Section:
     """Show the epsilon of each step; the claimed one too where it is not the proved one."""
     totals = certificate.totals
+    headings, rows = charge_table(certificate.charges)
+    both = [show(totals.epsilon_claimed), show(totals.epsilon_proved)]
+    epsilons = both if "claimed" in headings else both[1:]
     composed = f"composition of the above{f', mu {totals.mu}' if totals.mu else ''}"
-    claimed, proved = show(totals.epsilon_claimed), show(totals.epsilon_proved)
-    rows = [*charge_rows(certificate.charges)]
-    rows.append(("together", "", claimed, proved, f"{float(totals.delta):g}", composed))
-    first, last = ("what was released", "noise"), ("delta", "where it is proved")
-    words = paragraph(
-        "Each epsilon follows from the sensitivity and the noise scale in the certificate, by the proof "
-        "named; ",
-        tag("code", "adlm verify"),
-        f" computes it again. Proofs are pages of the documentation, in the folder docs of the source of "
-        f"adlm {certificate.software.get('adlm', '')}.",
-    )
-    if claimed == proved:
-        shown = [(what, noise, epsilon, delta, proof) for what, noise, _, epsilon, delta, proof in rows]
-        return Section("charges", "What was charged", join([words, table((*first, "epsilon", *last), shown)]))
-    pair = {"claimed": totals.epsilon_claimed, "proved": totals.epsilon_proved}
-    known = [float(v) for v in pair.values() if not math.isinf(v)]
-    picture = drawing.bars(
-        [f"epsilon {name}" for name in pair],
-        [float(v) if not math.isinf(v) else 1.3 * max(known, default=1.0) for v in pair.values()],
-        label="Claimed and proved epsilon of the whole release",
-        styles=["b", "bad" if math.isinf(totals.epsilon_proved) else "a"],
-        shown=[claimed, proved],
-    )
-    headings = (*first, "claimed epsilon", "proved epsilon", *last)
-    caption = "The claimed epsilon is that of the method's authors. Where proved is larger, rely on proved."
-    parts = [words, table(headings, rows), figure(picture, caption)]
-    return Section("charges", "Claimed against proved", join(parts))
+    rows.append(("together", "", *epsilons, f"{float(totals.delta):g}", composed))
+    parts = [
+        paragraph(
+            "Each epsilon follows from the sensitivity and the noise scale in the certificate, by the proof "
+            "named; ",
+            tag("code", "adlm verify"),
+            " computes it again. Proofs are pages of the documentation, in the folder docs of the source of "
+            f"adlm {certificate.software.get('adlm', '')}.",
+        ),
+        table(headings, rows),
+    ]
+    if "claimed" in headings:
+        pair = [totals.epsilon_claimed, totals.epsilon_proved]
+        known = [float(v) for v in pair if not math.isinf(v)]
+        picture = drawing.bars(
+            ["epsilon claimed", "epsilon proved"],
+            [float(v) if not math.isinf(v) else 1.3 * max(known, default=1.0) for v in pair],
+            label="Claimed and proved epsilon of the whole release",
+            styles=["b", "bad" if math.isinf(totals.epsilon_proved) else "a"],
+            shown=both,
+        )
+        caption = "The claimed epsilon is that of the method's authors. Where proved is larger, rely on it."
+        parts.append(figure(picture, caption))
+    title = "Claimed against proved" if "claimed" in headings else "What was charged"
+    return Section("charges", title, join(parts))
 
 
 # ---- Measured accuracy of models: figures and confusion.
 
 MOST_CLASSES = 40
-NUMERIC = ("rmse", "mae", "r2")
+
+
+MEASURES = {"accuracy": "accuracy", "balanced_accuracy": "balanced", "auc": "AUC", "log_loss": "log loss",
+            "rmse": "RMSE", "mae": "MAE", "r2": "R2"}  # fmt: skip
 
 
 def accuracy(models: Sequence[Trained], classes: Sequence[str]) -> Section | None:
     """Show how each model was trained and its accuracy."""
     if not models:
         return None
-    if not classes:
-        return _numeric(models)
-    rows = [
-        (m.name, m.training.get("network", "?"), m.training.get("epochs", "?"), *_measures(m)) for m in models
-    ]
+    names = list(MEASURES)[:4] if classes else list(MEASURES)[4:]
+    rows = []
+    for model in models:
+        figures = model.evaluation or {}
+        numbers = [f"{figures[k]:.4g}" if isinstance(figures.get(k), int | float) else "" for k in names]
+        split = f", {figures['split']}" if figures.get("split") else ""
+        of = (
+            f"{figures.get('of', '')}{split} ({figures.get('n', '?')} records)" if figures else "not measured"
+        )
+        training = model.training
+        rows.append((model.name, training.get("network", "?"), training.get("epochs", ""), *numbers, of))
+    headings = ("model", "network", "epochs", *(MEASURES[k] for k in names), "measured on")
     parts = [
-        table(("model", "network", "epochs", "accuracy", "balanced", "AUC", "log loss", "measured on"), rows),
+        table(headings, rows),
         paragraph(
-            "All models carry the same certificate: epochs cost nothing. Figures measured on private "
-            "records are "
-            "not themselves private, and a model must not be chosen by them."
+            "All models carry the same certificate: epochs cost nothing. Figures measured on private records "
+            "are not themselves private, and a model must not be chosen by them."
         ),
     ]
     for model in models:
@@ -309,55 +319,21 @@ def accuracy(models: Sequence[Trained], classes: Sequence[str]) -> Section | Non
         parts += _weights(model)
         parts += _recalls(model, classes)
         parts += _confusion(model, classes)
-    return Section("accuracy", "Accuracy and confusion", join(parts))
-
-
-def _numeric(models: Sequence[Trained]) -> Section:
-    """Show the errors of models of a numeric target: as measured, and by the release's charged check."""
-    rows = []
-    for model in models:
-        figures = model.evaluation or {}
-        numbers = [f"{figures[k]:.4g}" if isinstance(figures.get(k), int | float) else "" for k in NUMERIC]
-        of = f"{figures.get('of', '')} ({figures.get('n', '?')} records)" if figures else "not measured"
-        rows.append((model.name, model.training.get("network", "?"), *numbers, of))
-    parts = [
-        table(("model", "kind", "RMSE", "MAE", "R2", "measured on"), rows),
-        paragraph(
-            "Figures measured on private records are not themselves private, and a model must not be "
-            "chosen by them."
-        ),
-    ]
-    for model in models:
-        training = model.training
-        if "estimated_r2" in training:
-            parts.append(
-                paragraph(
-                    f"Estimated training R2 of {model.name}: "
-                    f"{training['estimated_r2']:.3f} ± {2 * training['estimated_r2_sd']:.3f} (its privacy "
-                    "cost is included), squared errors clipped at "
-                    f"{training['errors_clipped_at']:.3g} times the target's variance."
-                )
-            )
-        if training.get("warning"):
-            parts.append(tag("p", f"{training['warning']}.", class_="bad"))
     return Section("accuracy", "Accuracy", join(parts))
-
-
-def _measures(model: Trained) -> tuple[str, ...]:
-    figures = model.evaluation
-    if figures is None:
-        return ("not measured", "", "", "", "")
-    keys = ("accuracy", "balanced_accuracy", "auc", "log_loss")
-    numbers = [f"{figures[key]:.4f}" if isinstance(figures.get(key), int | float) else "" for key in keys]
-    split = f", {figures['split']}" if figures.get("split") else ""
-    n = f" ({figures['n']} records)" if figures.get("n") else ""
-    return (*numbers, f"{figures.get('of', '')}{split}{n}")
 
 
 def _warnings(model: Trained) -> list[Markup]:
     """Warn of a model dominated by noise, and of classes smaller than the noise on their counts."""
     words = model.training.get("warning")
     warning = [tag("p", f"{model.name}: {words}.", class_="bad")] if isinstance(words, str) and words else []
+    if "estimated_r2" in model.training:
+        training = model.training
+        estimate = (
+            f"Estimated training R2 of {model.name}: {training['estimated_r2']:.3f} ± "
+            f"{2 * training['estimated_r2_sd']:.3f} (its privacy cost is included), squared errors clipped "
+            f"at {training['errors_clipped_at']:.3g} times the target's variance."
+        )
+        warning.insert(0, paragraph(estimate))
     found = model.training.get("small_classes", [])
     small = [SmallClass(str(s["class"]), float(s["count"]), float(s["sd"])) for s in found]
     return [*warning, *(tag("p", f"{words}.", class_="bad") for words in sentences(small))]

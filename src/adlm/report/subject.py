@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,7 @@ class Subject:
     certificate: Certificate
     release: Release | None
     models: tuple[Trained, ...] = ()
-    audit: Mapping[str, Any] | None = field(default=None)
+    audit: Mapping[str, Any] | None = None
     signature: Signature | None = None
     comparison: Comparison | None = None
 
@@ -62,52 +62,41 @@ class Subject:
         return tuple(dict.fromkeys((*self.certificate.stamps, *own)))
 
 
-def find(
-    folder: Path, *, evaluation: Mapping[str, Any] | None = None, audit: Mapping[str, Any] | None = None
-) -> Subject:
-    """Read and check a release, a model, or a folder of artefacts with one certificate."""
+def find(folder: Path) -> Subject:
+    """Read and check a release, a model, or a folder of artefacts with one certificate.
+
+    A model's evaluation is `evaluation.json` in its folder or beside it, an audit `audit.json` beside the
+    artefacts.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; give a release, a model, or a folder that holds them")
     places = [folder] if (folder / CERTIFICATE).exists() else _inside(folder)
     if not places:
         raise UserError(f"{folder} holds no release and no model: there is no {CERTIFICATE} in it")
-    certificates = {str(c.to_dict()["digest"]): c for c in map(_certificate, places)}
+    certificates = {c.digest: c for c in map(_certificate, places)}
     if len(certificates) > 1:
         named = ", ".join(place.name for place in places)
         raise UserError(f"{folder} holds artefacts of different releases ({named}); give one of them")
+    (certificate,) = certificates.values()
     models = [place for place in places if (place / DESCRIPTION).exists()]
     released = [place for place in places if (place / TENSORS).exists()]
     if not models and not released:
         raise UserError(f"{places[0]} holds a certificate but neither {TENSORS} nor {DESCRIPTION}")
-    alone = evaluation if len(models) == 1 else None
-    if evaluation is not None and alone is None:
-        raise UserError(f"an evaluation was given, but {folder} holds {len(models)} models; give one of them")
+    known = released or [p for p in _inside(folder.resolve().parent) if (p / TENSORS).exists()]
+    releases = (place for place in known if _certificate(place).digest == certificate.digest)
+    signed = [place / FILE for place in released] + [place / OF_RELEASE for place in models]
+    statement = certificate.statement()
+    signatures = (Signature.read(file, statement, f"the release of {file.parent}") for file in signed)
     return Subject(
         folder,
         (released or models)[0],
-        next(iter(certificates.values())),
-        _release(released, folder, next(iter(certificates))),
-        tuple(_model(place, alone, single=len(models) == 1) for place in models),
-        audit if audit is not None else _first(folder / AUDIT, places[0].parent / AUDIT),
-        _signature(models, released, next(iter(certificates.values()))),
+        certificate,
+        next((Release.load(place) for place in releases), None),
+        tuple(_model(place, single=len(models) == 1) for place in models),
+        _audit(folder / AUDIT, places[0].parent / AUDIT),
+        next((signature for signature in signatures if signature is not None), None),
     )
-
-
-def _signature(made: list[Path], released: list[Path], certificate: Certificate) -> Signature | None:
-    """Read the release's signature, from its folder or from that of a model."""
-    files = [place / FILE for place in released] + [place / OF_RELEASE for place in made]
-    statement = certificate.statement()
-    signatures = (Signature.read(file, statement, f"the release of {file.parent}") for file in files)
-    return next((signature for signature in signatures if signature is not None), None)
-
-
-def _release(released: list[Path], folder: Path, digest: str) -> Release | None:
-    """Read the release, or the one next to a model with the model's certificate."""
-    for place in released or _inside(folder.resolve().parent):
-        if (place / TENSORS).exists() and str(_certificate(place).to_dict()["digest"]) == digest:
-            return Release.load(place)
-    return None
 
 
 def _inside(folder: Path) -> list[Path]:
@@ -118,30 +107,20 @@ def _certificate(place: Path) -> Certificate:
     return Certificate.from_dict(read_json(place / CERTIFICATE, what="certificate"))
 
 
-def _model(place: Path, given: Mapping[str, Any] | None, *, single: bool) -> Trained:
+def _model(place: Path, *, single: bool) -> Trained:
     read = read_model(place)
-    raw = read.description
     places = [place / EVALUATION, place.parent / f"{place.name}.{EVALUATION}"]
     places += [place.parent / EVALUATION] if single else []
-    evaluation = given if given is not None else _first(*places)
-    return Trained(place.name, raw["training"], raw["architecture"], evaluation, read.stamps)
+    raw = read.description
+    return Trained(place.name, raw["training"], raw["architecture"], _evaluation(*places), read.stamps)
 
 
-def _first(*paths: Path) -> Mapping[str, Any] | None:
-    for path in paths:
-        if path.exists():
-            figures = read_json(path, what="figures file")
-            if not isinstance(figures, dict):
-                raise UserError(f"{path} must hold one JSON object, got {type(figures).__name__}")
-            return figures
-    return None
-
-
-def read_evaluation(path: Path | None) -> dict[str, Any] | None:
-    """Read the figures of `adlm evaluate`: an accuracy and a confusion matrix."""
-    figures = _figures(path)
-    if figures is None:
-        return None
+def _evaluation(*paths: Path) -> Mapping[str, Any] | None:
+    """Read the figures of `adlm evaluate`: an accuracy and a confusion matrix, or errors of numbers."""
+    found = _first(*paths)
+    if found is None or isinstance(found[1].get("rmse"), int | float):
+        return found and found[1]
+    path, figures = found
     accuracy, confusion = figures.get("accuracy"), figures.get("confusion", [])
     share = isinstance(accuracy, int | float) and 0 <= accuracy <= 1
     square = isinstance(confusion, list) and all(
@@ -156,21 +135,23 @@ def read_evaluation(path: Path | None) -> dict[str, Any] | None:
     return figures
 
 
-def read_audit(path: Path | None) -> dict[str, Any] | None:
+def _audit(*paths: Path) -> Mapping[str, Any] | None:
     """Read the output of `adlm audit --json`: findings with a mechanism and a verdict each."""
-    figures = _figures(path)
-    if figures is None:
+    found = _first(*paths)
+    if found is None:
         return None
-    findings = figures.get("findings")
-    named = isinstance(findings, list) and all(
+    findings = found[1].get("findings")
+    if not isinstance(findings, list) or not all(
         isinstance(one, dict) and {"mechanism", "verdict"} <= one.keys() for one in findings
-    )
-    if not named:
-        raise UserError(f"{path} must hold findings of an audit; give a file that adlm audit --json wrote")
-    return figures
+    ):
+        raise UserError(
+            f"{found[0]} must hold findings of an audit; give a file that adlm audit --json wrote"
+        )
+    return found[1]
 
 
-def _figures(path: Path | None) -> dict[str, Any] | None:
+def _first(*paths: Path) -> tuple[Path, dict[str, Any]] | None:
+    path = next((path for path in paths if path.exists()), None)
     if path is None:
         return None
     try:
@@ -181,4 +162,4 @@ def _figures(path: Path | None) -> dict[str, Any] | None:
         raise UserError(f"{path} is not JSON; give a file that adlm evaluate or adlm audit wrote") from None
     if not isinstance(figures, dict):
         raise UserError(f"{path} must hold one JSON object, got {type(figures).__name__}")
-    return figures
+    return path, figures

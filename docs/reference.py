@@ -27,7 +27,7 @@ def render() -> str:
     from adlm.cli.app import COMMANDS, app
 
     root: Any = typer.main.get_command(app)
-    names = [name for name, *_ in COMMANDS]
+    names = dict.fromkeys(name.split()[0] for name, *_ in COMMANDS)
     parts = [line for name in names for line in _commands(root.commands[name], f"adlm {name}", 2)]
     return "\n".join([INTRO, *parts])
 
@@ -38,7 +38,9 @@ def _commands(command: Any, path: str, level: int) -> list[str]:
             line for name, c in command.commands.items() for line in _commands(c, f"{path} {name}", level + 1)
         ]
         return [f"{'#' * level} {path}\n", f"{_plain(command.help)}\n", *inner]
-    lines = [f"{'#' * level} {path}\n", f"{_plain(command.help)}\n"]
+    from adlm.cli.app import paragraphs
+
+    lines = [f"{'#' * level} {path}\n", paragraphs(command.callback).replace("[", r"\[") + "\n"]
     if command.epilog:
         lines.append(f"```sh\n{_plain(command.epilog).removeprefix('Example: ')}\n```\n")
     shown = [p for p in command.params if p.name != "help" and not getattr(p, "hidden", False)]

@@ -630,36 +630,21 @@ class AdLMRegressor(RegressorMixin, PrivateEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    epsilon, delta : the privacy budget of each fit, a number or an exact one such as "1/3"; delta 0 is pure
-        epsilon.
     domain : the public domain: a `TableDomain` or a domain file with a column of kind target (for
         DataFrames), a `Domain` with `target=(lower, upper)` (for arrays), or None. None learns bounds from
         the data, warns, and stamps the certificate.
-    ledger, budget : file that every fit is charged to before noise is drawn, and the total that it may be
-        charged; as for `AdLMClassifier`.
-    size : public guess of the number of records, needed where that number is private.
-    neighbours : `replace-one` or `add-remove`, instead of the relation that the domain declares.
-    random_state : an integer makes the noise reproducible: the certificate is then stamped
-        `NOT PRIVATE: seeded`. Only None protects the records.
-    fourier : random Fourier features of the numeric columns together: a number, or `auto`; 0 is the rule's.
-    release : an existing release, or its folder. Then `fit` reads no record and spends nothing.
-    training : settings of training; a regression model has none so far.
+    epsilon, delta, ledger, budget, size, neighbours, random_state, fourier, release, training : as for
+        `AdLMClassifier`; a regression model has no settings of training so far.
 
     Attributes
     ----------
-    release_ : the release of the records.
-    certificate_ : its privacy cost, and the proof.
-    model_ : the trained model; `model_.training` has the R2 that was released and charged.
-    n_features_in_, feature_names_in_ : number of columns, and their names if any.
-    fits_ : number of fits of this estimator and its clones in this process, this one included.
+    release_, certificate_, n_features_in_, feature_names_in_, fits_ : as those of `AdLMClassifier`.
+    model_ : the trained model; `model_.training` has the R2 that was released and charged. A model whose
+        R2 is no better than the mean's predicts the mean, with a warning in `model_.training["warning"]`.
 
     Notes
     -----
-    Formal guarantees. One fit costs what `certificate_` says. Several fits on the same records add up: a
-    search that refits spends at each refit, and each refit warns. With `release` nothing is spent.
-
-    A model whose released R2 is no better than the mean's predicts the mean, with a warning in
-    `model_.training["warning"]`. There are no sample weights and no `partial_fit`; see `AdLMClassifier`.
+    Formal guarantees. As for `AdLMClassifier`: one fit costs what `certificate_` says, and fits add up.
     """
 
     _what = "regressor"

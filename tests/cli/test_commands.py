@@ -21,7 +21,7 @@ from tests.cli.commands import place as place
 from tests.declared import column
 
 import adlm.cli
-from adlm import Ledger, Model, Release, UserError, __version__, fit
+from adlm import Ledger, Model, Release, TrainingConfig, UserError, __version__, fit
 from adlm.cli.app import COMMANDS, app
 from adlm.privacy.accounting import Charge
 from adlm.privacy.certificate import SEEDED, WEAK_DELTA, WEAK_EPSILON
@@ -623,7 +623,7 @@ def test_a_numeric_target_goes_all_the_way(place: Path) -> None:
     for wrong in (model.probabilities, model.predict):
         with pytest.raises(UserError, match=r"values\(\)"):
             wrong(x)
-    network = fit(Release.load("NR"), "mlp", draws=4000)
+    network = fit(Release.load("NR"), "mlp", TrainingConfig(epochs=10, batch_size=100), draws=2000)
     others = rng.random((500, 3)).astype(np.float32)
     one, other = model.values(others), network.values(others)
     assert np.corrcoef(one, other)[0, 1] > 0.9

@@ -162,18 +162,17 @@ def test_a_declared_code_is_missing_when_served_too(tmp_path: Path) -> None:
     assert np.abs(run.run(None, coded)[0] - expected).max() < 1e-5
 
 
-@pytest.mark.parametrize(
-    ("column", "value"),
-    [("gain", np.nan), ("gain", np.inf), ("sex", "perhaps"), ("stage", "IV"), ("town", "west"), ("town", "")],
-)
-def test_what_the_domain_refuses_gets_no_prediction(tmp_path: Path, column: str, value: Any) -> None:
+def test_what_the_domain_refuses_gets_no_prediction(tmp_path: Path) -> None:
     table = TableDomain.from_toml(RAW)
     export_onnx(made_model(table), tmp_path / "m.onnx")
-    inputs = as_inputs(table, ROWS)
-    inputs[column][2, 0] = value
-    probabilities, code = session(tmp_path / "m.onnx").run(None, inputs)
-    assert np.isnan(probabilities).any(1).tolist() == [False, False, True, False, False, False]
-    assert (code == -1).tolist() == [False, False, True, False, False, False]
+    run = session(tmp_path / "m.onnx")
+    refused: list[tuple[str, Any]] = [("gain", np.nan), ("gain", np.inf), ("sex", "perhaps"), ("stage", "IV")]
+    for name, value in [*refused, ("town", "west"), ("town", "")]:
+        inputs = as_inputs(table, ROWS)
+        inputs[name][2, 0] = value
+        probabilities, code = run.run(None, inputs)
+        assert np.isnan(probabilities).any(1).tolist() == [False, False, True, False, False, False]
+        assert (code == -1).tolist() == [False, False, True, False, False, False]
 
 
 @pytest.mark.parametrize("name", ["adult", "diabetes130"])
@@ -267,10 +266,10 @@ def test_images_are_served_with_the_same_predictions(tmp_path: Path) -> None:
 def test_photographs_are_served_with_the_same_predictions(tmp_path: Path) -> None:
     """By a process that has not mapped an image before."""
     generator = np.random.default_rng(0)
-    x = generator.integers(0, 256, (40, 3, 32, 32)).astype(np.float64)
-    x[20:, 0] *= 0.5
+    x = generator.integers(0, 256, (12, 3, 32, 32)).astype(np.float64)
+    x[6:, 0] *= 0.5
     domain = Domain((3, 32, 32), 0, 255, ("red", "other"), "replace-one", "natural")
-    model = fit(privatise(x, np.arange(40) // 20, domain=domain, epsilon=50, seed=0, k=10))
+    model = fit(privatise(x, np.arange(12) // 6, domain=domain, epsilon=50, seed=0, k=10))
     folded_pooling.cache_clear()
     export_onnx(model, tmp_path / "m.onnx")
     (found,) = session(tmp_path / "m.onnx").run(["probabilities"], {"records": x.astype(np.float32)})

@@ -154,13 +154,13 @@ def test_the_commands_weigh_warn_and_tell_recall_by_class(
     assert [s["class"] for s in json.loads(said)["small_classes"]] == ["rare"]
     assert json.loads(said)["class_weights"] == {"no": 1.0, "yes": 1.0, "rare": 5.0}
     assert "adlm: warning: class 'rare' may be smaller than its noise" in warned
-    said, warned = run("evaluate", model, file, "--json")
+    said, warned = run("evaluate", model, file, "--save", model / "evaluation.json", "--json")
     found = json.loads(said)
     assert "class 'rare' may be smaller than its noise" in warned
     assert found["balanced_accuracy"] == pytest.approx(np.mean(found["recalls"]))
     assert found["small_classes"][0]["class"] == "rare"
     assert f"balanced {found['balanced_accuracy']:.4f}" in run("evaluate", model, file)[0]
-    write_report(model, tmp_path / "r.html", evaluation=found)
+    write_report(model, tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text()
     for text in ("may be smaller than its noise", "Recall by class", f"{found['recalls'][0]:.1%}"):
         assert text in page

@@ -21,11 +21,13 @@ from tests.declared import AGE_AND_TOWN
 from adlm import Domain, Ledger, Release, fit, privatise
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
+from adlm.model.training import TrainingConfig
 from adlm.sklearn.estimators import AdLMClassifier
 from adlm.sklearn.inputs import PrivacyWarning
 
 TOML = AGE_AND_TOWN
 TABLE = TableDomain.from_toml(TOML)
+BRIEF = TrainingConfig(epochs=2, batch_size=100)
 
 
 def people(n: int, seed: int) -> tuple[pd.DataFrame, Any]:
@@ -99,7 +101,7 @@ def test_from_release_predicts_at_once_and_carries_the_certificate(release: Rele
     assert made.feature_names_in_.tolist() == ["age", "town"]
     assert made.n_features_in_ == 2
     release.save(tmp_path / "R")
-    again = AdLMClassifier.from_release(tmp_path / "R", network="mlp", draws=500)
+    again = AdLMClassifier.from_release(tmp_path / "R", network="mlp", draws=500, plan=BRIEF)
     assert again.predict(frame).shape == (500,)
     assert not np.array_equal(again.predict_proba(frame), made.predict_proba(frame))
     made.save(tmp_path / "c")
@@ -115,7 +117,7 @@ def test_a_search_on_a_given_release_reads_no_record_and_warns_of_nothing(
         raise AssertionError("something was charged")
 
     monkeypatch.setattr(Ledger, "charge", no_charge)
-    grid = {"training": [{}, {"class_weight": "balanced"}, {"network": "mlp", "draws": 500}]}
+    grid = {"training": [{}, {"class_weight": "balanced"}, {"network": "mlp", "draws": 500, "plan": BRIEF}]}
     found = GridSearchCV(AdLMClassifier.from_release(release), grid, cv=2).fit(frame, labels)
     assert np.isfinite(found.cv_results_["mean_test_score"]).all()
     assert found.best_estimator_.certificate_.digest == release.certificate.digest

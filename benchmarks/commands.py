@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +10,11 @@ import typer
 
 from adlm.cli.console import Output
 from adlm.errors import UserError
-from benchmarks.experiments import TITLES
+from adlm.privacy.accounting import parse_epsilon
+from benchmarks import catalogue, pages
+from benchmarks import synthetic as synthetic_tables
+from benchmarks import tables as comparison
+from benchmarks.runner import Line
 
 experiment = typer.Typer(
     help="Run an experiment by name, side by side with DP-SGD. Example: adlm experiment frontier-mnist",
@@ -48,8 +50,6 @@ def list_(as_json: bool = False, quiet: bool = False) -> None:
 
     With --json: {"experiments": [{"name", "title", "data", "methods", "quick_cells", "full_cells"}]}.
     """
-    from benchmarks.experiments.catalogue import EXPERIMENTS
-
     output = Output(as_json, quiet)
     described: list[dict[str, Any]] = [
         {
@@ -60,7 +60,7 @@ def list_(as_json: bool = False, quiet: bool = False) -> None:
             "quick_cells": len(e.trials("quick")),
             "full_cells": len(e.trials("full")),
         }
-        for e in EXPERIMENTS.values()
+        for e in catalogue.EXPERIMENTS.values()
     ]
     output.result({"experiments": described})
     keys = ("name", "title", "quick_cells", "full_cells")
@@ -68,30 +68,32 @@ def list_(as_json: bool = False, quiet: bool = False) -> None:
     output.table(["name", "question", "trials, quick", "trials, full"], rows)
 
 
-def _run(name: str, **options: Any) -> dict[str, Any]:
-    from benchmarks.experiments.run import run_experiment
-
-    for key in ("epsilons", "methods"):
-        if options[key] is not None:
-            options[key] = [part for part in _listed(options[key]) if part]
-    for epsilon in options["epsilons"] or ():
-        from adlm.privacy.accounting import parse_epsilon
-
+def _run(name: str, epsilons: str | None, methods: str | None, **options: Any) -> dict[str, Any]:
+    budgets = _listed(epsilons)
+    for epsilon in budgets or ():
         parse_epsilon(epsilon)
-    return run_experiment(name, **options)
+    return catalogue.run_experiment(name, epsilons=budgets, methods=_listed(methods), **options)
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    """Split an option at its commas."""
-    return tuple(part.strip() for part in text.split(","))
+def _listed(text: str | None) -> tuple[str, ...] | None:
+    """Split an option at its commas; None where it was not given."""
+    return None if text is None else tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _show_rows(name: str, rows: Sequence[Any], out: Path, output: Output) -> None:
+def _show_rows(name: str, rows: list[Line], out: Path, output: Output) -> None:
     """Print the rows of a comparison as JSON, or where they were written."""
-    output.result(
-        {"experiment": name, "rows": [asdict(row) for row in rows]},
-        f"{len(rows)} rows written to {out / f'{name}.md'}",
-    )
+    output.result({"experiment": name, "rows": rows}, f"{len(rows)} rows written to {out / f'{name}.md'}")
+
+
+def _typed() -> str:
+    """The command as it was typed, without paths."""
+    words = [word for word in sys.argv[1:] if word != "--resume"]
+    return " ".join(["adlm", *("PATH" if "/" in word else word for word in words)])
+
+
+def _given(**options: Any) -> dict[str, Any]:
+    """Options that were given; those left out have the defaults of the function."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _command(name: str, title: str) -> None:
@@ -106,22 +108,19 @@ def _command(name: str, title: str) -> None:
         as_json: bool = False,
         quiet: bool = False,
     ) -> None:
-        from benchmarks.experiments.tabulate import table
-
         output = Output(as_json, quiet)
-        options = {"preset": preset, "epsilons": epsilons, "seeds": seeds, "methods": methods}
-        summary = _run(name, **options, resume=resume, jobs=jobs, out=out)
-        output.result(summary, table(summary))
-        for test in summary["tests"]:
-            output.say(f"{test['found']} ({test['over']})")
+        summary = _run(name, epsilons, methods, preset=preset, seeds=seeds, resume=resume, jobs=jobs, out=out)
+        output.result(summary, pages.table(summary))
+        if summary["tests"] and summary["kind"] != "allocation":
+            output.say(pages.tests(summary))
         output.say(f"written to {out / name}; run again with: {summary['command']}")
 
-    command.__doc__ = f"{title}\n\n{_WRITES.replace('NAME', name)}"
+    command.__doc__ = f"{title}.\n\n{_WRITES.replace('NAME', name)}"
     experiment.command(name, epilog=f"Example: adlm experiment {name} --preset quick --resume")(command)
 
 
-for _name, _title in TITLES.items():
-    _command(_name, f"{_title}.")
+for _experiment in catalogue.EXPERIMENTS.values():
+    _command(_experiment.name, _experiment.title)
 
 
 @experiment.command("tables", epilog="Example: adlm experiment tables --releases 10")
@@ -153,23 +152,20 @@ def tables(
     Reads the sets from the folder that ADLM_DATA names; writes OUT/tables.jsonl and OUT/tables.md.
     diffprivlib (pip install diffprivlib==0.6.6 scikit-learn==1.6.1) and interpret (pip install
     interpret==0.7.8) need environments of their own and are left out without one. With --json:
-    {"experiment", "rows": [{"data", "method", "noise", "epsilon", "accuracy", "auc", ...}]}.
+    {"experiment", "rows": [{"data", "method", "noise", "epsilon", "runs", "measures": {name: [mean, sd]}}]}.
     """
-
-    from benchmarks.experiments.tables import EPSILONS, run
-
-    output = Output(as_json, quiet)
-    environments = {"diffprivlib": diffprivlib_python, "interpret": interpret_python}
-    rows = run(
+    given = _given(names=_listed(names), epsilons=_listed(epsilons))
+    pythons = _given(diffprivlib=diffprivlib_python, interpret=interpret_python)
+    rows = comparison.run(
         out,
-        names=_listed(names),
-        epsilons=_listed(epsilons) if epsilons else EPSILONS,
         releases=releases,
         compare=compare,
-        pythons={name: path for name, path in environments.items() if path is not None},
+        pythons=pythons,
         resume=resume,
+        command=_typed(),
+        **given,
     )
-    _show_rows("tables", rows, out, output)
+    _show_rows("tables", rows, out, Output(as_json, quiet))
 
 
 @experiment.command("regression", epilog="Example: adlm experiment regression --names friedman1 --releases 3")
@@ -190,22 +186,14 @@ def regression(
 
     Reads the sets from the folder that ADLM_DATA names; writes OUT/regression.jsonl and OUT/regression.md.
     diffprivlib needs an environment of its own (pip install diffprivlib==0.6.6 scikit-learn==1.6.1) and is
-    left out without one. With --json: {"experiment", "rows": [{"data", "method", "noise", "epsilon", "r2",
-    "rmse", "mae", ...}]}.
+    left out without one. With --json: as for tables.
     """
-    from benchmarks.experiments.regression import EPSILONS, run
-    from benchmarks.experiments.regression_split import NAMES as ALL
-
-    output = Output(as_json, quiet)
-    rows = run(
-        out,
-        names=_listed(names) if names else ALL,
-        epsilons=_listed(epsilons) if epsilons else EPSILONS,
-        releases=releases,
-        diffprivlib=diffprivlib_python,
-        resume=resume,
+    given = _given(names=_listed(names), epsilons=_listed(epsilons))
+    python, command = diffprivlib_python, _typed()
+    rows = comparison.run_numeric(
+        out, releases=releases, diffprivlib=python, resume=resume, command=command, **given
     )
-    _show_rows("regression", rows, out, output)
+    _show_rows("regression", rows, out, Output(as_json, quiet))
 
 
 @experiment.command("synthetic", epilog="Example: adlm experiment synthetic --names adult --resume")
@@ -214,10 +202,9 @@ def synthetic(
         str | None,
         typer.Option(help="Which tables: adult, diabetes130, or any NAME of adlm experiment tables."),
     ] = None,
-    releases: Annotated[int, typer.Option(help="Releases for each figure.", min=1)] = 3,
-    aim_releases: Annotated[int, typer.Option(help="Releases for each figure of AIM.", min=0)] = 1,
+    releases: Annotated[int, typer.Option(help="Releases for each figure of ours.", min=1)] = 3,
+    others: Annotated[int, typer.Option(help="Runs for each figure of MST and AIM; 0 for none.", min=0)] = 1,
     epsilons: Epsilons = None,
-    compare: Annotated[bool, typer.Option("--compare/--ours-alone", help="Also run MST and AIM.")] = True,
     mbi_python: Annotated[
         str | None,
         typer.Option(help="The Python of an environment that has mbi; made by default.", metavar="PATH"),
@@ -233,24 +220,20 @@ def synthetic(
     """Synthetic tables: what models trained on drawn records get on real ones, ours beside MST and AIM.
 
     Reads the sets from the folder that ADLM_DATA names; writes OUT/synthetic.jsonl and OUT/synthetic.md.
-    MST and AIM run in an environment that is made in out/venv-mbi with mbi 2.0.0. With --json: {"experiment",
-    "rows": [{"data", "method", "noise", "epsilon", "runs", "measures": {name: [value of each run]}}]}.
+    MST and AIM run in an environment that is made in out/venv-mbi with mbi 2.0.0. With --json: as for tables.
     """
-    from benchmarks.experiments.synthetic import EPSILONS, NAMES, run
-
-    output = Output(as_json, quiet)
-    rows = run(
+    given = _given(names=_listed(names), epsilons=_listed(epsilons))
+    rows = synthetic_tables.run(
         out,
-        names=_listed(names) if names else NAMES,
-        epsilons=_listed(epsilons) if epsilons else EPSILONS,
         releases=releases,
-        aim_releases=aim_releases,
-        compare=compare,
+        others=others,
         python=mbi_python,
         validation=validation,
         resume=resume,
+        command=_typed(),
+        **given,
     )
-    _show_rows("synthetic", rows, out, output)
+    _show_rows("synthetic", rows, out, Output(as_json, quiet))
 
 
 @experiment.command("all", epilog="Example: adlm experiment all --preset quick --resume")
@@ -267,18 +250,17 @@ def all_(
 
     Tables have a command of their own: adlm experiment tables. With --json: {"experiments": {name: summary}}.
     """
-    from benchmarks.experiments.tabulate import table
-
     output = Output(as_json, quiet)
-    options = {"preset": preset, "epsilons": None, "seeds": seeds, "methods": None}
     summaries, failed = {}, []
-    for name in TITLES:
+    for name in catalogue.EXPERIMENTS:
         try:
-            summaries[name] = _run(name, **options, resume=resume, jobs=jobs, out=out)
+            summaries[name] = _run(
+                name, None, None, preset=preset, seeds=seeds, resume=resume, jobs=jobs, out=out
+            )
         except UserError as error:
             failed.append(f"{name} was not run: {error}")
             continue
-        output.say(f"\n{summaries[name]['title']}\n\n{table(summaries[name])}")
+        output.say(f"\n{summaries[name]['title']}\n\n{pages.table(summaries[name])}")
     output.result({"experiments": summaries})
     if failed:
         raise UserError("; ".join(failed))
@@ -288,8 +270,7 @@ def bench(
     only: Annotated[
         str | None,
         typer.Option(
-            help="Only these: noise, features, photographs, training, networks, pipeline, growth, tables, "
-            "reading, engines, rounds, wide, image, versions."
+            help="Only these: noise, features, photographs, pipeline, growth, reading, engines, wide."
         ),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Less work, with a larger spread.")] = False,
@@ -298,8 +279,7 @@ def bench(
         str | None, typer.Option(help="The Python of an environment that has kymatio 0.3.0.", metavar="PATH")
     ] = None,
     against: Annotated[
-        Path | None,
-        typer.Option(help="Another checkout, to be compared with (photographs, versions).", metavar="PATH"),
+        Path | None, typer.Option(help="Another checkout, for the rates of features.", metavar="PATH")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for bench.json, a table and a picture.")] = None,
     as_json: bool = False,
@@ -308,22 +288,20 @@ def bench(
     """Measure noise, features, training, the whole pipeline and growth, each against others in the same run.
 
     Only ratios are given, as the median of interleaved repeats with their spread, because times depend on
-    the machine. With --json: {"command", "cores", "repeats", "ratios": [{"name", "value",
+    the machine. With --json: {"command", "date", "cores", "repeats", "seconds", "ratios": [{"name", "value",
     "low", "high", "note", "detail"}]}.
     """
-    from benchmarks.bench.comparisons import Scale
-    from benchmarks.bench.run import HEADINGS, run, table_rows
+    from benchmarks.bench import HEADINGS, Scale, run, table_row
 
     output = Output(as_json, quiet)
     words = ["adlm bench", *(["--quick"] if quick else []), f"--repeats {repeats}"]
     words += [f"--only {only}"] if only else []
     words += ["--kymatio-python PATH"] if kymatio_python else []
     words += [f"--against {against.name}"] if against else []
-    names = [part.strip() for part in (only or "").split(",") if part.strip()]
     scale = Scale(quick, repeats, kymatio_python or sys.executable, against=against)
-    result = run(names, scale, out, " ".join(words))
+    result = run(_listed(only) or (), scale, out, " ".join(words))
     output.result(result)
-    output.table(HEADINGS, [table_rows(entry) for entry in result["ratios"]])
+    output.table(HEADINGS, [table_row(entry) for entry in result["ratios"]])
     for entry in result["ratios"]:
         if entry["note"]:
             output.say(f"{entry['name']}: {entry['note']}")

@@ -18,8 +18,13 @@ from adlm.audit.statistics import ALPHA
 from adlm.cli.app import app
 from adlm.runtime import progress
 
-LIBRARIES = "benchmarks.other_mechanisms.libraries"
-DIFFPRIVLIB = {"linear_regression": 2, "standard_scaler": 2, "quantile": 1}  # name and width
+LIBRARIES = "benchmarks.other_mechanisms"
+DIFFPRIVLIB = {
+    "linear_regression": 2,
+    "standard_scaler": 2,
+    "quantile": 1,
+    "linear_regression_without_intercept": 2,
+}  # name and width
 PLUGIN = """
 import numpy as np
 from adlm.audit.black_box import Mechanism
@@ -150,13 +155,13 @@ def test_diffprivlib_is_run_by_its_own_python_or_said_to_be_missing(monkeypatch:
     monkeypatch.setenv("ADLM_DIFFPRIVLIB_PYTHON", "/no/such/python")
     for name in DIFFPRIVLIB:
         with pytest.raises(UserError, match="environment of its own"):
-            find_mechanism(f"benchmarks.other_mechanisms.diffprivlib:{name}")
+            find_mechanism(f"{LIBRARIES}:{name}")
 
 
 def test_diffprivlibs_mechanisms_give_numbers_where_it_is_installed() -> None:
     if not os.environ.get("ADLM_DIFFPRIVLIB_PYTHON"):
         pytest.skip("ADLM_DIFFPRIVLIB_PYTHON names no Python that has diffprivlib")
     for name, width in DIFFPRIVLIB.items():
-        mechanism = find_mechanism(f"benchmarks.other_mechanisms.diffprivlib:{name}")
+        mechanism = find_mechanism(f"{LIBRARIES}:{name}")
         assert mechanism.outputs(mechanism.data, 3).shape == (3, width)
         assert mechanism.name.startswith("diffprivlib 0.")

@@ -24,7 +24,7 @@ from adlm.ui import figures as published
 from adlm.ui.choices import Budget, declared, named, point
 from adlm.ui.page import figures, gather, render
 from adlm.ui.server import Server
-from benchmarks.experiments import page_figures
+from benchmarks import pages
 
 ROOT = Path(__file__).parent.parent.parent
 runner = CliRunner()
@@ -36,13 +36,8 @@ def quiet() -> None:
 
 
 def test_measured_curves_are_those_of_the_results() -> None:
-    """After new results: python -m benchmarks.experiments.page_figures results."""
-    assert published.measured() == page_figures.from_results(ROOT / "results")
-
-
-def test_results_that_are_not_there_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert page_figures.main([str(tmp_path)]) == 2
-    assert "run adlm experiment frontier-digits first" in capsys.readouterr().err
+    """After new results: python -m benchmarks.pages --ui."""
+    assert published.measured() == pages.measured_curves(ROOT / "results")
 
 
 def test_every_figure_of_others_says_where_it_is_from() -> None:

@@ -145,7 +145,7 @@ def check_relation(neighbours: str) -> None:
 # ---- Forecasts for the page: the release is simulated on synthetic classes, so nothing is spent or read.
 #
 # Forecasts of the public data sets come with the package (`forecasts.json`, made by
-# `benchmarks.experiments.page_figures`): classes of photographs take a minute to draw. One is used
+# `benchmarks.pages --ui`): classes of photographs take a minute to draw. One is used
 # only while features and plan are unchanged; any other budget is simulated on request.
 
 _STEPS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 10)

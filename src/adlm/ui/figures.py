@@ -104,7 +104,7 @@ def of_paper(data: str) -> tuple[Published, ...]:
 
 # ---- The public figures that come with the package: measured, published by others, and simulated.
 #
-# `measured.json` and `forecasts.json` are written by `python -m benchmarks.experiments.page_figures results`.
+# `measured.json` and `forecasts.json` are written by `python -m benchmarks.pages --ui`.
 
 MEASURED = "measured.json"
 

@@ -1,1 +1,0 @@
-"""The baseline: differentially private stochastic gradient descent (DP-SGD)."""

@@ -1,1 +1,0 @@
-"""Ratios of speed and memory, side by side in one run; never absolute times."""

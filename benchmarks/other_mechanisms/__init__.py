@@ -1,1 +1,0 @@
-"""Mechanisms of other libraries, as plug-ins of `adlm audit --subject`."""

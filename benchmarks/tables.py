@@ -540,14 +540,14 @@ def write_page(path: Path) -> None:
     """Write the page of a file of rows beside it, in the order of data sets and methods."""
     rows = read_lines(path)
     order = {name: at for at, name in enumerate(dict.fromkeys(row["data"] for row in rows))}
-    rows.sort(key=lambda row: (order[row["data"]], _rank(row["method"]), row["noise"], row["epsilon"] or ""))
+    rows.sort(key=lambda row: (order[row["data"]], *_rank(row["method"], row["noise"]), row["epsilon"] or ""))
     write_lines(path, {row_key(row): row for row in rows}.values())
     write_file(path.with_suffix(".md"), page(path.name, rows).encode(), what="table of results")
 
 
-def _rank(method: str) -> int:
-    order = (LOGISTIC, RIDGE, BOOSTING, OURS, OURS_ADDED, DPSGD, EBM)
-    return order.index(method) if method in order else len(order)
+def _rank(method: str, noise: str) -> tuple[int, int]:
+    order = (LOGISTIC, RIDGE, BOOSTING, OURS, OURS_ADDED, DPSGD, EBM, *map(diffprivlib_name, PENALTIES))
+    return order.index(method) if method in order else len(order), ("none", "pure", "delta 1e-5").index(noise)
 
 
 def page(file: str, rows: list[Line]) -> str:

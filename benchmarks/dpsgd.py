@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from adlm.errors import UserError
-from adlm.paper.networks import BatchStatistics
+from adlm.paper.networks import MinMax
 from adlm.privacy.accounting import Totals, gaussian_mu, parse_delta, parse_epsilon
 from adlm.runtime import progress
 
@@ -117,7 +117,7 @@ def _limit(epsilon: float, rate: float, steps: int, delta: float) -> float:
 
 # ---- networks: no layer may mix the records of a batch
 
-COUPLING = (BatchStatistics, nn.modules.batchnorm._BatchNorm)
+COUPLING = (MinMax, nn.modules.batchnorm._BatchNorm)
 
 
 def uncoupled(network: nn.Module) -> nn.Module:
@@ -130,7 +130,7 @@ def uncoupled(network: nn.Module) -> nn.Module:
     """
     copied = copy.deepcopy(network)
     for name, module in list(copied.named_modules()):
-        if isinstance(module, BatchStatistics):
+        if isinstance(module, MinMax):
             parent = copied.get_submodule(name.rpartition(".")[0])
             setattr(parent, name.rpartition(".")[2], nn.Identity())
         elif isinstance(module, COUPLING):

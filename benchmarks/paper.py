@@ -39,9 +39,8 @@ from torch import Tensor, nn
 from adlm.data import datasets
 from adlm.domain import Domain
 from adlm.errors import UserError
-from adlm.model import training as in_chunks
-from adlm.model.training import Checkpoint, Examples, TrainingConfig, train
-from adlm.paper.networks import Coefficients, build, by_batch, coefficients, layer_sizes
+from adlm.model.training import Checkpoint, Examples, TrainingConfig, forward_in_chunks, train
+from adlm.paper.networks import build, by_batch, layer_sizes
 from adlm.paper.release import SCALE, Budgets, RecordMechanism, Settings, mechanism_for
 from adlm.paper.relevance import PrivateRelevance, RelevanceSource, make_public, private_relevance
 from adlm.privacy.accounting import Charge, parse_epsilon
@@ -79,7 +78,7 @@ class Reading(Examples):
 
     draw: Callable[[int], Tensor] | None = None
 
-    def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Coefficients | Tensor]:
+    def batch(self, rows: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
         """Some of the records with their noise, and their coefficients."""
         x, target = super().batch(rows, device)
         return (x if self.draw is None else x + self.draw(len(rows)).to(device)), target
@@ -91,8 +90,7 @@ def read(
     """Records by a reading, and the (M, |h|) noise that all of training shares on the output layer's loss."""
     check(reading)
     settings, classes = perturbation.settings, len(perturbation.domain.classes)
-    target = coefficients(settings.loss, labels, classes)
-    target = Coefficients(target.zeroth[:1, :1], target.first, target.second[:1, :1])
+    target = settings.loss.coefficients(labels, classes)
     if reading == "no-noise":
         return Reading(x, target), None
     shape, unit = perturbation.domain.shape, _finite(perturbation.units)
@@ -107,7 +105,7 @@ def read(
         matrix = torch.from_numpy(drawn.astype(np.float32))
     else:
         noise = source.laplace((len(labels), classes), SCALE) * perturbation.label_unit
-        target = replace(target, first=target.first + torch.from_numpy(noise.astype(np.float32)))
+        target[:, 1] += torch.from_numpy(noise.astype(np.float32))
     if reading == "own-once":
         noisy = torch.empty_like(x)
         for start in range(0, len(x), 1000):
@@ -260,11 +258,11 @@ def perform(trial: Trial) -> Outcome:
 
 
 @torch.no_grad()
-def accuracy(network: nn.Module, x: Tensor, labels: Any) -> float:
-    """Accuracy with the batch statistics of all of these records."""
+def accuracy(network: nn.Module, x: Tensor, labels: Any, *, together: bool = True) -> float:
+    """Accuracy, with the batch statistics of all of these records together or those of training."""
     was, right = network.training, torch.as_tensor(labels)
-    with by_batch(network.eval(), True):
-        predicted = in_chunks.forward_in_chunks(network, x).argmax(1)
+    with by_batch(network.eval(), together):
+        predicted = forward_in_chunks(network, x).argmax(1)
     network.train(was)
     return float((predicted == right).double().mean())
 

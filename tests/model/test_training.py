@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_is_told(tmp_path: Path) -> None:
     examples, file, plan = from_records(release()), tmp_path / "run.safetensors", replace(PLANS[1], epochs=1)
     train(seeded(), examples, plan, device="cpu", checkpoint=Checkpoint(file))
     whole = file.read_bytes()
-    for damaged in (whole[:-50], whole.replace(b'format\\": 2', b'format\\": 1')):
+    for damaged in (whole[:-50], whole.replace(b'format\\": 3', b'format\\": 1')):
         assert damaged != whole
         file.write_bytes(damaged)
         with pytest.raises(UserError, match="not a checkpoint of this adlm, or it was truncated"):

@@ -19,7 +19,7 @@ from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.features import TABLES, Features
 from adlm.features.tables import CentredTable, IndicatorTable, ScaledTable
-from adlm.model.estimates import class_means, class_offsets, fit_discriminant, linear, shrunk_counts
+from adlm.model.estimates import ClassMeans, class_offsets, fit_discriminant, linear, shrunk_counts
 from adlm.model.head import (
     ERROR_BOUND,
     GradientRounds,
@@ -388,7 +388,7 @@ def with_class_weights(model: Model, release: Release, given: Weights) -> Model:
     if given == BALANCED and release.kind == "moments":
         # Also for a model that was replaced by the largest class: plain accuracy is not the goal here.
         weight = closed_form(release, model.features).weight
-        middle = class_means(release.moments()).mean(0)  # equal weight for every class
+        middle = ClassMeans.of(release.moments()).mean.mean(0)  # equal weight for every class
         bias = -(weight.double() @ middle[: weight.shape[1]])
         if summary.get("warning"):
             summary["warning"] = UNSURE

@@ -141,9 +141,7 @@ def offset_moves(counts: Reals, predicted: Reals, spread: float) -> Reals:
     return np.array([round(GRID * (value - middle)) / GRID for value in moved])
 
 
-# ---- Shrinkage estimates from released moments: counts, means, covariance.
-#
-# Post-processing of a release, used by the closed form and the labelled draws.
+# ---- Shrinkage estimates from released moments, for the closed form and the labelled draws
 
 IMBALANCE = 0.1  # assumed spread of class sizes when counts are too noisy, relative to n / M
 
@@ -168,30 +166,32 @@ def shrunk_counts(moments: Moments) -> Tensor:
     return counts * (n / counts.sum())
 
 
-def class_means(moments: Moments) -> Tensor:
-    """Class means (M, k): sums over shrunk counts."""
-    return moments.sums / shrunk_counts(moments)[:, None]
+@dataclass(frozen=True)
+class ClassMeans:
+    """Class means, with the spread of records around them.
 
-
-def variance_within(share: Tensor, means: Tensor, noise: Tensor) -> Tensor:
-    """Estimate the variance of records within classes along one coordinate, if it is isotropic.
-
-    A record has norm at most 1, so its variance is at most 1 less the squared norm of its mean.
-
-    Parameters
+    Attributes
     ----------
     share : (M,) class shares.
-    means : (M, k) class means.
+    mean : (M, k) class means: sums over shrunk counts.
     noise : (M, k) variance of the noise on a mean.
+    within : variance of records within classes along one coordinate, if it is isotropic. A record has norm at
+        most 1, so its variance is at most 1 less the squared norm of its mean.
     """
-    left = 1 - (share[:, None] * (means.square() - noise)).sum().clamp(0.0, 0.95)
-    return left / means.shape[1]
 
+    share: Tensor
+    mean: Tensor
+    noise: Tensor
+    within: Tensor
 
-# ---- Linear discriminants from released moments: the model in closed form.
-#
-# Everything here is post-processing of a release. Class means are sums divided by shrunk counts; the
-# covariance within classes is assumed isotropic, as public features are designed to be.
+    @classmethod
+    def of(cls, moments: Moments) -> ClassMeans:
+        """Estimate them from released moments."""
+        counts = shrunk_counts(moments)
+        share, mean = counts / counts.sum(), moments.sums / counts[:, None]
+        noise = (moments.sd_sums[None] / counts[:, None]).square()
+        left = 1 - (share[:, None] * (mean.square() - noise)).sum().clamp(0.0, 0.95)
+        return cls(share, mean, noise, left / mean.shape[1])
 
 
 def linear(weight: Tensor, bias: Tensor, width: int | None = None) -> nn.Linear:
@@ -207,32 +207,23 @@ def linear(weight: Tensor, bias: Tensor, width: int | None = None) -> nn.Linear:
 def fit_discriminant(moments: Moments, prior: PriorStatistics | None = None) -> nn.Linear:
     """Fit linear discriminants to released moments; a public prior of the features helps to calibrate.
 
-    With W the covariance within classes, N that of the noise on a class mean m_c, and A = W + N + N^2 / 2W,
-    scores are z'A^-1 m_c - (m_c'A^-1 m_c - tr A^-1 N_c) / 2 + log share_c. The trace removes the bias of
-    noise on the length of m_c. A new record lies around the *noisy* mean with covariance W + N; the last
-    term of A pays for the noise on that length, so that coordinates dominated by noise are left out.
+    With W the covariance within classes, which is assumed isotropic, N that of the noise on a class mean m_c,
+    and A = W + N + N^2 / 2W, scores are z'A^-1 m_c - (m_c'A^-1 m_c - tr A^-1 N_c) / 2 + log share_c. The
+    trace removes the bias of noise on the length of m_c. A new record lies around the *noisy* mean with
+    covariance W + N; the last term of A pays for the noise on that length, so that coordinates dominated by
+    noise are left out.
     """
     if moments.n <= 0:
         raise UserError(f"a model needs records: the release has n = {moments.n:g}; raise epsilon")
-    counts = shrunk_counts(moments)
-    means = moments.sums / counts[:, None]
-    centre = (moments.sums.sum(0) / moments.n)[None]
-    between = means - centre
-    noise = (moments.sd_sums[None] / counts[:, None]).square()  # (M, k) variance of the noise on a mean
-    share = counts / counts.sum()
-    effective = _with_noise(variance_within(share, means, noise), noise.mean(0))
+    found = ClassMeans.of(moments)
+    centre = moments.sums.sum(0) / moments.n
+    between, noise = found.mean - centre, found.noise.mean(0)
+    effective = found.within + noise + noise.square() / (2 * found.within)
     precise = between / effective
-    traces = (noise / effective).sum(1)
-    length = (between * precise).sum(1) - traces
-    bias = -(precise @ centre[0]) - length / 2
-    bias = bias + share.log()
+    length = (between * precise).sum(1) - (found.noise / effective).sum(1)
+    bias = -(precise @ centre) - length / 2 + found.share.log()
     temperature = _temperature(precise, prior)
     return linear(precise / temperature, bias / temperature)
-
-
-def _with_noise(variance: Tensor, noise: Tensor) -> Tensor:
-    """Effective variance of a coordinate along which class means carry noise of the given variance."""
-    return variance + noise + noise.square() / (2 * variance)
 
 
 def _temperature(precise: Tensor, prior: PriorStatistics | None) -> float:
@@ -254,16 +245,9 @@ def _temperature(precise: Tensor, prior: PriorStatistics | None) -> float:
     return temperature * float(ratio.clamp(1.0, 50.0))
 
 
-# ---- Draw labelled feature vectors from released moments, so that any network can be trained on them.
-#
-# A class is a normal distribution around its released mean. Its covariance is that of records within
-# classes, plus that of the noise on the mean, because a new record lies around the *noisy* mean. Everything
-# here reads the release alone.
-
-
 @dataclass(frozen=True)
 class GaussianClassModel:
-    """A normal distribution for each class.
+    """A normal distribution for each class, around its released mean.
 
     Attributes
     ----------
@@ -284,28 +268,18 @@ class GaussianClassModel:
 
 
 def fit_class_model(moments: Moments, prior: PriorStatistics | None) -> GaussianClassModel:
-    """Fit class distributions to released moments; a public prior gives what was not released."""
-    counts = shrunk_counts(moments)
-    share = counts / counts.sum()
-    mean = moments.sums / counts[:, None]
-    covariance = spread_within(moments, prior)
-    values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
-    return GaussianClassModel(share, mean, vectors * values.clamp_min(0).sqrt())
+    """Fit class distributions to released moments.
 
-
-def spread_within(moments: Moments, prior: PriorStatistics | None) -> Tensor:
-    """Return the covariance (k, k) of a new record around its class's released mean, noise on it included.
-
-    It is the public prior's, scaled, or isotropic without a prior.
+    The covariance is that of records within classes, the public prior's, scaled, or isotropic without one;
+    and that of the noise on the mean, because a new record lies around the *noisy* mean.
     """
-    counts = shrunk_counts(moments)
-    means = moments.sums / counts[:, None]
-    noise = (moments.sd_sums[None] / counts[:, None]).square()
-    k = means.shape[1]
-    public = torch.eye(k, dtype=means.dtype)
+    found = ClassMeans.of(moments)
+    k = found.mean.shape[1]
+    public = torch.eye(k, dtype=found.mean.dtype)
     if prior is not None and len(prior.mean) >= k:
-        public = prior.within[:k, :k].to(means)
+        public = prior.within[:k, :k].to(found.mean)
         public = public / public.diagonal().mean().clamp_min(1e-12)
-    covariance = variance_within(counts / counts.sum(), means, noise) * public
-    pooled = noise.mean(0)
-    return covariance + torch.diag(pooled + pooled.square() / (2 * covariance.diagonal()))
+    covariance, noise = found.within * public, found.noise.mean(0)
+    covariance = covariance + torch.diag(noise + noise.square() / (2 * covariance.diagonal()))
+    values, vectors = torch.linalg.eigh((covariance + covariance.T) / 2)
+    return GaussianClassModel(found.share, found.mean, vectors * values.clamp_min(0).sqrt())

@@ -295,9 +295,8 @@ class TargetScale:
         Piecewise-linear bins add up to the mean exactly. Counts are projected on the simplex first.
         """
         values = [float(v) for v in np.asarray(counts, dtype=np.float64)]
-        shares = _simplex(
-            [v / sum(values) for v in values] if sum(values) > 0 else [1 / len(values)] * len(values)
-        )
+        total = sum(values)
+        shares = simplex(np.array([v / total if total > 0 else 1 / len(values) for v in values]))
         at = [i / BINS for i in range(BINS + 1)]
         mean = math.fsum(s * a for s, a in zip(shares, at, strict=True))
         square = math.fsum(s * (a - mean) ** 2 for s, a in zip(shares, at, strict=True))
@@ -336,11 +335,9 @@ class TargetScale:
         return np.stack([wrong * wrong, truth * truth], 1)
 
 
-def _simplex(shares: list[float]) -> list[float]:
-    """Return the nearest point of the simplex in Euclidean distance."""
-    falling, total, shift = sorted(shares, reverse=True), 0.0, 0.0
-    for count, share in enumerate(falling, start=1):
-        total += share
-        if share > (total - 1) / count:
-            shift = (total - 1) / count
-    return [max(share - shift, 0.0) for share in shares]
+def simplex(values: Reals, total: float = 1.0) -> Reals:
+    """Return the nearest non-negative numbers with a given sum."""
+    falling = np.sort(values)[::-1]
+    over = np.cumsum(falling) - total
+    last = int(np.flatnonzero(falling - over / np.arange(1, len(values) + 1) > 0)[-1])
+    return np.asarray(np.maximum(values - over[last] / (last + 1), 0))

@@ -139,28 +139,19 @@ class Model:
         return torch.cat(parts)
 
     def probabilities(self, x: npt.ArrayLike, *, device: str = "cpu") -> npt.NDArray[np.float64]:
-        """Return (n, M) class probabilities of raw records.
-
-        `x`, `device` and errors are as for `logits`; it is also an error if the model predicts a number.
-        """
+        """Return (n, M) class probabilities of raw records, given as for `logits`."""
         if self.target is not None:
             raise UserError("this model predicts a number, which has no class probabilities; use values()")
         return self.logits(x, device=device).double().softmax(1).numpy()
 
     def predict(self, x: npt.ArrayLike, *, device: str = "cpu") -> npt.NDArray[np.int64]:
-        """Return (n,) class codes of raw records; `classes` has their names.
-
-        `x`, `device` and errors are as for `logits`; it is also an error if the model predicts a number.
-        """
+        """Return (n,) class codes of raw records, given as for `logits`; `classes` has their names."""
         if self.target is not None:
             raise UserError("this model predicts a number, not a class; use values()")
         return self.logits(x, device=device).argmax(1).numpy()
 
     def values(self, x: npt.ArrayLike, *, device: str = "cpu") -> npt.NDArray[np.float64]:
-        """Return (n,) predictions of a numeric target, within its declared bounds.
-
-        `x`, `device` and errors are as for `logits`; it is also an error if the model predicts classes.
-        """
+        """Return (n,) predictions of a numeric target, within its declared bounds; `x` as for `logits`."""
         if self.target is None:
             raise UserError("this model predicts classes, not a number; use predict()")
         predictions = self._outputs(x, device)[:, 0].double().numpy()

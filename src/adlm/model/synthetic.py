@@ -26,6 +26,7 @@ from adlm.domain.encoding import TARGET_UNIT, expanded
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.model.fit import fit
+from adlm.model.head import simplex
 from adlm.model.model import Model
 from adlm.privacy.release import Release
 from adlm.runtime.artefact import canonical, new_file, write_file
@@ -103,11 +104,8 @@ class Grid:
         """Return the (cells,) that have values in a set of texts, or from `first` to `last`."""
         out = np.zeros(self.size, dtype=bool)
         if last is None:
-            names = (
-                _members(self.column)
-                if self.column.kind == "categorical"
-                else [[v] for v in self.column.levels]
-            )
+            levels = [[level] for level in self.column.levels]
+            names = _members(self.column) if self.column.kind == "categorical" else levels
             out[: len(names)] = [bool(first.intersection(texts)) for texts in names]
             return out
         half = 0.5 if self.column.integer or self.column.kind == "date" else 0.0  # values are rounded
@@ -181,14 +179,6 @@ class Measured:
         """Expected (bins, bins, classes) of two columns that are independent within each class."""
         shares = self.binned[second] / self.class_counts
         return np.asarray(self.binned[first][:, None, :] * shares[None, :, :])
-
-
-def simplex(values: Reals, total: float) -> Reals:
-    """Return the nearest non-negative numbers with a given sum."""
-    falling = np.sort(values)[::-1]
-    over = np.cumsum(falling) - total
-    last = int(np.flatnonzero(falling - over / np.arange(1, len(values) + 1) > 0)[-1])
-    return np.asarray(np.maximum(values - over[last] / (last + 1), 0))
 
 
 def bins_of(grid: Grid, counts: Reals, sd: float, most: int) -> Integers:

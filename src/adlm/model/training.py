@@ -90,8 +90,7 @@ def forward_in_chunks(network: nn.Module, x: Tensor) -> Tensor:
 
 # ---- Checkpoints of training: one safetensors file with JSON metadata, no pickle, written atomically.
 
-FORMAT = 2
-_NETWORK, _OPTIMISER = "network/", "optimiser/"
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -113,29 +112,11 @@ class Checkpoint:
         described: dict[str, Any],
         losses: list[float],
     ) -> None:
-        """Replace the file by the state after an epoch.
-
-        Parameters
-        ----------
-        network, optimiser : their state is saved.
-        described : the settings of the run; `load` refuses others.
-        losses : mean loss of each epoch so far.
-        """
-        tensors: dict[str, Tensor] = {
-            _NETWORK + name: value.detach().cpu().contiguous().clone()
-            for name, value in network.state_dict().items()
-        }
-        state, plain = optimiser.state_dict(), {}
-        for index, values in state["state"].items():
-            for name, value in values.items():
-                plain[f"{index}/{name}"] = _to_json(value, f"{_OPTIMISER}{index}/{name}", tensors)
-        body = {
-            "format": FORMAT,
-            "plan": described,
-            "losses": losses,
-            "plain": plain,
-            "groups": state["param_groups"],
-        }
+        """Replace the file by the state after an epoch; `described` are the settings of the run."""
+        tensors: dict[str, Tensor] = {}
+        state = {"network": network.state_dict(), "optimiser": optimiser.state_dict()}
+        kept = _to_json(state, "", tensors)
+        body = {"format": FORMAT, "plan": described, "losses": losses, "state": kept}
         try:
             text = json.dumps(body, sort_keys=True)
         except TypeError as problem:
@@ -147,10 +128,7 @@ class Checkpoint:
     def load(
         self, network: nn.Module, optimiser: torch.optim.Optimizer, described: dict[str, Any]
     ) -> list[float]:
-        """Restore a network and its optimiser from the file; return the losses so far.
-
-        `described` are the settings of this run, which must be those of the file.
-        """
+        """Restore network and optimiser from the file of a run as described; return the losses so far."""
         try:
             with safe_open(self.path, framework="pt") as file:
                 body = json.loads(file.metadata()["adlm"])
@@ -169,14 +147,12 @@ class Checkpoint:
                 f"the checkpoint {self.path} belongs to another run, its {names} differs; remove it to start "
                 "again"
             )
-        state: dict[int, dict[str, Any]] = {}
-        for name, value in body["plain"].items():
-            index, key = name.split("/")
-            state.setdefault(int(index), {})[key] = _from_json(value, tensors)
-        weights = {k.removeprefix(_NETWORK): v for k, v in tensors.items() if k.startswith(_NETWORK)}
+        state = _from_json(body["state"], tensors)
+        optimiser_state = state["optimiser"]
+        optimiser_state["state"] = {int(index): of for index, of in optimiser_state["state"].items()}
         try:
-            network.load_state_dict(weights)
-            optimiser.load_state_dict({"state": state, "param_groups": body["groups"]})
+            network.load_state_dict(state["network"])
+            optimiser.load_state_dict(optimiser_state)
         except (RuntimeError, ValueError):  # torch's message lists every weight
             raise UserError(
                 f"the checkpoint {self.path} is of another network than {name_of(network)}; train the "
@@ -186,10 +162,12 @@ class Checkpoint:
 
 
 def _to_json(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Convert a value of an optimiser's state to JSON; tensors, also in lists (LBFGS), go to `tensors`."""
+    """Convert a state to JSON; its tensors go to `tensors`."""
     if isinstance(value, Tensor):
         tensors[name] = value.detach().cpu().contiguous().clone()
         return {"tensor": name}
+    if isinstance(value, dict):
+        return {key: _to_json(item, f"{name}/{key}", tensors) for key, item in value.items()}
     if isinstance(value, list):
         return [_to_json(item, f"{name}/{place}", tensors) for place, item in enumerate(value)]
     return value
@@ -198,7 +176,9 @@ def _to_json(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 def _from_json(value: Any, tensors: dict[str, Tensor]) -> Any:
     """Inverse of `_to_json`."""
     if isinstance(value, dict):
-        return tensors[value["tensor"]]
+        if value.keys() == {"tensor"}:
+            return tensors[value["tensor"]]
+        return {key: _from_json(item, tensors) for key, item in value.items()}
     if isinstance(value, list):
         return [_from_json(item, tensors) for item in value]
     return value

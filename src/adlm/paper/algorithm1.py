@@ -125,8 +125,8 @@ def train(
         batch_size,
         explained=explained,
         options=options,
-        ledger=ledger or Ledger(),
-        source=Source.system() if seed is None else Source.seeded_with(seed),
+        ledger=ledger,
+        source=None if seed is None else Source.seeded_with(seed),
     )
     return fit(noisy, network, plan, provenance=provenance, device=device), noisy
 
@@ -169,16 +169,7 @@ def adaptive_laplace_mechanism(
     >>> float(release.certificate.totals.epsilon_claimed)
     2.0
     """
-    noisy = make_release(
-        D,
-        H,
-        budgets,
-        L,
-        explained=explained,
-        options=options,
-        ledger=ledger or Ledger(),
-        source=Source.system(),
-    )
+    noisy = make_release(D, H, budgets, L, explained=explained, options=options, ledger=ledger)
     # Lines 15 and 20-30: train any network on the release, for any number of steps
     train_on_records(noisy, H, TrainingConfig(steps=T, batch_size=L))
     return H, noisy
@@ -192,8 +183,8 @@ def make_release(
     *,
     explained: RelevanceSource | None,
     options: RecordOptions = _USUAL,
-    ledger: Ledger,
-    source: Source,
+    ledger: Ledger | None = None,
+    source: Source | None = None,
 ) -> Release:
     """Lines 1-19, the curator's: read the records once and release them with noise.
 
@@ -205,13 +196,14 @@ def make_release(
     L : batch size |L|.
     explained : the relevance network; None with ILM budgets.
     options : the loss, and what the paper leaves open.
-    ledger : every charge is written there before its noise is drawn.
-    source : of the noise.
+    ledger : every charge is written there before its noise is drawn; a new one in memory when not given.
+    source : of the noise; the system's when not given.
 
     Warns
     -----
     WeakReleaseWarning : as for `train`, before anything is charged.
     """
+    ledger, source = ledger or Ledger(), source or Source.system()
     # Line 9: Delta_h0 = 2 sum over h0 of d; line 17: Delta_F = M (|h| + |h|^2 / 4)
     settings = settings_for(D.domain, H, budgets, L, options)
     check_first(D, settings, budgets, explained=explained, rows=options.rows, ledger=ledger)

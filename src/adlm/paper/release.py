@@ -286,10 +286,8 @@ class Budgets:
     @classmethod
     def split(cls, epsilon: object, shares: tuple[object, ...] = SPLIT, method: str = "adlm") -> Budgets:
         """Split a total epsilon; ILM divides AdLM's share of the relevances between the other two."""
-        total, parts = (
-            parse_epsilon(epsilon),
-            [parse_epsilon(share, "a share of the split") for share in shares],
-        )
+        total = parse_epsilon(epsilon)
+        parts = [parse_epsilon(share, "a share of the split") for share in shares]
         if method not in METHODS:
             raise UserError(f"method must be one of {', '.join(METHODS)} (got {method!r}).")
         if len(parts) != 3:
@@ -362,16 +360,7 @@ def check_first(
     rows: int | None,
     ledger: Ledger,
 ) -> None:
-    """Check all inputs, and that the budget suffices, before the relevances are charged.
-
-    Parameters
-    ----------
-    records : the private records.
-    settings, budgets : of the release.
-    explained : the relevance network; None without eps1.
-    rows : records to average relevances over; None for all.
-    ledger : the one to be charged.
-    """
+    """Check all inputs, and that the budget suffices, before the relevances are charged."""
     if (budgets.epsilon1 is None) != (explained is None):
         raise UserError(
             "AdLM has an epsilon1 and needs a relevance network with its provenance; without epsilon1 it is "

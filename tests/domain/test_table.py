@@ -202,3 +202,8 @@ def test_numbers_and_texts_of_the_same_value_are_encoded_alike() -> None:
     age = Column("a", "numeric", 0, 10, scale="log")
     for given in ([0, 3, 12], np.array([0.0, 3.0, 12.0])):
         assert np.array_equal(encode_column(age, given, ()), encode_column(age, ["0", "3", "12"], ()))
+
+
+def test_a_long_cell_is_shortened_in_a_sentence(table: TableDomain) -> None:
+    with pytest.raises(UserError, match=r"^row 1, column 'stage': unknown value 'x{60}…'; the column has I,"):
+        encode_column(table.features[2], ["x" * 500], ())

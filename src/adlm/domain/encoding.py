@@ -12,6 +12,7 @@ import contextlib
 import datetime
 import decimal
 import math
+import re
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -45,6 +46,7 @@ class CellError(UserError):
     """A cell that its column's declaration does not allow; `row` counts from 0 in the input."""
 
     def __init__(self, column: str, row: int, reason: str) -> None:
+        reason = re.sub(r"('[^']{60})[^']{20,}'", r"\1…'", reason)  # long values are shortened
         super().__init__(f"row {row + 1}, column {column!r}: {reason}")
         self.column, self.row, self.reason = column, row, reason
 

@@ -134,9 +134,10 @@ def tables(
     ] = "adult,diabetes130",
     releases: Annotated[int, typer.Option(help="Fresh releases for each figure.")] = 10,
     epsilons: Epsilons = None,
-    compare: Annotated[
-        bool, typer.Option("--compare/--ours-alone", help="Also run the models to compare with.")
-    ] = True,
+    methods: Annotated[
+        str,
+        typer.Option(help="Which: public (without privacy), ours, dp-sgd, interpret, diffprivlib."),
+    ] = ",".join(comparison.METHODS),
     diffprivlib_python: Diffprivlib = None,
     interpret_python: Annotated[
         str | None, typer.Option(help="The Python of an environment that has interpret.", metavar="PATH")
@@ -154,12 +155,11 @@ def tables(
     interpret==0.7.8) need environments of their own and are left out without one. With --json:
     {"experiment", "rows": [{"data", "method", "noise", "epsilon", "runs", "measures": {name: [mean, sd]}}]}.
     """
-    given = _given(names=_listed(names), epsilons=_listed(epsilons))
+    given = _given(names=_listed(names), epsilons=_listed(epsilons), methods=_listed(methods))
     pythons = _given(diffprivlib=diffprivlib_python, interpret=interpret_python)
     rows = comparison.run(
         out,
         releases=releases,
-        compare=compare,
         pythons=pythons,
         resume=resume,
         command=_typed(),

@@ -11,18 +11,19 @@ import os
 import re
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tomli_w
 
 from adlm.errors import UserError
+from adlm.mechanism.planner import Plan
 from adlm.runtime import progress
-from adlm.runtime.artefact import write_file
+from adlm.runtime.artefact import canonical, sha256, write_file
 from benchmarks import ROOT
 
 Line = dict[str, Any]
@@ -54,6 +55,7 @@ def run(
     *,
     resume: bool,
     jobs: int = 1,
+    current: Callable[[Line], bool] = lambda _: True,
     say: Callable[[Line], str] = str,
 ) -> list[Line]:
     """Make the measurements that `path` does not hold, and return all of them in the order given.
@@ -66,6 +68,7 @@ def run(
     key : of a finished line.
     resume : keep finished lines; without it, a file that has some of these measurements is refused.
     jobs : processes; each makes one measurement at a time with one thread.
+    current : whether a finished line still holds; others are measured again.
     say : a finished line in a sentence.
     """
     known = {key(line): line for line in read_lines(path)}
@@ -81,11 +84,14 @@ def run(
                 raise UserError(
                     f"{path} holds {len(known)} measurements; add --resume to keep them, or remove it"
                 )
+            elif not current(known[name]):
+                yield name, measure
 
     for line in _made(missing(), jobs):
         _append(path, line)
         known[key(line)] = line
         progress.say(say(line))
+    write_lines(path, known.values())
     return [known[name] for name in order]
 
 
@@ -124,8 +130,9 @@ def _single_thread() -> None:
 
 # ---- rows of a comparison: a method on a data set at a budget, with its runs
 
-FIELDS = ("data", "method", "noise", "epsilon", "runs")
+FIELDS = ("data", "method", "noise", "epsilon")
 NOISES = (("pure", "0"), ("delta 1e-5", "1e-5"))
+OLDER = "earlier mechanism"
 Measured = dict[str, float]
 
 
@@ -134,16 +141,30 @@ def row_key(row: Line) -> str:
     return json.dumps([row[name] for name in FIELDS])
 
 
-Case = tuple[
-    str, str, str | None, int, Callable[[], list[Measured]]
-]  # method, noise, epsilon, runs, function
+class Case(NamedTuple):
+    """What one row measures.
+
+    Attributes
+    ----------
+    method, noise, epsilon : of the row; epsilon is None without privacy.
+    runs : of which the row has means.
+    measured : measures all runs.
+    mechanism : that the row depends on, by `mechanism`; empty for other people's.
+    """
+
+    method: str
+    noise: str
+    epsilon: str | None
+    runs: int
+    measured: Callable[[], list[Measured]]
+    mechanism: str = ""
 
 
 def run_rows(
     path: Path,
     names: Iterable[str],
     load: Callable[[str, Path], Any],
-    cases: Callable[[Any], Iterable[Case]],
+    cases: Callable[[Any], Iterable[tuple[Any, ...]]],
     *,
     resume: bool,
     data: Path | None = None,
@@ -154,21 +175,30 @@ def run_rows(
     ----------
     path : file of rows.
     names, load : data sets, and the function that reads one from the folder of data.
-    cases : of a data set.
-    resume : as for `run`.
+    cases : `Case`s of a data set.
+    resume : as for `run`; rows of another number of runs or of an earlier mechanism are measured again.
     data : the folder; the one that ADLM_DATA names when not given.
     """
     place = data or Path(os.environ.get("ADLM_DATA", "data"))
+    wanted: dict[str, Line] = {}
 
     def work() -> Iterator[tuple[str, Work]]:
         for name in names:
             split = load(name, place)
             progress.say(f"{name}: {len(split.y)} records to train on, {len(split.truth)} to test")
-            for method, noise, epsilon, runs, measured in cases(split):
-                row = dict(zip(FIELDS, (split.name, method, noise, epsilon, runs), strict=True))
-                yield row_key(row), partial(_row, row, measured)
+            for case in (Case(*each) for each in cases(split)):
+                row = {"data": split.name, "method": case.method, "noise": case.noise}
+                row |= {"epsilon": case.epsilon, "runs": case.runs}
+                if case.mechanism:
+                    row["mechanism"] = case.mechanism
+                wanted[row_key(row)] = row
+                yield row_key(row), partial(_row, row, case.measured)
 
-    return run(path, work(), row_key, resume=resume, say=_sentence)
+    def current(line: Line) -> bool:
+        row = wanted[row_key(line)]
+        return (line["runs"], line.get("mechanism")) == (row["runs"], row.get("mechanism"))
+
+    return run(path, work(), row_key, resume=resume, current=current, say=_sentence)
 
 
 def _row(row: Line, measured: Callable[[], list[Measured]]) -> Line:
@@ -206,8 +236,11 @@ def rows_table(rows: Sequence[Line], measures: dict[str, tuple[float, int]]) -> 
     epsilons = [e for e in dict.fromkeys(row["epsilon"] for row in rows) if e is not None]
     heads = " | ".join(f"eps {e}" for e in epsilons)
     lines = [f"| method | noise | measure | {heads} |", "| --- | --- | --- |" + " --- |" * len(epsilons)]
-    for method, noise in dict.fromkeys((row["method"], row["noise"]) for row in rows):
-        group = {row["epsilon"]: row for row in rows if (row["method"], row["noise"]) == (method, noise)}
+    kinds = dict.fromkeys((row["method"], row["noise"], is_older(row)) for row in rows)
+    for method, noise, older in kinds:
+        kind = (method, noise, older)
+        group = {row["epsilon"]: row for row in rows if (row["method"], row["noise"], is_older(row)) == kind}
+        method += f" ({OLDER})" if older else ""
         for name, (factor, digits) in measures.items():
             found = [group.get(e, group.get(None)) for e in epsilons]
             cells = ["" if row is None else shown(row, name, factor, digits) for row in found]
@@ -230,26 +263,42 @@ def quoted(path: Path, words: Sequence[str], measures: dict[str, tuple[float, in
 # ---- which command made which file
 
 FIGURES = ROOT / "results" / "figures.toml"
-RESTS_ON = {  # by the beginning of a path below `results`: seeded releases of tests/test_golden.py
-    "paper": ("records", "digits, perturbed loss", "digits, delta"),
-    "frontier": ("digits", "digits, perturbed loss", "digits, delta"),
-    "epochs": ("digits, delta",),
-    "allocation": ("digits", "digits, delta"),
+GOLDEN = {  # seeded releases of tests/test_golden.py, by what a plan is for and its method
+    ("array", "class sums"): "digits",
+    ("array", "perturbed loss"): "digits, perturbed loss",
+    ("array", "gradient rounds"): "digits, delta",
+    ("table", "perturbed loss"): "table",
+    ("table", "gradient rounds"): "table, rounds",
+}
+RESTS_ON = {  # by the beginning of a path below `results`, where lines do not say their mechanism
+    "paper": ("records",),
     "kinds": ("records",),
     "what-is-proved": ("records",),
-    "bench": (),
-    "": ("table", "table, rounds"),
 }
 
 
-def golden() -> dict[str, str]:
+@lru_cache(maxsize=1)
+def golden() -> Mapping[str, str]:
     """Digests of seeded releases, which change when a mechanism does."""
     text = (ROOT / "tests" / "test_golden.py").read_text(encoding="utf-8")
     return dict(re.findall(r'"([^"]+)": "([0-9a-f]{64})"', text))
 
 
+def mechanism(plan: Plan) -> str:
+    """Name the mechanism that a measurement depends on: digests of a seeded release and of the plan."""
+    settings = plan.to_dict() | {"reasons": None}
+    name = GOLDEN["array" if plan.form is None else "table", plan.method]
+    return f"{golden()[name][:12]}-{sha256(canonical(settings))[:8]}"
+
+
+def is_older(line: Line) -> bool:
+    """Whether a line of ours was measured with another mechanism than today's."""
+    named = str(line.get("mechanism", ""))[:12]
+    return bool(named) and not any(digest.startswith(named) for digest in golden().values())
+
+
 def record(path: Path, command: str) -> None:
-    """Note in `figures.toml` that a command made a file of results now, with the mechanisms of now.
+    """Note in `figures.toml` which command measured lines of a file of results, and when.
 
     Files elsewhere are not noted.
     """
@@ -257,10 +306,9 @@ def record(path: Path, command: str) -> None:
         return
     name = path.resolve().relative_to(FIGURES.parent).as_posix()
     known, digests = tomllib.loads(FIGURES.read_text(encoding="utf-8")), golden()
-    rests = next(releases for start, releases in RESTS_ON.items() if name.startswith(start))
-    known[name] = {
-        "command": command,
-        "date": time.strftime("%Y-%m-%d"),
-        "releases": {release: digests[release][:12] for release in rests},
-    }
+    rests = next((releases for start, releases in RESTS_ON.items() if name.startswith(start)), ())
+    entry = known.setdefault(name, {})
+    entry["commands"] = entry.get("commands", {}) | {command: time.strftime("%Y-%m-%d")}
+    if rests:
+        entry["releases"] = {release: digests[release][:12] for release in rests}
     write_file(FIGURES, tomli_w.dumps(dict(sorted(known.items()))).encode(), what="list of figures")

@@ -100,15 +100,16 @@ def run(
         return split.validation() if validation else split
 
     def cases(split: Split) -> Iterator[Case]:
-        yield REAL, "none", None, 1, lambda: [scored(split, split.x, split.y)]
+        yield Case(REAL, "none", None, 1, lambda: [scored(split, split.x, split.y)])
         for method in (DIRECT, OURS):
             for noise, delta in NOISES:
                 for e in epsilons:
                     work = partial(_ours, split, e, delta, releases, draws=method == OURS)
-                    yield method, noise, e, releases, work
+                    yield Case(method, noise, e, releases, work)
         for method in (MST, AIM) if others else ():
             for e in epsilons:
-                yield method, "delta 1e-5", e, others, partial(_theirs, split, method, e, others, theirs)
+                work = partial(_theirs, split, method, e, others, theirs)
+                yield Case(method, "delta 1e-5", e, others, work)
 
     rows = run_rows(out / FILE, names, split_of, cases, resume=resume, data=data)
     write_page(out / FILE)

@@ -12,7 +12,7 @@ import json
 import math
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,9 +29,10 @@ from adlm.domain.encoding import TARGET_UNIT, Frame, encode_frame, encode_target
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.features.tables import indicators, is_ordered
-from adlm.mechanism.privatise import privatise
+from adlm.mechanism.privatise import plan_release, privatise
 from adlm.model.fit import fit
 from adlm.model.metrics import measure, measure_values
+from adlm.privacy.accounting import parse_delta, parse_epsilon
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
 from benchmarks import MAKE, ROOT, dpsgd, in_environment
@@ -40,6 +41,7 @@ from benchmarks.runner import (
     Case,
     Line,
     Measured,
+    mechanism,
     read_lines,
     record,
     row_key,
@@ -58,6 +60,7 @@ DIFFPRIVLIB = "diffprivlib linear regression"
 PENALTIES = ("1", "0.1", "0.01")  # diffprivlib's C: its default, and two that did better in validation
 MEASURES = {"accuracy": (100.0, 2), "auc": (1.0, 4)}  # factor and digits that they are shown with
 NUMERIC = {"r2": (1.0, 4), "rmse": (1.0, 4), "mae": (1.0, 4)}
+METHODS = ("public", "ours", "dp-sgd", "interpret", "diffprivlib")  # of tables with classes
 CLASSES_FILE, NUMERIC_FILE = "tables.jsonl", "regression.jsonl"
 
 # ---- public features for other methods, and data sets, encoded by their domain files and split
@@ -278,12 +281,12 @@ def measured(probabilities: NDArray[Any], truth: NDArray[np.int64]) -> Measured:
     return {"accuracy": found.accuracy, "auc": found.auc or 0.5}
 
 
-def ours(split: Split, epsilon: str, delta: str, releases: int, neighbours: str) -> list[Measured]:
+def ours(split: Split, epsilon: str, delta: str, releases: int) -> list[Measured]:
     """Fresh releases with the system's noise, which cannot be reproduced; their mean is reported.
 
     Under add-remove the number of records serves as the public guess.
     """
-    table, batches, found = replace(split.table, neighbours=neighbours), split.batches(), []
+    table, batches, found = split.table, split.batches(), []
     for _ in range(releases):
         release = privatise(lambda: batches, domain=table, epsilon=epsilon, delta=delta, size=len(split.y))
         found.append(measured(fit(release).probabilities(split.test), split.truth))
@@ -421,7 +424,7 @@ def run(
     names: Iterable[str] = DECLARED_HERE,
     epsilons: Iterable[str] = ("0.1", "0.5", "1", "3"),
     releases: int = 10,
-    compare: bool = True,
+    methods: Iterable[str] = METHODS,
     pythons: Mapping[str, str] | None = None,
     resume: bool = False,
     command: str = "adlm experiment tables",
@@ -434,47 +437,61 @@ def run(
     data : the folder that holds the data sets; the one that ADLM_DATA names when not given.
     names, epsilons : data sets and budgets.
     releases : fresh releases for each figure; three at most of what takes long.
-    compare : with other methods.
+    methods : of `METHODS`.
     pythons : for `diffprivlib` and `interpret`, a Python that has it; without one that library is left out.
-    resume : keep the rows of the file, and measure the others.
+    resume : keep the rows of the file that are of today's mechanism, and measure the others.
     command : that is noted in `results/figures.toml`.
     """
-    given, few = dict(pythons or {}), min(releases, 3)
+    given, few, chosen = dict(pythons or {}), min(releases, 3), tuple(methods)
+    if unknown := set(chosen) - set(METHODS):
+        raise UserError(f"methods must be of {', '.join(METHODS)} (got {', '.join(sorted(unknown))})")
 
     def cases(split: Split) -> Iterator[Case]:
-        if compare:
-            for method in (LOGISTIC, BOOSTING):
-                yield method, "none", None, 1, partial(without_privacy, split, method)
-        for noise, delta in NOISES:
+        for method in (LOGISTIC, BOOSTING) if "public" in chosen else ():
+            yield Case(method, "none", None, 1, partial(without_privacy, split, method))
+        if "ours" in chosen:
+            for noise, delta in NOISES:
+                for e in epsilons:
+                    yield _own(split, OURS, noise, e, delta, releases, ours)
+            added = replace(split, table=replace(split.table, neighbours="add-remove"))
             for e in epsilons:
-                yield OURS, noise, e, releases, partial(ours, split, e, delta, releases, "replace-one")
-        for e in epsilons:
-            yield OURS_ADDED, "delta 1e-5", e, few, partial(ours, split, e, "1e-5", few, "add-remove")
-        if not compare:
-            return
-        for e in epsilons:
-            yield DPSGD, "delta 1e-5", e, few, partial(dpsgd_tuned, split, e, few)
+                yield _own(added, OURS_ADDED, "delta 1e-5", e, "1e-5", few, ours)
+        for e in epsilons if "dp-sgd" in chosen else ():
+            yield Case(DPSGD, "delta 1e-5", e, few, partial(dpsgd_tuned, split, e, few))
         if len(split.table.label.classes) > 2:  # both libraries support only two classes
             return
-        if "interpret" in given:
-            for e in epsilons:
-                yield EBM, "delta 1e-5", e, few, partial(dp_ebm, split, e, few, given["interpret"])
-        for c in PENALTIES if "diffprivlib" in given else ():
+        for e in epsilons if "interpret" in chosen and "interpret" in given else ():
+            yield Case(EBM, "delta 1e-5", e, few, partial(dp_ebm, split, e, few, given["interpret"]))
+        for c in PENALTIES if "diffprivlib" in chosen and "diffprivlib" in given else ():
             for e in epsilons:
                 work = partial(diffprivlib_logistic, split, e, c, releases, given["diffprivlib"])
-                yield diffprivlib_name(c), "pure", e, releases, work
+                yield Case(diffprivlib_name(c), "pure", e, releases, work)
 
     rows = run_rows(out / CLASSES_FILE, names, load, cases, resume=resume, data=data)
-    if compare:
-        for library in ("diffprivlib", "interpret"):
-            if library not in given:
-                progress.say(
-                    f"{library} is left out: it needs an environment of its own ({MAKE[library]}), named by "
-                    f"--{library}-python"
-                )
+    for library in ("diffprivlib", "interpret"):
+        if library in chosen and library not in given:
+            progress.say(
+                f"{library} is left out: it needs an environment of its own ({MAKE[library]}), named by "
+                f"--{library}-python"
+            )
     write_page(out / CLASSES_FILE)
     record(out / CLASSES_FILE, command)
     return rows
+
+
+def _own(
+    split: Split,
+    method: str,
+    noise: str,
+    epsilon: str,
+    delta: str,
+    releases: int,
+    measure: Callable[[Split, str, str, int], list[Measured]],
+) -> Case:
+    """A case of ours, which names the mechanism that it depends on."""
+    plan = plan_release(split.table, len(split.y), parse_epsilon(epsilon), parse_delta(delta))
+    work = partial(measure, split, epsilon, delta, releases)
+    return Case(method, noise, epsilon, releases, work, mechanism(plan))
 
 
 def run_numeric(
@@ -498,13 +515,13 @@ def run_numeric(
 
     def cases(split: Split) -> Iterator[Case]:
         for method in (RIDGE, BOOSTING):
-            yield method, "none", None, 1, partial(numeric_without_privacy, split, method)
+            yield Case(method, "none", None, 1, partial(numeric_without_privacy, split, method))
         for noise, delta in NOISES:
             for e in epsilons:
-                yield OURS, noise, e, releases, partial(ours_numeric, split, e, delta, releases)
+                yield _own(split, OURS, noise, e, delta, releases, ours_numeric)
         for e in epsilons if diffprivlib else ():
             work = partial(diffprivlib_linear, split, e, releases, str(diffprivlib))
-            yield DIFFPRIVLIB, "pure", e, releases, work
+            yield Case(DIFFPRIVLIB, "pure", e, releases, work)
 
     rows = run_rows(out / NUMERIC_FILE, names, load_target, cases, resume=resume, data=data)
     write_page(out / NUMERIC_FILE)

@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -113,14 +115,54 @@ def test_a_row_has_means_over_runs_and_a_table_shows_them() -> None:
     assert text.splitlines()[2:] == ["| m | pure | accuracy | 85.0 (7.1) |"]
 
 
-def test_a_file_of_results_is_noted_with_its_command_and_mechanisms(
+def test_a_file_of_results_is_noted_with_every_command_and_the_mechanism(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "FIGURES", tmp_path / "figures.toml")
-    (tmp_path / "figures.toml").write_text('["tables.jsonl"]\ncommand = "old"\n')
-    runner.record(tmp_path / "tables.jsonl", "adlm experiment tables")
-    text = (tmp_path / "figures.toml").read_text()
-    assert 'command = "adlm experiment tables"' in text
-    assert runner.golden()["table"][:12] in text
+    (tmp_path / "figures.toml").write_text('["kinds.jsonl".commands]\n"first" = "2026-11-16"\n')
+    runner.record(tmp_path / "kinds.jsonl", "second")
+    entry = tomllib.loads((tmp_path / "figures.toml").read_text())["kinds.jsonl"]
+    assert list(entry["commands"]) == ["first", "second"]
+    assert entry["releases"] == {"records": runner.golden()["records"][:12]}
+    before = (tmp_path / "figures.toml").read_text()
     runner.record(tmp_path.parent / "elsewhere.jsonl", "any")
-    assert (tmp_path / "figures.toml").read_text() == text
+    assert (tmp_path / "figures.toml").read_text() == before
+
+
+@dataclass
+class Few:
+    name: str
+    y: tuple[int, ...] = (1, 0)
+    truth: tuple[int, ...] = (1,)
+
+
+def test_rows_of_an_earlier_mechanism_are_marked_and_measured_again(tmp_path: Path) -> None:
+    path, today = tmp_path / "r.jsonl", runner.golden()["table"][:12]
+    measured: list[str] = []
+
+    def go(mechanism: str) -> Line:
+        def measure() -> list[runner.Measured]:
+            measured.append(mechanism)
+            return [{"accuracy": 0.5}]
+
+        cases = lambda _: [runner.Case("adlm", "pure", "1", 1, measure, mechanism)]  # noqa: E731
+        (row,) = runner.run_rows(path, ["d"], lambda name, _: Few(name), cases, resume=True, data=tmp_path)
+        return row
+
+    old = go("000000000000-1")
+    assert runner.is_older(old)
+    assert "| adlm (earlier mechanism) | pure |" in runner.rows_table([old], {"accuracy": (100.0, 1)})
+    new = go(f"{today}-1")
+    assert not runner.is_older(new)
+    assert read_lines(path) == [new]
+    go(f"{today}-1")
+    assert measured == ["000000000000-1", f"{today}-1"]
+
+
+def test_the_mechanism_of_a_plan_changes_with_its_settings() -> None:
+    from adlm.features.base import Identity
+    from adlm.mechanism.planner import plan_arrays
+
+    one, two = (plan_arrays(Identity((20,)), 1000, 2, e, 0.0, "replace-one") for e in (1.0, 2.0))
+    assert runner.mechanism(one)[:13] == runner.golden()["digits, perturbed loss"][:12] + "-"
+    assert runner.mechanism(one) != runner.mechanism(two)

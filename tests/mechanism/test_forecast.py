@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from tests.declared import AGE_COLUMN, ILL, WARD
 
 from adlm.data import datasets
+from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.features import for_domain
-from adlm.mechanism.forecast import _with_class_separation, forecast
+from adlm.mechanism.forecast import _with_class_separation, forecast, table_noise
+from adlm.mechanism.privatise import privatise
+from adlm.model.head import GRADIENT_UNIT
 
 FEATURES = for_domain(datasets.domain("digits"))
 
@@ -24,8 +29,6 @@ def test_more_budget_or_more_records_make_a_better_forecast() -> None:
 
 
 def test_the_plan_is_the_one_that_the_release_follows() -> None:
-    from adlm import privatise
-
     train = datasets.load("digits", "train")
     made = privatise(train.x, train.y, domain=train.domain, epsilon=1)
     assert made.certificate.settings["plan"] == forecast(FEATURES, len(train), 10, 1).plan.to_dict()
@@ -59,15 +62,29 @@ def test_impossible_sizes_are_one_sentence() -> None:
         forecast(FEATURES, 0, 10, 1)
 
 
-def test_a_table_is_simulated_on_synthetic_records() -> None:
-    from adlm.domain.table import TableDomain
-    from adlm.mechanism.forecast import forecast_table
+def declared(neighbours: str = "replace-one") -> TableDomain:
+    return replace(TableDomain.from_toml(AGE_COLUMN + WARD + ILL), neighbours=neighbours)
 
-    table = TableDomain.from_toml(AGE_COLUMN + WARD + ILL)
-    little, much = (forecast_table(table, 5000, epsilon) for epsilon in ("0.001", "4"))
-    assert little.accuracy < much.accuracy <= much.ceiling + 0.02
-    assert much.accuracy > 0.65
-    assert much.plan.reasons
+
+@pytest.mark.parametrize("delta", ["0", "1e-5"])
+def test_the_noise_of_a_table_falls_with_epsilon_and_doubles_where_a_record_is_replaced(delta: str) -> None:
+    one, four = (table_noise(declared(), 5000, epsilon, delta) for epsilon in ("1", "4"))
+    added = table_noise(declared("add-remove"), 5000, "1", delta)
+    assert one.records > 2 * four.records
+    assert one.records == pytest.approx(2 * added.records, rel=0.02)  # the ridge costs the same under both
+    assert one.plan.reasons
+
+
+def test_the_noise_of_a_table_is_that_of_its_release() -> None:
+    """The released gradients are sums on a grid; their noise is in the certificate, for one round."""
+    found = table_noise(declared(), 2000, "2", "1e-5")
+    generator = np.random.default_rng(0)
+    batch = generator.random((2000, 4)).astype(np.float32), generator.integers(0, 2, 2000)
+    release = privatise(lambda: [batch], domain=declared(), epsilon=2, delta="1e-5", seed=1)
+    rounds = found.plan.rounds
+    assert rounds is not None
+    sd = release.certificate.settings["sd_gradients"] / GRADIENT_UNIT
+    assert found.records == pytest.approx(sd / rounds.clip_norm / math.sqrt(rounds.rounds), rel=0.01)
 
 
 def test_noise_that_says_there_are_no_records_leaves_chance() -> None:

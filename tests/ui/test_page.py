@@ -187,30 +187,28 @@ def test_the_command_serves_until_it_is_stopped_and_prints_one_address(
     assert '"name":"release"' in pages[0]
 
 
-def test_a_domain_is_shown_first_and_simulated_for_a_static_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("adlm.ui.page.DELTAS", ("0",))  # one curve of two: simulations of tables take seconds
+def test_a_domain_is_shown_first_with_its_noise_and_without_a_forecast(tmp_path: Path) -> None:
     (tmp_path / "patients.toml").write_text(made.DOMAIN)
     shown = gather([], [], tmp_path / "patients.toml", 1000)
-    monkeypatch.setattr("adlm.ui.choices.COARSE", ("0.1", "8"))
     first = figures(replace(shown, choices=shown.choices[:1]), live=False)["choices"][0]
     assert (first["title"], first["n"], first["named"]) == ("patients.toml", 1000, False)
     for relation in ("replace-one", "add-remove"):
-        points = first["curves"][f"0 {relation}"]
-        assert [p["epsilon"] for p in points] == [0.1, 8.0]
-        assert points[0]["accuracy"] <= points[-1]["accuracy"] + 0.02
-        assert all(p["words"] and p["accuracy"] <= p["ceiling"] for p in points)
+        for delta in ("0", "1e-5"):
+            points = first["curves"][f"{delta} {relation}"]
+            noises = [p["noise"] for p in points]
+            assert noises == sorted(noises, reverse=True)
+            assert all(p["words"] and p["accuracy"] is None for p in points)
 
 
-def test_a_numeric_target_is_forecast_by_the_variance_that_is_explained(tmp_path: Path) -> None:
+def test_a_numeric_target_is_measured_by_the_variance_that_is_explained() -> None:
     label = 'kind = "label"\nclasses = ["no", "yes"]'
     assert label in made.DOMAIN
     text = made.DOMAIN.replace(label, 'kind = "target"\nlower = 0\nupper = 14')
     choice = declared(text, "days.toml", 2000)
     assert (choice.classes, choice.to_dict()["measure"]) == ((), "R\u00b2")
     found = point(choice, 2000, Budget("3", "0", "replace-one"))
-    assert 0 < found["accuracy"] <= found["ceiling"] <= 1
+    assert found["accuracy"] is None
+    assert found["noise"] > 0
     assert found["words"]
 
 

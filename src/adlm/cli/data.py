@@ -219,14 +219,15 @@ def plan(
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Forecast the settings and the accuracy of a release, from public quantities alone.
+    """Show the settings of a release and what to expect, from public quantities alone.
 
-    The release is simulated on the most similar classes of a public random process: it spends nothing and
-    reads no record, and a release is then made with the same settings. The separation of such classes is a
-    public constant for each kind of image; yours may differ, so the accuracy is only a forecast.
+    Images: the release is simulated on the most similar classes of a public random process. The separation
+    of such classes is a public constant for each kind of image; yours may differ, so the accuracy is only a
+    forecast. Tables: how well columns predict a label is not known beforehand, so the noise is stated, in
+    records. Nothing is spent and no record is read; a release is then made with the same settings.
 
-    With --json: {"n", "classes", "features", "neighbours", "plans": [{"epsilon", "delta", "accuracy",
-    "spread", "reasons", ...}]}, with all settings.
+    With --json: {"n", "classes", "features", "neighbours", "plans": [{"epsilon", "delta", "reasons", ...}]},
+    with all settings; of images also "accuracy" and "spread", of tables "noise_records".
     """
     from adlm.privacy.accounting import Budget
 
@@ -240,7 +241,7 @@ def plan(
     from adlm.data import datasets
     from adlm.domain.table import TableDomain, load_domain
     from adlm.features import for_domain
-    from adlm.mechanism.forecast import forecast, forecast_table
+    from adlm.mechanism.forecast import forecast, table_noise
     from adlm.runtime import progress
 
     output = Output(as_json, quiet)
@@ -261,17 +262,16 @@ def plan(
     with progress.bar(len(budgets), "simulations") as advance:
         for budget in budgets:
             if table is not None:
-                plans.append(forecast_table(table, n, budget, delta, fourier=fourier or 0))
+                plans.append(table_noise(table, n, budget, delta, fourier=fourier or 0))
             else:
                 plans.append(forecast(features, n, classes, budget, delta, known.neighbours))
             advance(1)
     if table is not None:
-        measure = "accuracy" if table.target is None else "R2"
-        headings = [f"{measure} on simulated records, %", "best possible, %"]
-        rows = [[f"{100 * p.accuracy:.1f}", f"{100 * p.ceiling:.1f}"] for p in plans]
+        headings = ["noise, records", "% of all"]
+        rows = [[f"{p.records:,.1f}", f"{100 * p.records / n:.2g}"] for p in plans]
         remark = (
-            "how well columns predict the label is unknown beforehand: these records are synthetic, so do "
-            "not rely on the accuracy for yours; compare budgets by it"
+            "noise on each weight of the model, in records: what so many or fewer have in common hardly "
+            "shows. How accurate a model can be depends on the columns, which are not read"
         )
     else:
         headings = ["forecast accuracy, %"]

@@ -1,33 +1,29 @@
-"""Forecasts: simulate a release on synthetic records, which costs nothing and reads no private record."""
+"""What to expect of a release, from public quantities alone: accuracy on images, noise on tables."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from adlm.domain import Domain
-from adlm.domain.encoding import TARGET_UNIT
 from adlm.domain.table import TableDomain
 from adlm.engine.passes import Records
 from adlm.features import Features, Narrowed
-from adlm.features.tables import IndicatorTable
 from adlm.mechanism.objective import Bounded, ObjectiveNoise, perturbed_minimum
 from adlm.mechanism.planner import Plan, plan_arrays
-from adlm.mechanism.privatise import Fourier, calibrated_plan, plan_release, privatise, sums_clip
+from adlm.mechanism.privatise import Fourier, calibrated_plan, plan_release, sums_clip
 from adlm.mechanism.stages import spread
 from adlm.model.estimates import Moments, fit_discriminant
-from adlm.model.fit import fit
 from adlm.model.head import objective_head
-from adlm.model.metrics import measure_values
-from adlm.privacy.accounting import Budget, parse_delta, parse_epsilon
+from adlm.privacy.accounting import Budget, gaussian_mu, parse_delta, parse_epsilon
 from adlm.privacy.noise import Source
 from adlm.runtime import progress
 
@@ -236,127 +232,67 @@ def _noisy(
     return Moments(sums, counts, sd_sums, sd_counts, known)
 
 
-# ---- Simulate the release of a table on synthetic records: nothing is spent and no private record is read.
-#
-# Columns are filled at random within their declared domains and labels follow a random additive rule, so
-# that the real release and the real model run on data of the right shape and size. How well a table's
-# columns predict its label is not known beforehand; the forecast shows how much of that noise leaves.
-
-SPREAD = 2.0  # standard deviation of the synthetic logits
-TESTS = 5000
-MOST = 100_000  # synthetic records
+# ---- A table: how well its columns predict the label is not known beforehand, so only the noise is stated.
 
 
 @dataclass(frozen=True)
-class TableForecast:
-    """The expected accuracy of a table's release.
+class TableNoise:
+    """The plan of a table's release, and its noise.
 
     Attributes
     ----------
     plan : the settings that the planner chooses.
-    accuracy : of the private model on synthetic records; `ceiling` : of the rule that generated them. With a
-        numeric target both are R2, the share of the variance that is explained.
+    size : number of records, public or guessed.
+    records : the standard deviation of the noise on one coordinate of the sum of all gradients, over the
+        largest length of one record's gradient. With gradient rounds, of their mean.
     """
 
     epsilon: float
     delta: float
     plan: Plan
-    accuracy: float
-    ceiling: float
+    size: int
+    records: float
+
+    @property
+    def sentence(self) -> str:
+        """The noise in words."""
+        return (
+            f"on each weight of the model the noise is as strong as {self.records:,.1f} of {self.size:,} "
+            f"records ({100 * self.records / self.size:.2g} %)"
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values."""
-        return {
-            "epsilon": self.epsilon,
-            "delta": self.delta,
-            "accuracy": self.accuracy,
-            "ceiling": self.ceiling,
-        } | self.plan.to_dict()
+        stated = {"epsilon": self.epsilon, "delta": self.delta, "noise_records": self.records}
+        return stated | self.plan.to_dict()
 
 
-def forecast_table(
-    table: TableDomain, n: int, epsilon: object, delta: object = 0, seed: int = 0, fourier: Fourier = 0
-) -> TableForecast:
-    """Simulate a release of n records of a declared table.
+def table_noise(
+    table: TableDomain, n: int, epsilon: object, delta: object = 0, fourier: Fourier = 0
+) -> TableNoise:
+    """Plan a release of n records of a declared table, and state its noise.
 
     Parameters
     ----------
     table : the declared table.
     n : number of records, public or guessed.
     epsilon, delta : the budget.
-    seed : of the records and the noise.
     fourier : random Fourier features: a number, or `auto`.
-
-    Returns
-    -------
-    The plan, and the accuracy (or R2) to compare budgets by.
 
     Examples
     --------
-    >>> forecast_table(TableDomain.load("visits.toml"), 20_000, epsilon=1).accuracy  # doctest: +SKIP
+    >>> table_noise(TableDomain.load("visits.toml"), 20_000, epsilon=1).records  # doctest: +SKIP
     """
-    budget, slack = parse_epsilon(epsilon), parse_delta(delta)
-    plan = plan_release(table, n, budget, slack, fourier)
-    rng = np.random.default_rng(seed)
-    count = min(n, MOST)
-    x = _records(table, count + TESTS, rng)
-    if table.target is not None:
-        rule = _logits(table, x, rng)[:, 0] / SPREAD
-        values = np.clip(0.5 + 0.15 * (rule + rng.normal(size=len(x))), 0.0, 1.0)
-        y = np.rint(values * TARGET_UNIT).astype(np.int64)
-    else:
-        logits = _logits(table, x, rng)
-        y = _drawn(logits, rng)
-    with without_progress():
-        release = privatise(
-            lambda: [(x[:count], y[:count])],
-            domain=table,
-            epsilon=budget,
-            delta=slack,
-            source=Source.seeded_with(seed),
-            size=n,
-            plan=plan,
+    budget = Budget.of(epsilon, delta)
+    plan = plan_release(table, n, budget.epsilon, budget.delta, fourier)
+    if plan.objective is None:
+        moved = table.contributions * (2 if table.neighbours == "replace-one" else 1)
+        records = moved / (
+            float(gaussian_mu(budget.epsilon, budget.delta)) * math.sqrt(plan.shares["gradients"])
         )
-    if table.domain.target is not None:
-        low, high = table.domain.target
-        best_value = np.clip(0.5 + 0.15 * rule, 0, 1)
-        truth, best_value = (low + (high - low) * v[count:] for v in (values, best_value))
-        r2, most = (measure_values(p, truth).r2 or 0.0 for p in (fit(release).values(x[count:]), best_value))
-        return TableForecast(float(budget), float(slack), plan, min(r2, most), most)
-    shares = _shares(logits[count:])  # expected accuracies: no guess exceeds that of the rule itself
-    right = np.take_along_axis(shares, fit(release).predict(x[count:])[:, None], axis=1)
-    return TableForecast(float(budget), float(slack), plan, float(right.mean()), float(shares.max(1).mean()))
-
-
-def _shares(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """The probabilities of classes for each row of logits."""
-    probability = np.exp(logits - logits.max(1, keepdims=True))
-    return np.asarray(probability / probability.sum(1, keepdims=True))
-
-
-def _drawn(logits: npt.NDArray[np.float64], rng: np.random.Generator) -> npt.NDArray[np.int64]:
-    """Draw a class for each row of logits."""
-    probability = _shares(logits)
-    return np.asarray((probability.cumsum(1) < rng.random((len(logits), 1))).sum(1), dtype=np.int64)
-
-
-def _records(table: TableDomain, n: int, rng: np.random.Generator) -> npt.NDArray[np.float32]:
-    """Fill every column at random: uniform between its bounds, or a value of its list."""
-    parts = []
-    for column in table.features:
-        part = np.zeros((n, column.width), dtype=np.float32)
-        if column.kind == "categorical":
-            part[np.arange(n), rng.integers(0, column.width, n)] = 1.0
-        else:
-            part[:, 0] = rng.random(n)
-        parts.append(part)
-    return np.hstack(parts)
-
-
-def _logits(
-    table: TableDomain, x: npt.NDArray[np.float32], rng: np.random.Generator
-) -> npt.NDArray[np.float64]:
-    with torch.inference_mode():
-        z = IndicatorTable(table)(torch.from_numpy(x)).double().numpy()
-    scores = z @ rng.normal(size=(z.shape[1], max(1, len(table.answer.classes))))
-    return np.asarray(SPREAD * (scores - scores.mean(0)) / scores.std())
+    else:
+        scales = calibrated_plan(plan, table, budget, table.contributions).scales
+        (noise,) = (scale for scale in scales if isinstance(scale, ObjectiveNoise))
+        longest = float(plan.objective.gradient_bound) * plan.objective.length
+        records = noise.scale * spread(plan.objective.noise, 1 + plan.k) / longest
+    return TableNoise(float(budget.epsilon), float(budget.delta), plan, n, records)

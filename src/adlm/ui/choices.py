@@ -17,7 +17,7 @@ from adlm.domain.domain import toml
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.features import Features, for_domain
-from adlm.mechanism.forecast import forecast, forecast_table
+from adlm.mechanism.forecast import forecast, table_noise
 from adlm.mechanism.planner import Plan, plan_arrays
 from adlm.privacy.accounting import parse_delta, parse_epsilon, unit_words
 
@@ -150,7 +150,6 @@ def check_relation(neighbours: str) -> None:
 
 _STEPS = (0.02, 0.03, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 8, 10)
 EPSILONS = tuple(f"{step:g}" for step in _STEPS)
-COARSE = ("0.1", "0.5", "1", "3", "8")  # of tables, whose simulations take seconds each
 DELTAS = ("0", "1e-7", "1e-6", "1e-5", "1e-4")
 PRECOMPUTED = "forecasts.json"
 MOST_EPSILON = 100.0
@@ -177,7 +176,7 @@ class Budget:
 
 
 def point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
-    """Simulate a release and describe it; from the stored simulations where they are current."""
+    """Describe a release: images are simulated, from the stored simulations where they are current."""
     check_size(n)
     shown = _precomputed_point(choice, n, budget)
     if shown is None:
@@ -194,8 +193,7 @@ def curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str,
 
 def full_curve(choice: Choice, n: int, delta: str, neighbours: str) -> list[dict[str, Any]]:
     """Return all points of a curve, simulating those that are not known."""
-    epsilons = COARSE if choice.table is not None else EPSILONS
-    return [point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in epsilons]
+    return [point(choice, n, Budget(epsilon, delta, neighbours)) for epsilon in EPSILONS]
 
 
 def plan_of(choice: Choice, n: int, budget: Budget, *, rounds: bool = True) -> Plan:
@@ -253,16 +251,15 @@ def _point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
 @lru_cache(maxsize=512)
 def _table_point(choice: Choice, n: int, budget: Budget) -> dict[str, Any]:
     table = choice.related(budget.neighbours)
-    result = forecast_table(table, n, budget.epsilon, budget.delta)
+    found = table_noise(table, n, budget.epsilon, budget.delta)
     return {
-        "epsilon": float(parse_epsilon(budget.epsilon)),
-        "accuracy": round(result.accuracy, 5),
+        "epsilon": found.epsilon,
+        "accuracy": None,
         "low": None,
         "high": None,
-        "ceiling": round(result.ceiling, 5),
-        "words": [_sentence(result.plan.summary), *map(_sentence, result.plan.reasons)],
-        "remark": "These records are synthetic: how well columns predict a label is not known beforehand. "
-        "Compare budgets by these figures; do not expect them.",
+        "noise": round(found.records, 3),
+        "words": [_sentence(w) for w in (found.plan.summary, found.sentence, *found.plan.reasons)],
+        "remark": "There is no forecast: how accurate a model can be depends on columns that are not read.",
     }
 
 
@@ -273,7 +270,7 @@ def _shown(budget: Budget, accuracy: float, spread: float, plan: Plan) -> dict[s
         "accuracy": round(accuracy, 5),
         "low": round(max(0.0, accuracy - spread), 5),
         "high": round(min(1.0, accuracy + spread), 5),
-        "ceiling": None,
+        "noise": None,
         "words": [_sentence(plan.summary), *map(_sentence, plan.reasons)],
         "remark": ROUNDS_REMARK if plan.rounds is not None else "",
     }

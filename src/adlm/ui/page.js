@@ -91,8 +91,7 @@ async function simulate() {
       for (const p of (await ask("curve", question)).points) points.set(p.epsilon, p);
       if (mine === wanted) draw();
     }
-    const grid = s.choice.kind === "table" ? data.coarse : data.epsilons;
-    const missing = [s.epsilon, ...grid].filter(e => !points.has(e));
+    const missing = [s.epsilon, ...data.epsilons].filter(e => !points.has(e));
     for (const [i, epsilon] of missing.entries()) {
       if (mine !== wanted) return;
       busy(`simulating on synthetic records, ${missing.length - i} budgets to go`);
@@ -116,7 +115,7 @@ function between(points, epsilon) {
   const [a, b] = [sorted[after - 1], sorted[after]];
   const share = Math.log(epsilon / a.epsilon) / Math.log(b.epsilon / a.epsilon);
   const mix = key => a[key] === null || b[key] === null || a[key] === undefined ? null : a[key] + share * (b[key] - a[key]);
-  return {...(share < 0.5 ? a : b), epsilon, accuracy: mix("accuracy"), low: mix("low"), high: mix("high"), exact: false};
+  return {...(share < 0.5 ? a : b), epsilon, accuracy: mix("accuracy"), low: mix("low"), high: mix("high"), noise: mix("noise"), exact: false};
 }
 const pure = () => state.delta === "0";
 function ours() {
@@ -128,9 +127,11 @@ function theirs() {  // of the same relation and delta: DP-SGD has no pure epsil
 function published() {  // pure beside pure; a figure whose delta is not stated is shown in both
   return state.choice.published.filter(p => p.epsilon >= 0.018 && p.epsilon <= 11 && (p.delta === null || pure() === !p.delta));
 }
+/* known points with an accuracy: tables have none */
+const forecasts = () => [...known(state).values()].filter(p => p.accuracy !== null).sort((a, b) => a.epsilon - b.epsilon);
 /* ---- the other end: from the accuracy that is needed, or the guesses that are accepted, to epsilon ---- */
 function epsilonForAccuracy(need) {
-  const points = [...known(state).values()].sort((a, b) => a.epsilon - b.epsilon);
+  const points = forecasts();
   const after = points.findIndex(p => p.accuracy >= need);
   if (after < 1) return after === 0 ? points[0].epsilon : null;
   const [a, b] = [points[after - 1], points[after]], share = (need - a.accuracy) / (b.accuracy - a.accuracy);
@@ -165,17 +166,17 @@ function solve(name, low, high, find, none) {
 function chart(current) {
   const box = byId("chart"), width = Math.max(280, box.clientWidth || 640), narrow = width < 520;
   const height = narrow ? 260 : 330, left = 36, right = 16, top = 18, bottom = 42;
-  const points = [...known(state).values()].sort((a, b) => a.epsilon - b.epsilon);
+  const points = forecasts();
   const own = state.n === state.choice.n ? ours() : [], other = theirs();
   const dots = published();
   const low = data.epsilons[0], high = data.epsilons[data.epsilons.length - 1];
-  const values = [...points.flatMap(p => [p.accuracy, p.low ?? p.accuracy, p.high ?? p.accuracy, p.ceiling ?? p.accuracy]),
+  const values = [...points.flatMap(p => [p.accuracy, p.low ?? p.accuracy, p.high ?? p.accuracy]),
     ...own.flatMap(m => m.points.map(p => p.accuracy)), ...other.slice(0, 1).flatMap(m => m.points.map(p => p.accuracy)), ...dots.map(p => p.accuracy)];
   const least = values.length ? Math.max(0, Math.floor(10 * Math.min(...values)) / 10) : 0;
   const most = values.length ? Math.min(1, Math.ceil(20 * Math.max(...values)) / 20) : 1;
   const x = e => left + Math.log(e / low) / Math.log(high / low) * (width - left - right);
   const y = a => height - bottom - (a - least) / Math.max(1e-9, most - least) * (height - top - bottom);
-  const said = current ? `Forecast ${percent(current.accuracy)} at epsilon ${number(state.epsilon)}` : "No forecast yet";
+  const said = points.length && current ? `Forecast ${percent(current.accuracy)} at epsilon ${number(state.epsilon)}` : "No forecast";
   const svg = shape("svg", {viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${sentence(state.choice.measure)} over epsilon for ${state.choice.title}. ${said}. All figures are in the table below.`});
   const step = most - least > 0.5 ? 0.2 : most - least > 0.22 ? 0.1 : 0.05;
   for (let a = Math.ceil(least / step - 1e-9) * step; a <= most + 1e-9; a += step) {
@@ -205,9 +206,6 @@ function chart(current) {
     const down = banded.map(p => `${x(p.epsilon).toFixed(1)},${y(p.low).toFixed(1)}`).reverse();
     drawn.append(shape("polygon", {class: "band", points: [...up, ...down].join(" ")}));
   }
-  if (points.some(p => p.ceiling !== null && p.ceiling !== undefined)) {
-    drawn.append(shape("path", {class: "l ceiling", d: path(points.map(p => ({epsilon: p.epsilon, accuracy: p.ceiling})))}));
-  }
   if (points.length) line(points, "forecast");
   points.filter(() => points.length < 8).forEach(p => drawn.append(shape("circle", {class: "p forecast", cx: x(p.epsilon), cy: y(p.accuracy), r: 3})));
   own.forEach(m => {
@@ -225,7 +223,7 @@ function chart(current) {
   });
   const at = Math.min(high, Math.max(low, state.epsilon));
   svg.append(shape("line", {class: "now", x1: x(at), x2: x(at), y1: top, y2: height - bottom}));
-  if (current) {
+  if (points.length && current) {
     svg.append(shape("circle", {class: "knob", cx: x(at), cy: y(current.accuracy), r: 7}));
     const end = x(at) > width - 110, below = y(current.accuracy) < top + 24;
     svg.append(shape("text", {class: "strong", x: x(at) + (end ? -12 : 12), y: y(current.accuracy) + (below ? 20 : -10), "text-anchor": end ? "end" : "start"}, percent(current.accuracy)));
@@ -250,9 +248,8 @@ function legend(points, own, other, dots) {
     return svg;
   };
   const add = (svg, words) => entries.push(el("li", {}, svg, words));
-  add(sample("forecast"), state.choice.kind === "table" ? "forecast on simulated records" : "forecast on synthetic classes");
+  if (points.length) add(sample("forecast"), "forecast on synthetic classes");
   if (points.some(p => p.low !== null)) add(sample("", "band"), "± one standard deviation over synthetic tasks");
-  if (points.some(p => p.ceiling !== null && p.ceiling !== undefined)) add(sample("ceiling"), "best possible");
   own.forEach(m => add(sample("ours"), `measured: ${m.label}`));
   other.forEach((m, i) => add(sample(`theirs${i}`), `measured: ${m.label} (${m.neighbours})`));
   if (dots.some(p => p.status !== "disputed")) add(sample("", "x"), "published by others");
@@ -290,8 +287,9 @@ function draw() {
   const own = state.n === state.choice.n ? ours().map(m => between(m.points, state.epsilon)).find(p => p) : null;
   const other = theirs().map(m => [m, between(m.points, state.epsilon)]).find(([, p]) => p);
   const tile = (title, value, note, style) => el("section", {class: `tile ${style || ""}`}, el("h3", {text: title}), el("b", {text: value}), el("p", {text: note}));
-  const interval = current && current.low !== null ? `between ${percent(current.low)} and ${percent(current.high)}` : current && current.ceiling ? `best possible: ${percent(current.ceiling)}` : "";
-  const tiles = [tile(`Forecast ${state.choice.measure}`, current ? percent(current.accuracy) : "…", current ? interval + (current.exact ? "" : ", between two simulations") : data.live ? "not simulated yet" : "not simulated beforehand", "main")];
+  const interval = current && current.low !== null ? `between ${percent(current.low)} and ${percent(current.high)}` : "";
+  const declared = state.choice.kind === "table", noise = current && declared ? `${number(current.noise)} records` : "";
+  const tiles = [declared ? tile("Noise on each weight", noise || "…", `of ${state.n.toLocaleString("en")}: what so many or fewer have in common hardly shows`, "main") : tile(`Forecast ${state.choice.measure}`, current ? percent(current.accuracy) : "…", current ? interval + (current.exact ? "" : ", between two simulations") : data.live ? "not simulated yet" : "not simulated beforehand", "main")];
   if (own) tiles.push(tile("Measured on its test set", percent(own.accuracy), `${own.exact ? `mean of ${own.seeds} release${own.seeds === 1 ? "" : "s"}` : "between two measured budgets"}`));
   if (other) tiles.push(tile("DP-SGD, measured", percent(other[1].accuracy), `${other[0].label}, delta ${state.delta}, ${other[0].neighbours}`, "theirs"));
   tiles.push(tile("An attacker guesses right", percent(guess), "at most, between two possibilities; a coin has 50 %"));
@@ -299,7 +297,7 @@ function draw() {
   if (delta) tiles.push(tile("Mu of Gaussian noise", number(gaussianMu(state.epsilon, delta)), "what is guessed is as hard to tell as a normal draw with mean mu from one with mean 0; epsilon and delta are the guarantee"));
   byId("tiles").replaceChildren(...tiles);
   const gaussian = delta ? `, mu ${number(gaussianMu(state.epsilon, delta))}` : "";
-  byId("said").textContent = current ? `Epsilon ${number(state.epsilon)}, delta ${state.delta}${gaussian}: forecast ${percent(current.accuracy)}${interval ? ", " + interval : ""}; an attacker guesses right at most ${percent(guess)}.` : "";
+  byId("said").textContent = current ? `Epsilon ${number(state.epsilon)}, delta ${state.delta}${gaussian}: ${declared ? `noise on each weight as strong as ${noise}` : `forecast ${percent(current.accuracy)}`}${interval ? ", " + interval : ""}; an attacker guesses right at most ${percent(guess)}.` : "";
   chart(current);
   figuresTable();
   byId("remark").textContent = current ? current.remark || "Forecasts are for synthetic classes, as near to each other as real ones were found to lie; yours may be easier or harder." : "";
@@ -320,7 +318,8 @@ function believe(factor, guess, delta) {
   beliefChart(factor);
 }
 function figuresTable() {
-  const rows = [...known(state).values()].sort((a, b) => a.epsilon - b.epsilon).map(p => ["forecast", number(p.epsilon), percent(p.accuracy), p.low === null ? "" : `${percent(p.low)} to ${percent(p.high)}`, "", "synthetic records"]);
+  const rows = [...known(state).values()].sort((a, b) => a.epsilon - b.epsilon).map(p => p.accuracy === null ? ["noise on each weight", number(p.epsilon), `${number(p.noise)} records`, "", "", "the plan"]
+    : ["forecast", number(p.epsilon), percent(p.accuracy), `${percent(p.low)} to ${percent(p.high)}`, "", "synthetic records"]);
   for (const m of [...ours(), ...theirs()]) for (const p of m.points) rows.push([m.label, number(p.epsilon), percent(p.accuracy), p.sd === null ? "" : `± ${percent(p.sd)}`, m.neighbours, `measured here, ${p.seeds} seed${p.seeds === 1 ? "" : "s"}`]);
   for (const p of published()) rows.push([p.what, number(p.epsilon), percent(p.accuracy), "", p.relation || "not stated", `${p.source}, ${p.status}`]);
   byId("figures-table").replaceChildren(table("Accuracy of every curve and mark above", ["what", "epsilon", state.choice.measure, "interval", "relation", "from"], rows, true));

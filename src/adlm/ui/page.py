@@ -16,7 +16,7 @@ from adlm.report.sections import ALARM
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
 from adlm.ui import artefacts
-from adlm.ui.choices import COARSE, DELTAS, EPSILONS, Budget, Choice, from_file, full_curve, named
+from adlm.ui.choices import DELTAS, EPSILONS, Budget, Choice, from_file, full_curve, named
 from adlm.ui.choices import curve as precomputed_curve
 from adlm.ui.figures import reference_curves
 from adlm.version import __version__
@@ -51,7 +51,6 @@ def figures(shown: Shown, *, live: bool) -> dict[str, Any]:
         "version": __version__,
         "live": live,
         "epsilons": [float(e) for e in EPSILONS],
-        "coarse": [float(e) for e in COARSE],
         "deltas": list(DELTAS),
         "relations": list(NEIGHBOURS),
         "alarm": ALARM,

@@ -1,6 +1,6 @@
 """Build the weights of the shipped feature maps from random processes: no data, no label, one seed.
 
-    python -m benchmarks.shipped_features drawn|garments|natural-32|scenes-64-rgb... [--out FILE]
+    python -m benchmarks.shipped_features drawn|garments|natural-32 [--out FILE]
 
 Drawn images have Fisher directions: variation within synthetic classes is nuisance, variation between them
 may be signal. With W the within-class covariance and B the between-class scatter, the directions v of largest
@@ -8,8 +8,7 @@ v'Bv / v'Wv come first. Photographs have patch dictionaries and the principal di
 
 The numbers that are choices for photographs (`SHARES`, `POWER`, `FLOOR`) were compared on a split of
 CIFAR-10's training images, the last 5,000 of them counted as public; accuracy there moved by less than a
-point between neighbouring choices. The patches' side, threshold and ridge were not tuned, nor was anything
-for other sizes.
+point between neighbouring choices. The patches' side, threshold and ridge were not tuned.
 """
 
 from __future__ import annotations
@@ -31,11 +30,9 @@ from adlm.features.drawn import SIZE as DRAWN_SIZE
 from adlm.features.drawn import NormedScattering
 from adlm.features.photographs import (
     CONTRAST_FLOOR,
-    SCALES,
     SIZE,
     WEIGHTS,
     Blocks,
-    MultiscaleBlocks,
     expand,
 )
 from adlm.features.priors import scenes, shapes, strokes
@@ -45,9 +42,6 @@ Draw = Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
 RIDGE = 0.1  # of the mean variance, added before patches are whitened
 # Synthetic variance given to each block: fine and coarse patches, scattering, histogram, thumbnail.
 SHARES = (1.0, 1.0, 1.0, 0.3, 0.1)
-# Scattering and thumbnail of grey images; scattering of luminance and of chroma, histogram and thumbnail of
-# colour images.
-MULTISCALE_SHARES = {False: (1.0, 0.1), True: (1.0, 0.5, 0.3, 0.1)}
 # Partial whitening: coordinate j is scaled by (w_j + FLOOR w_1)^-POWER, w the synthetic variances.
 POWER = 0.35
 FLOOR = 1e-3
@@ -392,45 +386,10 @@ def build_natural(
         return stored | principal_weights(raw, shared, per_class, width, generator)
 
 
-def build_multiscale(
-    size: int,
-    colour: bool,
-    *,
-    seed: int = 0,
-    classes: int = 600,
-    per_class: int = 10,
-    width: int = 600,
-) -> dict[str, Tensor]:
-    """Learn the weights of `MultiscaleImages` from scene classes.
-
-    Parameters
-    ----------
-    size : side of the images, one of `SCALES`.
-    colour : for red, green and blue, else for grey.
-    seed : of every random number.
-    classes, per_class : scene classes, and pictures of each.
-    width : coordinates to keep.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    blocks = MultiscaleBlocks(size, colour)
-    with torch.no_grad():
-        images, _ = scenes.draw(classes, per_class, generator, size)
-        images = images if colour else images.mean(1, keepdim=True)
-        raw = torch.cat([blocks(part) for part in torch.split(images, ROWS)])
-        shared = list(zip(blocks.widths, MULTISCALE_SHARES[colour], strict=True))
-        return principal_weights(raw, shared, per_class, width, generator)
-
-
 BUILDS: dict[str, Callable[[int], dict[str, Tensor]]] = {
     "drawn": lambda seed: build_drawn(RECIPES["drawn"], seed=seed),
     "garments": lambda seed: build_drawn(RECIPES["garments"], seed=seed),
     "natural-32": build_natural,
-} | {
-    f"scenes-{size}-{'rgb' if colour else 'grey'}": (
-        lambda seed, size=size, colour=colour: build_multiscale(size, colour, seed=seed)
-    )
-    for size in SCALES
-    for colour in (False, True)
 }
 
 

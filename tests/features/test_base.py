@@ -107,7 +107,7 @@ def test_products_of_records_are_those_of_the_kernel() -> None:
 def test_rows_have_norm_at_most_one_and_nothing_stays_nothing() -> None:
     images = torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     images[0], images[1] = 0.0, 1.0
-    norms = PairProducts(NaturalImages(100), 30)(images).norm(dim=1)
+    norms = PairProducts(NaturalImages(width=100), 30)(images).norm(dim=1)
     assert float(norms.max()) <= 1 + 1e-6
     assert float(norms[2:].min()) > 1 - 1e-5
     assert torch.equal(PairProducts(Identity((5,)), 3)(torch.full((2, 5), 0.5)), torch.zeros(2, 11))

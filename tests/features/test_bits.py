@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from adlm.features import Features, linear, photographs, scattering
 from adlm.features.base import PairProducts
 from adlm.features.drawn import PriorProjection
-from adlm.features.photographs import MultiscaleImages, NaturalImages
+from adlm.features.photographs import NaturalImages
 from adlm.runtime import compiled
 from adlm.runtime.compiled import Floats
 
@@ -30,11 +30,11 @@ def seeded(*shape: int) -> torch.Tensor:
 
 
 def scattered() -> Floats:
-    return scattering.Scattering(4, 2, 3).plan(seeded(3, 4, 4).numpy())
+    return scattering.Scattering(20).plan(seeded(3, 20, 20).numpy())
 
 
 def flipped() -> Floats:
-    return photographs.FlipScattering(8, 2).compiled(seeded(1, 8, 8).numpy())
+    return photographs.FlipScattering().compiled(seeded(1, 32, 32).numpy())
 
 
 def normed() -> Floats:
@@ -86,8 +86,8 @@ def test_the_number_of_lanes_does_not_show(
 MAPS: dict[str, Callable[[], Features]] = {
     "drawn": lambda: PriorProjection("drawn"),
     "garments": lambda: PairProducts(PriorProjection("garments"), 20),
-    "photographs": lambda: NaturalImages(40),
-    "grey photographs": lambda: MultiscaleImages((40, 48), 40),
+    "photographs": lambda: NaturalImages(width=40),
+    "grey photographs": lambda: NaturalImages((40, 48), 40),
 }
 
 

@@ -23,6 +23,7 @@ from adlm.features.drawn import (
     deskewed,
 )
 from adlm.features.priors import shapes, strokes
+from adlm.features.scattering import ORDERS
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +205,7 @@ def plain_drawings(features: PriorProjection, x: Tensor) -> Tensor:
     transform, scattering = features.transform, features.transform.scattering.double()
     x = deskew(x.double()) if transform.deskewed else x.double()
     coefficients = scattering.products(x)
-    counts, orders = torch.bincount(scattering.orders).tolist(), []
+    counts, orders = torch.bincount(ORDERS).tolist(), []
     for order in torch.split(coefficients, counts, 1):
         flat = order.flatten(1)
         roots = flat.maximum(FLOOR * flat.mean(1, keepdim=True).clamp_min(0)).sqrt()

@@ -24,7 +24,7 @@ from adlm.engine.records import featurise
 from adlm.features import Backbone, Features, Narrowed, RandomDirections, for_domain
 from adlm.features.base import Identity, PairProducts
 from adlm.features.drawn import PriorProjection
-from adlm.features.photographs import MultiscaleImages, NaturalImages
+from adlm.features.photographs import NaturalImages
 from adlm.privacy.clipping import Clip
 
 SIZES = (7, 33)  # of batches; neither divides a block
@@ -153,9 +153,9 @@ IMAGE_MAPS: dict[str, tuple[Callable[[], Features], tuple[int, ...], int]] = {
     "garments": (lambda: PriorProjection("garments"), (28, 28), 40),
     "narrowed images": (lambda: Narrowed(PriorProjection("drawn"), 40), (28, 28), 40),
     "random directions": (lambda: RandomDirections(Identity((28, 28)), 100), (28, 28), 300),
-    "photographs": (lambda: NaturalImages(100), (3, 32, 32), 35),
-    "products of photographs": (lambda: PairProducts(NaturalImages(100), 20), (3, 32, 32), 35),
-    "larger photographs": (lambda: MultiscaleImages((3, 70, 66)), (3, 70, 66), 35),
+    "photographs": (lambda: NaturalImages(width=100), (3, 32, 32), 35),
+    "products of photographs": (lambda: PairProducts(NaturalImages(width=100), 20), (3, 32, 32), 35),
+    "larger photographs": (lambda: NaturalImages((3, 70, 66)), (3, 70, 66), 35),
 }
 
 

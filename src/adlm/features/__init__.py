@@ -22,7 +22,7 @@ from adlm.features.base import (
 )
 from adlm.features.drawn import PriorProjection
 from adlm.features.encoders import Backbone, OnnxBackbone, coupling, load_backbone
-from adlm.features.photographs import MultiscaleImages, NaturalImages
+from adlm.features.photographs import COLOUR, NaturalImages
 from adlm.features.tables import CentredTable, IndicatorTable, ScaledTable
 
 __all__ = [
@@ -63,8 +63,7 @@ SHIPPED: dict[str, Callable[[Mapping[str, Any]], Features]] = {
     "centred-table": CentredTable.from_spec,
     "indicator-table": IndicatorTable.from_spec,
     "prior-projection": lambda spec: PriorProjection(spec["family"], tuple(spec["shape"]), spec.get("width")),
-    "natural": lambda spec: NaturalImages(int(spec["width"])),
-    "multiscale": lambda spec: MultiscaleImages(tuple(spec["shape"]), int(spec["width"])),
+    "natural": lambda spec: NaturalImages(tuple(spec.get("shape", COLOUR)), int(spec["width"])),
 }
 
 
@@ -93,10 +92,8 @@ def build(spec: Mapping[str, Any]) -> Features:
 
 def for_domain(domain: Domain) -> Features:
     """Return the public features that suit the declared family and shape of the records."""
-    if domain.family == "natural" and domain.shape == (3, 32, 32):
-        return PairProducts(build({"name": "natural", "width": 1000, "weights": "natural-32"}))
     if domain.family == "natural" and (len(domain.shape) == 2 or domain.shape[0] in (1, 3)):
-        return PairProducts(MultiscaleImages(domain.shape), FEW.leading, FEW.share)
+        return PairProducts(NaturalImages(domain.shape))
     if domain.family == "vector":
         return build({"name": "vector", "size": domain.size})
     if domain.family in ("drawn", "garments"):

@@ -22,7 +22,7 @@ from torch.nn import functional
 from adlm.errors import UserError
 from adlm.features.base import Features, PriorStatistics, narrow
 from adlm.features.linear import Directions, Resized, exact_unit_norm, map_records
-from adlm.features.scattering import ROWS, OrderNorms, Scattering
+from adlm.features.scattering import CHANNELS, ORDERS, ROWS, OrderNorms, Scattering
 from adlm.runtime.compiled import Compiled, Floats
 
 STEEPEST = 1.0  # columns per row; steeper slants are clipped
@@ -115,12 +115,12 @@ class NormedScattering(nn.Module):
     An order that is constant over an image becomes zero. With `deskewed`, images are deskewed first.
     """
 
-    def __init__(self, size: int, J: int = 2, L: int = 8, *, deskewed: bool = False) -> None:
+    def __init__(self, size: int, *, deskewed: bool = False) -> None:
         super().__init__()
-        self.scattering, self.deskewed = Scattering(size, J, L), deskewed
+        self.scattering, self.deskewed = Scattering(size), deskewed
         count = math.prod(self.scattering.output)
-        self.width = self.scattering.channels * count
-        orders = self.scattering.orders.repeat_interleave(count)
+        self.width = CHANNELS * count
+        orders = ORDERS.repeat_interleave(count)
         self.norms = OrderNorms(orders, FLOOR, (0.0,) * 3, SHORTEST)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -6,15 +6,14 @@
 
 All are averaged over an image and its mirror image. They are projected on the principal directions of
 *procedural* scenes with partial whitening, and scaled to unit norm: nothing was learnt from a photograph.
-`NaturalImages` has all blocks, for colour images of 32 pixels a side; `MultiscaleImages` has scattering and
-colour, for grey and colour images of any size. Each block has two forms: compiled loops, image by image, and
-PyTorch (`products`) for gradients, accelerators and ONNX files.
+Images of other sizes are resized to 32 pixels a side; grey ones get three equal channels. Each block has two
+forms: compiled loops, image by image, and PyTorch (`products`) for gradients, accelerators and ONNX files.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,14 @@ from torch.nn import functional
 from adlm.errors import UserError
 from adlm.features.base import Features, PriorStatistics, narrow
 from adlm.features.linear import Directions, Resized, both_sides, exact_unit_norm, map_records
-from adlm.features.scattering import OrderNorms, Pooling, Scattering, mirrored_channels
+from adlm.features.scattering import (
+    CHANNELS,
+    ORDERS,
+    OrderNorms,
+    Pooling,
+    Scattering,
+    mirrored_channels,
+)
 from adlm.runtime.compiled import LANES, Compiled, Floats, Lanes, every, fused, larger, load, numbers, store
 
 WEIGHTS = Path(__file__).parent / "weights"
@@ -43,12 +49,12 @@ NOTHING = 1e-30  # a variance: a root has no gradient at zero
 FLOORS = (0.05, 0.1, 0.1)
 AXES = ("light", "yellow", "red")  # of colours
 BINS, GRID, THUMBNAIL = 5, 3, 8  # along each axis of a histogram; cells along each side; side of a thumbnail
-SIZE = 32  # of the images of `NaturalImages`
+SIZE = 32  # images of other sizes are resized to this
+COLOUR = (3, SIZE, SIZE)
 # Coordinates for gradient rounds: per unit of signal, and at least; fixed on held-out training images.
 ROUNDS_COORDINATES, ROUNDS_FEWEST = 0.13, 200
 # Averages over many patches are nearly normal; fixed on the last 8,000 training images of CIFAR-10.
 TEMPERATURE = 2.6
-SCALES = {32: 2, 64: 3, 96: 4}  # side in pixels of `MultiscaleImages`: scales J of its scattering
 
 # ---- Cells that overlap ----
 #
@@ -355,69 +361,45 @@ class Patches(nn.Module):
 
 
 class FlipScattering(nn.Module):
-    """Scattering averaged over cells and over the horizontal flip, each order square-rooted and normed.
+    """Scattering averaged over overlapping cells and the flip, each order square-rooted and normed.
 
     The mirror image is not transformed: its |x * psi_theta| is the mirrored |x * psi_-theta| of the image. A
-    second set of cells averages that. Only the left half of the cells is kept: the right half mirrors it.
-
-    Parameters
-    ----------
-    size : side of the images (n, size, size).
-    J : number of scales.
-    L : number of angles.
-    orders : how many orders are kept: 2 leaves out the second.
-    overlap : with two scales, whether cells overlap and moduli are read where the mirror image is sampled;
-        else cells are two by two outputs, and the mirror image is averaged where the image is sampled, which
-        is not quite symmetric.
+    second set of cells averages that, with moduli read where the mirror image is sampled. Only the left half
+    of the cells is kept: the right half mirrors it. (n, SIZE, SIZE) to (n, width).
     """
 
-    def __init__(self, size: int, J: int = 2, L: int = 8, *, orders: int = 3, overlap: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.scattering, self.overlap = Scattering(size, J, L), overlap
+        self.scattering = Scattering(SIZE)
         outputs = self.scattering.output[0]
         self.cells = outputs // 2, (outputs // 2 + 1) // 2
-        self.kept = int(torch.bincount(self.scattering.orders)[:orders].sum())
-        self.width = self.kept * math.prod(self.cells)
-        self.mirrored = mirrored_channels(J, L)
-        kept = self.scattering.orders[: self.kept]
-        self.norms = OrderNorms(kept.repeat_interleave(math.prod(self.cells)), 0.0, FLOORS, 0.0, plain=1)
-        halves = np.kron(np.eye(self.cells[0]), [0.5, 0.5])
-        plain = np.pad(halves, [(0, 0), (0, outputs - halves.shape[1])])
-        rows = [
-            (tent_shares(outputs, self.cells[0]) if overlap else plain) @ weights
-            for weights in self.scattering.weights()
-        ]
-        left, columns = self.cells[1], []
-        for j, cells in enumerate(rows):
-            own, other = cells[:left] / 2, cells[::-1][:left] / 2
-            if overlap:
-                own = np.zeros((left, self.scattering.padded))
-                own[:, :: 2**j] = cells[:left] / 2
-                other = own[:, ::-1]
-            columns.append(np.concatenate([own, other]))
-        self.plan = self.scattering.plan_for(Pooling(rows, columns, denser=int(overlap)))
+        self.width = CHANNELS * math.prod(self.cells)
+        self.mirrored = mirrored_channels()
+        orders = ORDERS.repeat_interleave(math.prod(self.cells))
+        self.norms = OrderNorms(orders, 0.0, FLOORS, 0.0, plain=1)
+        rows, columns = [], []
+        for j, weights in enumerate(self.scattering.weights()):
+            cells = tent_shares(outputs, self.cells[0]) @ weights
+            own = np.zeros((self.cells[1], self.scattering.padded))
+            own[:, :: 2**j] = cells[: self.cells[1]] / 2
+            rows.append(cells)
+            columns.append(np.concatenate([own, own[:, ::-1]]))
+        self.plan = self.scattering.plan_for(Pooling(rows, columns, denser=1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, size, size) to (n, width)."""
+        """Map (n, SIZE, SIZE) to (n, width)."""
         return map_records(x, (self.width,), self.compiled, self.products, ROWS)
 
     def compiled(self, images: Floats) -> Floats:
         """Map images, one by one."""
-        cells, left = self.plan(np.ascontiguousarray(images)), self.cells[1]
-        both = cells[:, : self.kept, :, :left] + cells[..., left:].take(self.mirrored[: self.kept], 1)
+        cells, left = self.plan(images), self.cells[1]
+        both = cells[..., :left] + cells[..., left:].take(self.mirrored, 1)
         return self.norms.compiled(both.reshape(len(images), -1))
 
     def products(self, x: Tensor) -> Tensor:
         """Map all images at once, by PyTorch."""
-        if self.overlap:
-            own, other = (
-                tent_means(self.scattering.products(view), self.cells[0]) for view in (x, x.flip(2))
-            )
-        else:
-            own = functional.avg_pool2d(self.scattering.products(x), 2)
-            other = own[:, self.mirrored].flip(3)
-        both = 0.5 * (own + other)[:, : self.kept, :, : self.cells[1]]
-        rows: Tensor = self.norms(both.flatten(1))
+        own, other = (tent_means(self.scattering.products(view), self.cells[0]) for view in (x, x.flip(2)))
+        rows: Tensor = self.norms((0.5 * (own + other)[..., : self.cells[1]]).flatten(1))
         return rows
 
 
@@ -639,7 +621,7 @@ class Blocks(nn.Module):
     def __init__(self, fine: Tensor, coarse: Tensor) -> None:
         super().__init__()
         self.fine, self.coarse, self.colour = Patches(fine), Patches(coarse), Colour()
-        self.scattering = FlipScattering(SIZE)
+        self.scattering = FlipScattering()
         self.widths = self.fine.width, self.coarse.width, 3 * self.scattering.width, *self.colour.widths
 
     def forward(self, x: Tensor) -> Tensor:
@@ -682,8 +664,16 @@ def restore_prior(weights: Mapping[str, Tensor]) -> PriorStatistics:
     )
 
 
-class SceneProjection(Features):
-    """Features that are projections of raw blocks on the principal directions of procedural scenes."""
+class NaturalImages(Features):
+    """Public features of grey or colour photographs in [0, 1], of any size and aspect.
+
+    Projections of raw blocks on the principal directions of procedural scenes.
+
+    Parameters
+    ----------
+    shape : of one record: (H, W), (1, H, W) or (3, H, W).
+    width : coordinates to keep, the leading ones of synthetic scenes; all of them if None.
+    """
 
     projection: Tensor
     mean: Tensor
@@ -693,13 +683,18 @@ class SceneProjection(Features):
     # Photographs are far more varied than procedural scenes; fixed on the same images as TEMPERATURE.
     class_separation = 0.42
 
-    def _load_projection(self, stored: Mapping[str, Tensor], width: int | None, what: str) -> None:
-        """Keep the leading `width` directions of stored weights, all if None, and their prior."""
+    def __init__(self, shape: tuple[int, ...] = COLOUR, width: int | None = None) -> None:
+        super().__init__()
+        self.shape = tuple(int(side) for side in shape)
+        self.channels, sides = image_shape(self.shape)
+        self.frame = None if sides == (SIZE, SIZE) else Resized(sides, SIZE, "bilinear")
+        stored = load_file(WEIGHTS / "natural-32.safetensors")
+        self.blocks = Blocks(stored["fine"].float(), stored["coarse"].float())
         projection = expand(stored)
         most = projection.shape[1]
         self.width = most if width is None else width
         if not 1 <= self.width <= most:
-            raise UserError(f"{what} have 1 to {most} coordinates (got width {width})")
+            raise UserError(f"features of photographs have 1 to {most} coordinates (got width {width})")
         self.register_buffer("projection", projection[:, : self.width].contiguous())
         self.register_buffer("mean", stored["mean"].float())
         self.register_buffer("scale", stored["projection.rows"].float(), persistent=False)
@@ -709,171 +704,48 @@ class SceneProjection(Features):
         self.register_buffer("offset", self.mean.double() @ self.projection.double(), persistent=False)
         self.prior = narrow(restore_prior(stored), self.width)
 
-    def _projected(
-        self, x: Tensor, compiled: Callable[[Floats], Floats], batched: Callable[[Tensor], Tensor]
-    ) -> Tensor:
-        """Project raw blocks of images to unit vectors: (n, width).
-
-        Parameters
-        ----------
-        x : images.
-        compiled, batched : both forms of what maps them to raw blocks.
-        """
-        mean, scale = self.mean.cpu().numpy(), self.scale.cpu().numpy()
-
-        def centred(images: Floats) -> Floats:
-            rows = compiled(images)
-            rows -= mean
-            rows *= scale
-            return rows
-
-        products = self.directions.of(x, centred, lambda block: (batched(block) - self.mean) * self.scale)
-        return exact_unit_norm(products * self.columns)
-
-
-class NaturalImages(SceneProjection):
-    """Public features of RGB images (n, 3, 32, 32) in [0, 1].
-
-    Parameters
-    ----------
-    width : coordinates to keep, the leading ones of synthetic scenes; all of them if None.
-    """
-
-    def __init__(self, width: int | None = None) -> None:
-        super().__init__()
-        stored = load_file(WEIGHTS / "natural-32.safetensors")
-        self.blocks = Blocks(stored["fine"].float(), stored["coarse"].float())
-        self._load_projection(stored, width, "natural-image features")
-
     def rounds_width(self, signal: float) -> int:
         """Return how many leading coordinates suit gradient rounds of that signal."""
         return min(self.width, max(ROUNDS_FEWEST, math.floor(ROUNDS_COORDINATES * signal)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map images to unit vectors: (n, 3, 32, 32) -> (n, width)."""
-        if x.shape[1:] != (3, SIZE, SIZE):
+        """Map (n, *shape) to (n, width), rows of unit L2 norm."""
+        if tuple(x.shape[1:]) != self.shape:
             raise UserError(
-                f"natural-image features take arrays of shape (n, 3, {SIZE}, {SIZE}) (got {tuple(x.shape)}); "
-                "resize the images and put the channels first"
+                f"the feature map was built for records of shape {self.shape}, channels first "
+                f"(got {tuple(x.shape[1:])})"
             )
-        return self._projected(x, self.blocks.compiled, self.blocks.products)
+        images = x.reshape(-1, self.channels, *self.shape[-2:])
+        return exact_unit_norm(self.directions.of(images, self._compiled, self._products) * self.columns)
+
+    def _compiled(self, images: Floats) -> Floats:
+        """Centred and scaled blocks of images (n, channels, H, W), one by one."""
+        framed = images if self.frame is None else self.frame.compiled(images)
+        rows = self.blocks.compiled(framed if self.channels == 3 else framed.repeat(3, 1))
+        rows -= self.mean.cpu().numpy()
+        rows *= self.scale.cpu().numpy()
+        return rows
+
+    def _products(self, images: Tensor) -> Tensor:
+        """Centred and scaled blocks of all images at once."""
+        framed = images if self.frame is None else self.frame(images)
+        return (self.blocks.products(framed.expand(-1, 3, -1, -1)) - self.mean) * self.scale
 
     def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor:
         """Draw classes of scenes and map them: (classes, per_class, width)."""
         from adlm.features.priors import scenes
 
         images, _ = scenes.draw(classes, per_class, torch.Generator().manual_seed(seed))
-        with torch.inference_mode():
-            parts = [self(images[i : i + 100]) for i in range(0, len(images), 100)]
-        return torch.cat(parts).reshape(classes, per_class, -1)
-
-    def spec(self) -> dict[str, Any]:
-        """Describe the map."""
-        return {"name": "natural", "width": self.width, "weights": "natural-32"}
-
-
-class MultiscaleBlocks(nn.Module):
-    """The raw blocks side by side: (n, channels, size, size) to (n, sum of `widths`).
-
-    Parameters
-    ----------
-    size : side of the images, one of `SCALES`.
-    colour : whether they have three channels, red, green and blue, or one.
-    """
-
-    def __init__(self, size: int, colour: bool) -> None:
-        super().__init__()
-        self.light = FlipScattering(size, SCALES[size], overlap=False)
-        self.chroma = FlipScattering(size // 2, SCALES[size] - 1, orders=2, overlap=False) if colour else None
-        self.colour = Colour() if colour else None
-        self.widths: tuple[int, ...] = self.light.width, THUMBNAIL * ((THUMBNAIL + 1) // 2)
-        if self.chroma is not None and self.colour is not None:
-            self.widths = self.light.width, 2 * self.chroma.width, *self.colour.widths
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Join the blocks."""
-        return map_records(x, (sum(self.widths),), self.compiled, self.products, ROWS)
-
-    def compiled(self, images: Floats) -> Floats:
-        """Map images, one by one."""
-        if self.chroma is None or self.colour is None:
-            small = thumbnails(images - np.float32(0.5))
-            return np.concatenate([self.light.compiled(images[:, 0]), small.reshape(len(images), -1)], 1)
-        colours = opponent_planes(images)
-        half = halved(colours)
-        chroma = [self.chroma.compiled(half[:, channel]) for channel in (1, 2)]
-        light = self.light.compiled(colours[:, 0] + np.float32(0.5))
-        return np.concatenate([light, *chroma, self.colour.of_colours(colours)], 1)
-
-    def products(self, x: Tensor) -> Tensor:
-        """Map all images at once, by PyTorch."""
-        if self.chroma is None or self.colour is None:
-            small = functional.avg_pool2d(x, x.shape[-1] // THUMBNAIL)
-            return torch.cat([self.light.products(x[:, 0]), flip_average(small - 0.5).flatten(1)], 1)
-        colours = opponent(x)
-        half = functional.avg_pool2d(colours, 2)
-        chroma = [self.chroma.products(half[:, channel]) for channel in (1, 2)]
-        return torch.cat([self.light.products(colours[:, 0] + 0.5), *chroma, self.colour.products(x)], 1)
-
-
-class MultiscaleImages(SceneProjection):
-    """Public features of grey or colour photographs in [0, 1], of any size and aspect.
-
-    Parameters
-    ----------
-    shape : of one record: (H, W), (1, H, W) or (3, H, W). Images whose sides are not those of a shipped map
-        (32, 64 or 96) are resized to the largest one that is not larger than their shorter side, at least 32.
-    width : coordinates to keep, the leading ones of synthetic scenes.
-    """
-
-    batch = 128
-
-    def __init__(self, shape: tuple[int, ...], width: int | None = None) -> None:
-        super().__init__()
-        self.shape = tuple(int(side) for side in shape)
-        channels, sides = image_shape(self.shape)
-        self.channels = channels
-        self.size = max((size for size in SCALES if size <= min(sides)), default=min(SCALES))
-        plain = sides == (self.size, self.size)
-        self.frame = None if plain else Resized(sides, self.size, "bilinear")
-        colour = "rgb" if channels == 3 else "grey"
-        stored = load_file(WEIGHTS / f"scenes-{self.size}-{colour}.safetensors")
-        self.blocks = MultiscaleBlocks(self.size, channels == 3)
-        self._load_projection(stored, width, "features of photographs")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (n, *shape) to (n, width), rows of unit L2 norm."""
-        if tuple(x.shape[1:]) != self.shape:
-            raise UserError(
-                f"the feature map was built for records of shape {self.shape} (got {tuple(x.shape[1:])})"
-            )
-        images = x.reshape(-1, self.channels, *self.shape[-2:])
-        return self._projected(images, self._compiled, self._products)
-
-    def _compiled(self, images: Floats) -> Floats:
-        """Raw blocks of images (n, channels, H, W), one by one."""
-        return self.blocks.compiled(images if self.frame is None else self.frame.compiled(images))
-
-    def _products(self, images: Tensor) -> Tensor:
-        """Raw blocks of all images at once."""
-        return self.blocks.products(images if self.frame is None else self.frame(images))
-
-    def synthetic(self, classes: int, per_class: int, seed: int) -> Tensor:
-        """Draw classes of scenes and map them: (classes, per_class, width)."""
-        from adlm.features.priors import scenes
-
-        images, _ = scenes.draw(classes, per_class, torch.Generator().manual_seed(seed), self.size)
         images = images if self.channels == 3 else images.mean(1, keepdim=True)
-        unresized = self
-        if self.frame is not None:
-            unresized = MultiscaleImages((self.channels, self.size, self.size), self.width)
+        plain = self if self.frame is None else NaturalImages((self.channels, SIZE, SIZE), self.width)
         with torch.inference_mode():
-            parts = [unresized(part.reshape(-1, *unresized.shape)) for part in torch.split(images, 100)]
+            parts = [plain(part.reshape(-1, *plain.shape)) for part in torch.split(images, 100)]
         return torch.cat(parts).reshape(classes, per_class, -1)
 
     def spec(self) -> dict[str, Any]:
-        """Describe the map."""
-        return {"name": "multiscale", "shape": list(self.shape), "width": self.width}
+        """Describe the map, with its shape if it is not that of colour images of 32 pixels a side."""
+        shape = {} if self.shape == COLOUR else {"shape": list(self.shape)}
+        return {"name": "natural", "width": self.width, "weights": "natural-32"} | shape
 
 
 def image_shape(shape: tuple[int, ...]) -> tuple[int, tuple[int, int]]:

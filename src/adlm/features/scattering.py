@@ -1,12 +1,13 @@
 """Wavelet scattering of square images (Bruna and Mallat 2013): local, stable, and learnt from nothing.
 
-With Morlet wavelets psi_(j, theta) at J dyadic scales and L angles, and a Gaussian phi of scale 2^J,
+With Morlet wavelets psi_(j, theta) at two dyadic scales j, fine and coarse, and eight angles theta, and a
+Gaussian phi,
 
     order 0    x * phi
-    order 1    |x * psi_(j1, theta1)| * phi
-    order 2    ||x * psi_(j1, theta1)| * psi_(j2, theta2)| * phi      only for j2 > j1
+    order 1    |x * psi_(j, theta)| * phi
+    order 2    ||x * psi_(fine, theta1)| * psi_(coarse, theta2)| * phi
 
-sampled every 2^J pixels. The others of order 2 carry next to no energy and are not computed.
+sampled every four pixels. The others of order 2 carry next to no energy and are not computed.
 
 There are two forms. On a processor a compiled loop takes one or two images at a time, with their angles in
 the lanes of vector instructions (`runtime.compiled`): Fourier transforms by fixed butterflies, so that this
@@ -48,27 +49,28 @@ from adlm.runtime.compiled import (
 
 SIGMA = 0.8  # spread of the finest wavelet's envelope, in pixels
 XI = 3 * math.pi / 4  # centre frequency of the finest wavelet
+SLANT = 0.5  # ratio of the axes of a wavelet's envelope
 GRID = float(1 << 22)  # steps in one unit of a filter
+SCALES, ANGLES = 2, 8  # of wavelets, and angles in [0, pi)
+STEP = 1 << SCALES  # pixels between outputs
+BEFORE = STEP // 2  # pixels by which an image is mirrored in front
+ORDERS = torch.tensor([0] + [1] * SCALES * ANGLES + [2] * ANGLES**2)  # of each channel
+CHANNELS = len(ORDERS)
 ROWS = 32  # images that a thread takes
 COMPLEX = 2 * LANES  # numbers in a complex number of every lane: real parts, then imaginary parts
-MOST_ANGLES = 8
-IMAGES = LANES // MOST_ANGLES  # in a vector register, with all their angles
+IMAGES = LANES // ANGLES  # in a vector register, with all their angles
 ZERO, HALF = np.float32(0.0), np.float32(-0.5)
 NOTHING = 1e-30  # a squared modulus, or a squared norm
 SUMS = 16  # that a sum over coefficients is split into, of every 16th number
 ROOT_3_4 = np.float32(math.sqrt(0.75))
 ROOT_1_2 = np.float32(math.sqrt(0.5))
 
-# Places in the integers of a plan: sizes, then places in its table, for each scale, then in what it works on.
-MOST_SCALES, MOST_PASSES = 6, 8
-SIDE, SIZE, SCALES, ANGLES, CHANNELS, TALL, WIDE, DENSER, BEFORE, GAIN = range(10)
-SPECTRUM, SPECTRA, PRODUCT, MODULI, WORK, LINE, CELLS, SPARE = range(10, 18)
-TURNS, UNITY, FIRST, ROW_WEIGHTS, COLUMN_WEIGHTS, ROW_BANDS, COLUMN_BANDS = range(
-    18, 18 + 7 * MOST_SCALES, MOST_SCALES
-)
-SECOND = 18 + 7 * MOST_SCALES
-RADICES = SECOND + MOST_SCALES**2
-HEADER = RADICES + MOST_SCALES * MOST_PASSES
+# Places in the integers of a plan: sizes, places in what it works on, places in its table for each scale.
+SIDE, SIZE, TALL, WIDE, DENSER, GAIN, SECOND = range(7)
+SPECTRUM, SPECTRA, PRODUCT, MODULI, WORK, LINE, CELLS = range(7, 14)
+TURNS, FIRST, ROW_WEIGHTS, COLUMN_WEIGHTS, ROW_BANDS, COLUMN_BANDS = range(14, 14 + 6 * SCALES, SCALES)
+RADICES = COLUMN_BANDS + SCALES  # of the first pass at each scale, then of the second
+HEADER = RADICES + 2 * SCALES
 
 Complex = tuple[Tensor, Tensor]  # real and imaginary part
 Integers = NDArray[np.int64]
@@ -119,14 +121,13 @@ def _on_grid(values: NDArray[Any]) -> NDArray[Any]:
 
 
 @cache
-def _spectra_of(size: int, J: int, L: int) -> NDArray[np.complex64]:
-    """Spectra of the wavelets on a torus of `size` pixels: (J, L, size, size)."""
-    angles = [math.pi * t / L for t in range(L)]
-    spectra = np.stack(
-        [[np.fft.fft2(morlet((size, size), j, angle, min(1.0, 4 / L))) for angle in angles] for j in range(J)]
-    )
+def _spectra_of(size: int) -> NDArray[np.complex64]:
+    """Spectra of the wavelets on a torus of `size` pixels: (SCALES, ANGLES, size, size)."""
+    angles = [math.pi * t / ANGLES for t in range(ANGLES)]
+    waves = [[morlet((size, size), j, angle, SLANT) for angle in angles] for j in range(SCALES)]
+    spectra = np.stack([[np.fft.fft2(wave) for wave in each] for each in waves])
     # One common factor, so that |phi|^2 + sum |psi|^2 <= 1.
-    low = np.fft.fft(gaussian(size, SIGMA * 2 ** (J - 1))).real
+    low = np.fft.fft(gaussian(size, SIGMA * 2 ** (SCALES - 1))).real
     remaining = 1 - (low[:, None] * low[None]) ** 2
     energy = (np.abs(spectra) ** 2).sum((0, 1))
     both = (energy + np.roll(energy[::-1, ::-1], (1, 1), (0, 1))) / 2
@@ -157,24 +158,18 @@ def fold(spectrum: Tensor, step: int) -> Tensor:
 
 
 @cache
-def radices_of(size: int) -> tuple[int, ...]:
-    """Split a size into the radices of its transform's passes: few passes, of radices that are alike."""
-    if size == 1:
-        return ()
-    primes = [n for n in range(5, size + 1) if size % n == 0 and all(n % m for m in range(2, n))]
-    options = [(r, *radices_of(size // r)) for r in (8, 6, 4, 3, 2, *primes) if size % r == 0]
-    return min(options, key=lambda found: (len(found), max(found)))
+def radices_of(size: int) -> tuple[int, int]:
+    """Split the size of a transform into the radices of its two passes, which are alike."""
+    pairs = [(r, size // r) for r in (8, 6, 4, 3) if size % r == 0 and size // r in (8, 6, 4, 3)]
+    if not pairs:
+        raise UserError(f"a transform is of 9 to 64 numbers, a product of two of 3, 4, 6 and 8 (got {size})")
+    return min(pairs, key=max)
 
 
 def turns_of(size: int) -> Floats:
-    """Twiddle factors exp(-2 pi i j p / n) of every pass, after each other, then roots of unity of `size`."""
-    factors: list[complex] = []
-    n = size
-    for radix in radices_of(size):
-        factors += [np.exp(-2j * np.pi * j * p / n) for p in range(n // radix) for j in range(1, radix)]
-        n //= radix
-    factors += [np.exp(-2j * np.pi * j / size) for j in range(size)]
-    values = np.array(factors)
+    """Twiddle factors exp(-2 pi i j p / size) between both passes."""
+    one, two = radices_of(size)
+    values = np.array([np.exp(-2j * np.pi * j * p / size) for p in range(two) for j in range(1, one)])
     return _on_grid(np.stack([values.real, values.imag], 1)).astype(np.float32).ravel()
 
 
@@ -204,161 +199,68 @@ def _keep(s: Floats, o: int, re: Lanes, im: Lanes) -> None:
     store(s, o + LANES, im)
 
 
-def _turn(s: Floats, o: int, re: Lanes, im: Lanes, table: Floats, t: int) -> None:
-    """Store a complex number times a twiddle factor."""
-    c, w = table[t], table[t + 1]
-    store(s, o, fused(every(-w), im, every(c) * re))
-    store(s, o + LANES, fused(every(w), re, every(c) * im))
+def _six(s: Floats, i: int, leg: int, o: int, ahead: int) -> None:
+    """A transform of three of the places 0, 2, 4, one of 3, 5, 1, and three of two."""
+    er, ei, fr, fi, gr, gi = _three(s, i, 2 * leg)
+    br, bi, cr, ci = (
+        load(s, i + 5 * leg),
+        load(s, i + 5 * leg + LANES),
+        load(s, i + leg),
+        load(s, i + leg + LANES),
+    )
+    ar, ai = load(s, i + 3 * leg), load(s, i + 3 * leg + LANES)
+    sr, si = br + cr, bi + ci
+    dr, di = (br - cr) * every(ROOT_3_4), (bi - ci) * every(ROOT_3_4)
+    mr, mi = fused(every(HALF), sr, ar), fused(every(HALF), si, ai)
+    hr, hi, jr, ji, kr, ki = ar + sr, ai + si, mr + di, mi - dr, mr - di, mi + dr
+    _keep(s, o, er + hr, ei + hi)
+    _keep(s, o + ahead, fr - jr, fi - ji)
+    _keep(s, o + 2 * ahead, gr + kr, gi + ki)
+    _keep(s, o + 3 * ahead, er - hr, ei - hi)
+    _keep(s, o + 4 * ahead, fr + jr, fi + ji)
+    _keep(s, o + 5 * ahead, gr - kr, gi - ki)
 
 
-def _pass_three(
-    s: Floats, i: int, i_step: int, o: int, o_step: int, m: int, span: int, table: Floats, t: int
-) -> None:
-    """One pass of radix 3."""
-    leg, ahead = i_step * span * m, o_step * span
-    for p in range(m):
-        for q in range(span):
-            ar, ai, br, bi, cr, ci = _three(s, i + i_step * (q + span * p), leg)
-            to, turn = o + o_step * (q + 3 * span * p), t + 4 * p
-            _keep(s, to, ar, ai)
-            if p == 0:
-                _keep(s, to + ahead, br, bi)
-                _keep(s, to + 2 * ahead, cr, ci)
-            else:
-                _turn(s, to + ahead, br, bi, table, turn)
-                _turn(s, to + 2 * ahead, cr, ci, table, turn + 2)
+def _eight(s: Floats, i: int, leg: int, o: int, ahead: int) -> None:
+    """Transforms of four, of the even and of the odd places, then four of two."""
+    ar, ai, br, bi, cr, ci, dr, di = _four(s, i, 2 * leg)
+    er, ei, fr, fi, gr, gi, hr, hi = _four(s, i + leg, 2 * leg)
+    half = every(ROOT_1_2)
+    jr, ji = half * (fr + fi), half * (fi - fr)  # times (1 - i) / sqrt 2
+    kr, ki = half * (hi - hr), half * (hr + hi)  # times (1 + i) / sqrt 2, the imaginary part negative
+    _keep(s, o, ar + er, ai + ei)
+    _keep(s, o + ahead, br + jr, bi + ji)
+    _keep(s, o + 2 * ahead, cr + gi, ci - gr)
+    _keep(s, o + 3 * ahead, dr + kr, di - ki)
+    _keep(s, o + 4 * ahead, ar - er, ai - ei)
+    _keep(s, o + 5 * ahead, br - jr, bi - ji)
+    _keep(s, o + 6 * ahead, cr - gi, ci + gr)
+    _keep(s, o + 7 * ahead, dr - kr, di + ki)
 
 
-def _pass_four(
-    s: Floats, i: int, i_step: int, o: int, o_step: int, m: int, span: int, table: Floats, t: int
-) -> None:
-    """One pass of radix 4."""
-    leg, ahead = i_step * span * m, o_step * span
-    for p in range(m):
-        for q in range(span):
-            ar, ai, br, bi, cr, ci, dr, di = _four(s, i + i_step * (q + span * p), leg)
-            to, turn = o + o_step * (q + 4 * span * p), t + 6 * p
-            _keep(s, to, ar, ai)
-            if p == 0:
-                _keep(s, to + ahead, br, bi)
-                _keep(s, to + 2 * ahead, cr, ci)
-                _keep(s, to + 3 * ahead, dr, di)
-            else:
-                _turn(s, to + ahead, br, bi, table, turn)
-                _turn(s, to + 2 * ahead, cr, ci, table, turn + 2)
-                _turn(s, to + 3 * ahead, dr, di, table, turn + 4)
-
-
-def _pass_six(
-    s: Floats, i: int, i_step: int, o: int, o_step: int, m: int, span: int, table: Floats, t: int
-) -> None:
-    """One pass of radix 6: a transform of three of the places 0, 2, 4, one of 3, 5, 1, and three of two."""
-    leg, ahead = i_step * span * m, o_step * span
-    for p in range(m):
-        for q in range(span):
-            a = i + i_step * (q + span * p)
-            er, ei, fr, fi, gr, gi = _three(s, a, 2 * leg)
-            br, bi, cr, ci = (
-                load(s, a + 5 * leg),
-                load(s, a + 5 * leg + LANES),
-                load(s, a + leg),
-                load(s, a + leg + LANES),
-            )
-            ar, ai = load(s, a + 3 * leg), load(s, a + 3 * leg + LANES)
-            sr, si = br + cr, bi + ci
-            dr, di = (br - cr) * every(ROOT_3_4), (bi - ci) * every(ROOT_3_4)
-            mr, mi = fused(every(HALF), sr, ar), fused(every(HALF), si, ai)
-            hr, hi, jr, ji, kr, ki = ar + sr, ai + si, mr + di, mi - dr, mr - di, mi + dr
-            to, turn = o + o_step * (q + 6 * span * p), t + 10 * p
-            _keep(s, to, er + hr, ei + hi)
-            if p == 0:
-                _keep(s, to + ahead, fr - jr, fi - ji)
-                _keep(s, to + 2 * ahead, gr + kr, gi + ki)
-                _keep(s, to + 3 * ahead, er - hr, ei - hi)
-                _keep(s, to + 4 * ahead, fr + jr, fi + ji)
-                _keep(s, to + 5 * ahead, gr - kr, gi - ki)
-            else:
-                _turn(s, to + ahead, fr - jr, fi - ji, table, turn)
-                _turn(s, to + 2 * ahead, gr + kr, gi + ki, table, turn + 2)
-                _turn(s, to + 3 * ahead, er - hr, ei - hi, table, turn + 4)
-                _turn(s, to + 4 * ahead, fr + jr, fi + ji, table, turn + 6)
-                _turn(s, to + 5 * ahead, gr - kr, gi - ki, table, turn + 8)
-
-
-def _pass_eight(
-    s: Floats, i: int, i_step: int, o: int, o_step: int, m: int, span: int, table: Floats, t: int
-) -> None:
-    """One pass of radix 8: transforms of four, of the even and of the odd places, then four of two."""
-    leg, ahead = i_step * span * m, o_step * span
-    for p in range(m):
-        for q in range(span):
-            a = i + i_step * (q + span * p)
-            ar, ai, br, bi, cr, ci, dr, di = _four(s, a, 2 * leg)
-            er, ei, fr, fi, gr, gi, hr, hi = _four(s, a + leg, 2 * leg)
-            half = every(ROOT_1_2)
-            jr, ji = half * (fr + fi), half * (fi - fr)  # times (1 - i) / sqrt 2
-            kr, ki = half * (hi - hr), half * (hr + hi)  # times (1 + i) / sqrt 2, the imaginary part negative
-            to, turn = o + o_step * (q + 8 * span * p), t + 14 * p
-            _keep(s, to, ar + er, ai + ei)
-            if p == 0:
-                _keep(s, to + ahead, br + jr, bi + ji)
-                _keep(s, to + 2 * ahead, cr + gi, ci - gr)
-                _keep(s, to + 3 * ahead, dr + kr, di - ki)
-                _keep(s, to + 4 * ahead, ar - er, ai - ei)
-                _keep(s, to + 5 * ahead, br - jr, bi - ji)
-                _keep(s, to + 6 * ahead, cr - gi, ci + gr)
-                _keep(s, to + 7 * ahead, dr - kr, di + ki)
-            else:
-                _turn(s, to + ahead, br + jr, bi + ji, table, turn)
-                _turn(s, to + 2 * ahead, cr + gi, ci - gr, table, turn + 2)
-                _turn(s, to + 3 * ahead, dr + kr, di - ki, table, turn + 4)
-                _turn(s, to + 4 * ahead, ar - er, ai - ei, table, turn + 6)
-                _turn(s, to + 5 * ahead, br - jr, bi - ji, table, turn + 8)
-                _turn(s, to + 6 * ahead, cr - gi, ci + gr, table, turn + 10)
-                _turn(s, to + 7 * ahead, dr - kr, di + ki, table, turn + 12)
-
-
-def _pass_any(
-    s: Floats,
-    i: int,
-    i_step: int,
-    o: int,
-    o_step: int,
-    m: int,
-    span: int,
-    table: Floats,
-    t: int,
-    radix: int,
-    unity: int,
-    spare: int,
-) -> None:
-    """One pass of any radix, term by term; `unity` is the place of the roots of unity of the whole size.
-
-    `spare` is one for the result.
-    """
-    leg, ahead, stride = i_step * span * m, o_step * span, span * m
-    for p in range(m):
-        for q in range(span):
-            a, to = i + i_step * (q + span * p), o + o_step * (q + radix * span * p)
-            for k in range(radix):
-                re, im = load(s, a), load(s, a + LANES)
-                for j in range(1, radix):
-                    w = unity + 2 * stride * (j * k % radix)
-                    br, bi = load(s, a + j * leg), load(s, a + j * leg + LANES)
-                    re = fused(every(-table[w + 1]), bi, fused(every(table[w]), br, re))
-                    im = fused(every(table[w + 1]), br, fused(every(table[w]), bi, im))
-                if p == 0 or k == 0:
-                    _keep(s, spare + k * COMPLEX, re, im)
-                else:
-                    _turn(s, spare + k * COMPLEX, re, im, table, t + 2 * ((radix - 1) * p + k - 1))
-            for k in range(radix):
-                _keep(s, to + k * ahead, load(s, spare + k * COMPLEX), load(s, spare + k * COMPLEX + LANES))
+def _few(s: Floats, i: int, leg: int, radix: int, o: int, ahead: int) -> None:
+    """Transform 3, 4, 6 or 8 complex numbers from i on, `leg` apart, to places from o on, `ahead` apart."""
+    if radix == 8:
+        _eight(s, i, leg, o, ahead)
+    elif radix == 6:
+        _six(s, i, leg, o, ahead)
+    elif radix == 4:
+        ar, ai, br, bi, cr, ci, dr, di = _four(s, i, leg)
+        _keep(s, o, ar, ai)
+        _keep(s, o + ahead, br, bi)
+        _keep(s, o + 2 * ahead, cr, ci)
+        _keep(s, o + 3 * ahead, dr, di)
+    else:
+        er, ei, fr, fi, gr, gi = _three(s, i, leg)
+        _keep(s, o, er, ei)
+        _keep(s, o + ahead, fr, fi)
+        _keep(s, o + 2 * ahead, gr, gi)
 
 
 def _transform(
-    s: Floats, start: int, step: int, out: int, ahead: int, table: Floats, at: Integers, level: int
+    s: Floats, start: int, step: int, out: int, ahead: int, table: Floats, at: Integers, scale: int
 ) -> None:
-    """Fourier transform of a line of complex numbers in every lane (Stockham's order).
+    """Fourier transform of a line of complex numbers in every lane, by two passes (Cooley and Tukey).
 
     Parameters
     ----------
@@ -366,35 +268,21 @@ def _transform(
     start, step : place of the first number, and from one to the next.
     out, ahead : the same of the result, which may lie where the line lies.
     table, at : of the plan.
-    level : the line has P / 2^level numbers.
+    scale : j; the line has P / 2^j numbers.
     """
-    size, turn, work = at[SIZE] >> level, at[TURNS + level], at[WORK]
-    n, span, before = size, 1, 0
-    unity = at[UNITY + level]
-    for index in range(MOST_PASSES):
-        radix = at[RADICES + level * MOST_PASSES + index]
-        m = n // radix
-        i, i_step = work + before, COMPLEX
-        if index == 0:
-            i, i_step = start, step
-        before = COMPLEX * size - before
-        o, o_step = work + before, COMPLEX
-        if m == 1:
-            o, o_step = out, ahead
-        if radix == 8:
-            _pass_eight(s, i, i_step, o, o_step, m, span, table, turn)
-        elif radix == 6:
-            _pass_six(s, i, i_step, o, o_step, m, span, table, turn)
-        elif radix == 4:
-            _pass_four(s, i, i_step, o, o_step, m, span, table, turn)
-        elif radix == 3:
-            _pass_three(s, i, i_step, o, o_step, m, span, table, turn)
-        else:
-            _pass_any(s, i, i_step, o, o_step, m, span, table, turn, radix, unity, at[SPARE])
-        turn += 2 * (radix - 1) * m
-        n, span = m, span * radix
-        if m == 1:
-            break
+    one, two, work, turn = at[RADICES + scale], at[RADICES + SCALES + scale], at[WORK], at[TURNS + scale]
+    for p in range(two):
+        to = work + one * p * COMPLEX
+        _few(s, start + step * p, step * two, one, to, COMPLEX)
+        if p == 0:
+            continue
+        for k in range(1, one):
+            c, w = table[turn + 2 * ((one - 1) * p + k - 1)], table[turn + 2 * ((one - 1) * p + k - 1) + 1]
+            re, im = load(s, to + k * COMPLEX), load(s, to + k * COMPLEX + LANES)
+            turned = fused(every(w), re, every(c) * im)
+            _keep(s, to + k * COMPLEX, fused(every(-w), im, every(c) * re), turned)
+    for q in range(one):
+        _few(s, work + q * COMPLEX, one * COMPLEX, two, out + ahead * q, ahead * one)
 
 
 def _moduli(s: Floats, table: Floats, at: Integers, j: int, kept: bool) -> None:
@@ -428,8 +316,8 @@ def _spread(s: Floats, out: Floats, place: int, stride: int, images: int, at: In
     """Write the cells of each lane to the coefficients: together for a lane, angles `stride` apart."""
     count = at[TALL] * at[WIDE]
     for image in range(images):
-        for angle in range(at[ANGLES]):
-            to, lane = place + angle * stride + image * at[CHANNELS] * count, image * MOST_ANGLES + angle
+        for angle in range(ANGLES):
+            to, lane = place + angle * stride + image * CHANNELS * count, image * ANGLES + angle
             for cell in range(count):
                 out[to + cell] = s[at[CELLS] + cell * LANES + lane]
 
@@ -486,55 +374,49 @@ def _first_rows(s: Floats, table: Floats, at: Integers, j: int) -> None:
         _transform(s, line, COMPLEX, at[PRODUCT] + row * (wide + 1) * COMPLEX, COMPLEX, table, at, level)
 
 
-def _second_rows(s: Floats, table: Floats, at: Integers, j1: int, j2: int, angle: int) -> None:
-    """Multiply spectra of moduli of scale j1 with a wavelet of scale j2, fold them, and transform the rows.
+def _second_rows(s: Floats, table: Floats, at: Integers, angle: int) -> None:
+    """Multiply spectra of fine moduli with a coarse wavelet, fold them, and transform the rows.
 
-    The number of rows that are folded to one is even: they are added two at a time.
+    Two rows are folded to one, and two columns as well if columns are not sampled more densely.
     """
-    size, line, spectra = at[SIZE] >> j1, at[LINE], at[SPECTRA]
-    level = max(j2 - at[DENSER], 0)
-    tall, wide = at[SIZE] >> j2, at[SIZE] >> level
-    waves = at[SECOND + j1 * at[SCALES] + j2] + angle * size * size
+    size, line, spectra = at[SIZE], at[LINE], at[SPECTRA]
+    level = 1 - at[DENSER]
+    tall, wide = size >> 1, size >> level
+    waves = at[SECOND] + angle * size * size
     for row in range(tall):
-        for ky in range(row, size, 2 * tall):
-            for fold in range(0, size, wide):
-                one, two = waves + ky * size + fold, waves + (ky + tall) * size + fold
-                a, b = (
-                    spectra + (ky * (size + 1) + fold) * COMPLEX,
-                    spectra + ((ky + tall) * (size + 1) + fold) * COMPLEX,
-                )
-                if ky == row and fold == 0:
-                    for kx in range(wide):
-                        first, second, place = every(table[one + kx]), every(table[two + kx]), kx * COMPLEX
-                        re, im = first * load(s, a + place), first * load(s, a + place + LANES)
-                        re = fused(second, load(s, b + place), re)
-                        im = fused(second, load(s, b + place + LANES), im)
-                        _keep(s, line + place, im, re)
+        for fold in range(0, size, wide):
+            one, two = waves + row * size + fold, waves + (row + tall) * size + fold
+            a, b = (
+                spectra + (row * (size + 1) + fold) * COMPLEX,
+                spectra + ((row + tall) * (size + 1) + fold) * COMPLEX,
+            )
+            for kx in range(wide):
+                first, second, place = every(table[one + kx]), every(table[two + kx]), kx * COMPLEX
+                if fold == 0:
+                    re, im = first * load(s, a + place), first * load(s, a + place + LANES)
                 else:
-                    for kx in range(wide):
-                        first, second, place = every(table[one + kx]), every(table[two + kx]), kx * COMPLEX
-                        re = fused(first, load(s, a + place), load(s, line + place + LANES))
-                        im = fused(first, load(s, a + place + LANES), load(s, line + place))
-                        re = fused(second, load(s, b + place), re)
-                        im = fused(second, load(s, b + place + LANES), im)
-                        _keep(s, line + place, im, re)
+                    re = fused(first, load(s, a + place), load(s, line + place + LANES))
+                    im = fused(first, load(s, a + place + LANES), load(s, line + place))
+                re = fused(second, load(s, b + place), re)
+                im = fused(second, load(s, b + place + LANES), im)
+                _keep(s, line + place, im, re)
         _transform(s, line, COMPLEX, at[PRODUCT] + row * (wide + 1) * COMPLEX, COMPLEX, table, at, level)
 
 
-def _spectra(s: Floats, table: Floats, at: Integers, j: int) -> None:
-    """Fourier transforms of the moduli of scale j, times two.
+def _spectra(s: Floats, table: Floats, at: Integers) -> None:
+    """Fourier transforms of the fine moduli, times two.
 
     Two rows, which are real, are the real and imaginary parts of one line: with Z its transform, those of the
     rows are Z(k) + conj Z(-k) and (Z(k) - conj Z(-k)) / i, over two. Half of the columns follow from the
     other half.
     """
-    size, line, spectra, moduli = at[SIZE] >> j, at[LINE], at[SPECTRA], at[MODULI]
+    size, line, spectra, moduli = at[SIZE], at[LINE], at[SPECTRA], at[MODULI]
     stride = (size + 1) * COMPLEX
     for row in range(0, size, 2):
         place, u = spectra + row * stride, moduli + row * size * LANES
         for x in range(size):
             _keep(s, line + x * COMPLEX, load(s, u + x * LANES), load(s, u + (size + x) * LANES))
-        _transform(s, line, COMPLEX, line, COMPLEX, table, at, j)
+        _transform(s, line, COMPLEX, line, COMPLEX, table, at, 0)
         for k in range(size // 2 + 1):
             one, two, to = line + k * COMPLEX, line + (size - k) % size * COMPLEX, place + k * COMPLEX
             a, b, c, d = load(s, one), load(s, one + LANES), load(s, two), load(s, two + LANES)
@@ -542,7 +424,7 @@ def _spectra(s: Floats, table: Floats, at: Integers, j: int) -> None:
             _keep(s, to + stride, b + d, c - a)
     for x in range(size // 2 + 1):
         column = spectra + x * COMPLEX
-        _transform(s, column, stride, column, stride, table, at, j)
+        _transform(s, column, stride, column, stride, table, at, 0)
     for y in range(size):
         to, mirrored = spectra + y * stride, spectra + (size - y) % size * stride
         for x in range(size // 2 + 1, size):
@@ -572,44 +454,37 @@ def _average(
 def _scatter_images(
     images: Floats, n: int, count: int, out: Floats, s: Floats, padded: Floats, table: Floats, at: Integers
 ) -> None:
-    """Write the coefficients (channels, h, w) of the n-th image, and of `count` - 1 that follow it."""
-    side, size, scales, angles = at[SIDE], at[SIZE], at[SCALES], at[ANGLES]
-    cells, before = at[TALL] * at[WIDE], at[BEFORE]
+    """Write the coefficients (CHANNELS, h, w) of the n-th image, and of `count` - 1 that follow it."""
+    side, size, cells = at[SIDE], at[SIZE], at[TALL] * at[WIDE]
     for which in range(2):
         image, start = n + min(which, count - 1), which * size * size
         # Wavelets ignore a constant, and averages keep it. Less its corner, a flat image is exactly zero.
         corner = images[image * side * side]
         for row in range(size):
-            a = abs(row - before)
+            a = abs(row - BEFORE)
             a = image * side + min(a, 2 * (side - 1) - a)
             for column in range(size):
-                b = abs(column - before)
+                b = abs(column - BEFORE)
                 pixel = images[a * side + min(b, 2 * (side - 1) - b)]
                 padded[start + row * size + column] = pixel - corner
         if which < count:
-            _average(s, padded, start, corner, out, image * at[CHANNELS] * cells, table, at)
+            _average(s, padded, start, corner, out, image * CHANNELS * cells, table, at)
         if which < IMAGES:
             _spectrum(s, padded, start, which, table, at)
-    place, second = n * at[CHANNELS] * cells, 1 + scales * angles
-    for j1 in range(scales):
-        _first_rows(s, table, at, j1)
-        _moduli(s, table, at, j1, j1 + 1 < scales)
-        _spread(s, out, place + (1 + j1 * angles) * cells, cells, count, at)
-        if j1 + 1 == scales:
-            continue
-        _spectra(s, table, at, j1)
-        coarser = scales - 1 - j1
-        for j2 in range(j1 + 1, scales):
-            for angle in range(angles):
-                _second_rows(s, table, at, j1, j2, angle)
-                _moduli(s, table, at, j2, False)
-                channel = second + (j2 - j1 - 1) * angles + angle
-                _spread(s, out, place + channel * cells, coarser * angles * cells, count, at)
-        second += angles * angles * coarser
+    place = n * CHANNELS * cells
+    for j in range(SCALES):
+        _first_rows(s, table, at, j)
+        _moduli(s, table, at, j, j == 0)
+        _spread(s, out, place + (1 + j * ANGLES) * cells, cells, count, at)
+    _spectra(s, table, at)
+    for angle in range(ANGLES):
+        _second_rows(s, table, at, angle)
+        _moduli(s, table, at, 1, False)
+        _spread(s, out, place + (1 + (SCALES * ANGLES) + angle) * cells, ANGLES * cells, count, at)
 
 
 def _scatter(images: Floats, out: Floats, s: Floats, padded: Floats, table: Floats, at: Integers) -> None:
-    """Write the coefficients (n, channels, h, w) of images (n, H, H), all flat, one or two at a time.
+    """Write the coefficients (n, CHANNELS, h, w) of images (n, H, H), all flat, one or two at a time.
 
     Parameters
     ----------
@@ -633,8 +508,8 @@ class Pooling(NamedTuple):
     Attributes
     ----------
     rows : for each scale j, (h, P / 2^j).
-    columns : for each scale j, (w, P / 2^max(j - denser, 0)).
-    denser : 1 if columns are sampled twice as densely as rows.
+    columns : for each scale j, (w, P / 2^j), or (w, P) if columns are sampled more densely.
+    denser : 1 if columns are sampled twice as densely as rows at the coarse scale, else 0.
     """
 
     rows: list[NDArray[np.float64]]
@@ -647,20 +522,16 @@ class Plan:
 
     Parameters
     ----------
-    wavelets : (J, L, P, P) spectra, which are real.
+    wavelets : (SCALES, ANGLES, P, P) spectra, which are real.
     side : H of the images.
-    before : pixels by which an image is mirrored in front.
     pooling : weights of the cells.
     """
 
-    def __init__(self, wavelets: NDArray[np.float64], side: int, before: int, pooling: Pooling) -> None:
-        scales, angles, size, _ = wavelets.shape
-        self.cells = len(pooling.rows[0]), len(pooling.columns[0])
-        self.channels = 1 + scales * angles + angles * angles * scales * (scales - 1) // 2
-        self.side = side
+    def __init__(self, wavelets: NDArray[np.float64], side: int, pooling: Pooling) -> None:
+        size = wavelets.shape[-1]
+        self.cells, self.side = (len(pooling.rows[0]), len(pooling.columns[0])), side
         at = np.zeros(HEADER, np.int64)
-        at[[SIDE, SIZE, SCALES, ANGLES, TALL, WIDE]] = side, size, scales, angles, *self.cells
-        at[[CHANNELS, DENSER, BEFORE]] = self.channels, pooling.denser, before
+        at[[SIDE, SIZE, TALL, WIDE, DENSER]] = side, size, *self.cells, pooling.denser
         parts, bands = [np.zeros(0)], [at]
 
         def kept(values: NDArray[Any]) -> int:
@@ -672,35 +543,25 @@ class Plan:
             return sum(len(part) for part in bands[:-1])
 
         at[GAIN] = kept(pooling.rows[0][0].sum() * pooling.columns[0][0].sum(keepdims=True))
-        for j in range(scales):
-            n = size >> j
-            radices = radices_of(n)
-            at[RADICES + j * MOST_PASSES : RADICES + j * MOST_PASSES + len(radices)] = radices
-            turns = turns_of(n)
-            at[TURNS + j] = kept(turns)
-            at[UNITY + j] = at[TURNS + j] + len(turns) - 2 * n
+        for j in range(SCALES):
+            at[[RADICES + j, RADICES + SCALES + j]] = radices_of(size >> j)
+            at[TURNS + j] = kept(turns_of(size >> j))
             # Folding divides by the number of aliases, and the inverse transform by the numbers left.
-            waves = np.zeros((size * size, LANES))
-            for lane in range(0, LANES, MOST_ANGLES):
-                waves[:, lane : lane + angles] = wavelets[j].reshape(angles, -1).T / size**2
+            waves = np.tile(wavelets[j].reshape(ANGLES, -1).T / size**2, IMAGES)
             at[FIRST + j] = kept(waves)
-            for j2 in range(j + 1, scales):
-                # A wavelet for signals sampled every 2^j pixels is the folded full one.
-                folded = wavelets[j2].reshape(angles, 1 << j, n, 1 << j, n).sum((1, 3))
-                at[SECOND + j * scales + j2] = kept(folded / n**2 / 2)  # of spectra times two
             at[ROW_WEIGHTS + j], at[COLUMN_WEIGHTS + j] = kept(pooling.rows[j]), kept(pooling.columns[j])
             at[ROW_BANDS + j] = banded([_band(row) for row in pooling.rows[j]])
             at[COLUMN_BANDS + j] = banded([_band(column) for column in pooling.columns[j].T])
+        at[SECOND] = kept(wavelets[1] / size**2 / 2)  # of spectra times two
         # Rows are one number longer, so that a column's places do not fall on the same lines of the cache.
         rooms = {
             SPECTRUM: 4 * size * size,
             SPECTRA: size * (size + LANES) * COMPLEX,
             PRODUCT: size * (size + 1) * COMPLEX,
             MODULI: size * size * LANES,
-            WORK: 2 * size * COMPLEX,
+            WORK: size * COMPLEX,
             LINE: size * COMPLEX + LANES,
             CELLS: self.cells[0] * self.cells[1] * LANES,
-            SPARE: size * COMPLEX,  # for a pass of any radix
         }
         self.room = 0
         for name, room in rooms.items():
@@ -709,8 +570,8 @@ class Plan:
         self.table, self.at = np.concatenate(parts).astype(np.float32), np.concatenate(bands)
 
     def __call__(self, images: Floats) -> Floats:
-        """Coefficients (n, channels, h, w) of images (n, H, H)."""
-        out = np.empty((len(images), self.channels, *self.cells), np.float32)
+        """Coefficients (n, CHANNELS, h, w) of images (n, H, H)."""
+        out = np.empty((len(images), CHANNELS, *self.cells), np.float32)
         s, padded = np.zeros(self.room, np.float32), np.zeros(2 * int(self.at[SIZE]) ** 2 + LANES, np.float32)
         flat = np.ascontiguousarray(images, np.float32).reshape(-1)
         scatter(flat, out.reshape(-1), s, padded, self.table, self.at)
@@ -732,110 +593,90 @@ class Scattering(nn.Module):
     Parameters
     ----------
     size : side of the images.
-    J : number of scales; the output is sampled every 2^J pixels.
-    L : number of angles in [0, pi), at most 8.
 
     Notes
     -----
-    The image is mirrored at its edges by 2^(J-1) pixels and then treated as a torus. Wavelets are scaled by
-    one common factor so that |phi|^2 + sum |psi|^2 <= 1 at every frequency, which makes the transform
-    non-expansive (times 2^J, for the sampling). Channels come in the order (0), (j1, theta1),
-    (j1, theta1, j2, theta2); `orders` gives the order of each.
+    The image is mirrored at its edges by two pixels and then treated as a torus. Wavelets are scaled by one
+    common factor so that |phi|^2 + sum |psi|^2 <= 1 at every frequency, which makes the transform
+    non-expansive (times 4, for the sampling). Channels come in the order (0), (j1, theta1),
+    (theta1, theta2); `ORDERS` gives the order of each.
     """
 
     wavelets: Tensor
 
-    def __init__(self, size: int, J: int = 2, L: int = 8) -> None:
+    def __init__(self, size: int) -> None:
         super().__init__()
-        if not 1 <= J <= MOST_SCALES or not 1 <= L <= MOST_ANGLES or size < 2**J:
+        self.size, self.output = size, (math.ceil(size / STEP),) * 2
+        self.padded = STEP * (self.output[0] + 1)
+        try:
+            radices_of(self.padded), radices_of(self.padded // 2)
+        except UserError:
             raise UserError(
-                f"scattering needs 1 to {MOST_SCALES} scales J, 1 to {MOST_ANGLES} angles L and images of "
-                f"at least 2^J pixels a side (got J={J}, L={L} and {size} pixels)"
-            )
-        self.size, self.J, self.L = size, J, L
-        step = 2**J
-        self.output = (math.ceil(size / step),) * 2
-        self.padded = step * self.output[0] + step
-        self.register_buffer("wavelets", torch.from_numpy(_spectra_of(self.padded, J, L).copy()))
-        for j in range(J):
+                "scattering takes images of 17 to 20, 25 to 32, 41 to 44 or 57 to 60 pixels a side "
+                f"(got {size})"
+            ) from None
+        self.register_buffer("wavelets", torch.from_numpy(_spectra_of(self.padded).copy()))
+        for j in range(SCALES):
             for name in ("rows", "columns"):
                 self.register_buffer(f"{name}{j}", self._average(j))
-        self._prepare()
-        self.channels = 1 + J * L + L * L * J * (J - 1) // 2
-
-    def _prepare(self) -> None:
-        """Store what both forms read; it is derived from the buffers, and so is not in the fingerprint."""
+        # What both forms read follows from the buffers, and so is not in the fingerprint.
         waves = self.wavelets.real.double()
         self.plan = self.plan_for(Pooling(self.weights(), self.weights()))
         self.gain = float(self.weights()[0][0].sum() ** 2)  # of a constant image
-        for j1 in range(self.J):
-            size = self.padded >> j1
-            turns = 2 * np.pi * np.outer(np.arange(size), np.arange(size)) / size
+        for j in range(SCALES):
+            places = np.arange(self.padded >> j)
+            turns = 2 * np.pi * np.outer(places, places) / len(places)
             for name, values in (("cos", np.cos(turns)), ("sin", np.sin(turns))):
-                self.register_buffer(f"{name}{j1}", torch.from_numpy(values).float(), persistent=False)
-            self.register_buffer(f"wave{j1}", waves[j1].float(), persistent=False)
-            for j2 in range(j1 + 1, self.J):
-                # A wavelet for signals sampled every 2^j1 pixels is the folded full one.
-                folded = (fold(waves[j2], 2**j1) * 4**j1).float()
-                self.register_buffer(f"wave{j1}_{j2}", folded, persistent=False)
+                self.register_buffer(f"{name}{j}", torch.from_numpy(values).float(), persistent=False)
+            self.register_buffer(f"wave{j}", waves[j].float(), persistent=False)
 
     def weights(self) -> list[NDArray[np.float64]]:
         """Weights of rows, or of columns, of moduli of each scale in each output: (h, P / 2^j)."""
-        return [self.get_buffer(f"rows{j}").double().numpy() for j in range(self.J)]
+        return [self.get_buffer(f"rows{j}").double().numpy() for j in range(SCALES)]
 
     def plan_for(self, pooling: Pooling) -> Plan:
         """The compiled form, with other cells."""
-        return Plan(self.wavelets.real.double().numpy(), self.size, 2 ** (self.J - 1), pooling)
-
-    @property
-    def orders(self) -> Tensor:
-        """Order of each output channel of a grey image: (channels,)."""
-        second = self.channels - 1 - self.J * self.L
-        return torch.tensor([0] + [1] * (self.J * self.L) + [2] * second)
+        return Plan(self.wavelets.real.double().numpy(), self.size, pooling)
 
     def _average(self, j: int) -> Tensor:
-        """Matrix that averages a signal sampled every 2^j pixels and samples it every 2^J: (h, P / 2^j)."""
+        """Matrix that averages a signal sampled every 2^j pixels and samples it every 4: (h, P / 2^j)."""
         # The coarse signal has 2^j times fewer samples, so its Gaussian is that much narrower.
-        kernel = gaussian(self.padded // 2**j, SIGMA * 2 ** (self.J - 1 - j))
-        rows = [np.roll(kernel, 2 ** (self.J - j) * (i + 1)) for i in range(self.output[0])]
+        kernel = gaussian(self.padded // 2**j, SIGMA * 2 ** (SCALES - 1 - j))
+        rows = [np.roll(kernel, (i + 1) * STEP // 2**j) for i in range(self.output[0])]
         return torch.from_numpy(_on_grid(np.stack(rows)).astype(np.float32))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (n, H, H) or (n, C, H, H) to (n, C * channels, H / 2^J, H / 2^J), rounded up."""
+        """Map (n, H, H) or (n, C, H, H) to (n, C * CHANNELS, H / 4, H / 4), rounded up."""
         if x.shape[-2:] != (self.size, self.size) or x.ndim not in (3, 4):
             raise UserError(
                 f"scattering was built for images of {self.size} x {self.size} pixels, "
                 f"as (n, H, H) or (n, C, H, H) (got an array of shape {tuple(x.shape)})"
             )
         flat = x.reshape(-1, self.size, self.size).float()
-        shape = (self.channels, *self.output)
-        found = map_records(flat, shape, self.plan, self.products, ROWS)
+        found = map_records(flat, (CHANNELS, *self.output), self.plan, self.products, ROWS)
         return found.reshape(len(x), -1, *self.output)
 
     # ---- The form for gradients, accelerators and ONNX files ----
 
     def products(self, x: Tensor) -> Tensor:
-        """Coefficients of images (n, H, H) by products with Fourier matrices: (n, channels, h, h)."""
+        """Coefficients of images (n, H, H) by products with Fourier matrices: (n, CHANNELS, h, h)."""
         corner = x[:, :1, :1]  # a flat image less its corner is exactly zero
         images = self.pad(x - corner)
-        parts = [(self._low_pass(images, 0) + corner * self.gain)[:, None]]
         spectrum = self._fourier((images[:, None], torch.zeros_like(images[:, None])), 1.0, 0)
-        firsts = [self._response(spectrum, f"wave{j}", 0, j) for j in range(self.J)]
-        parts += [self._low_pass(u, j) for j, u in enumerate(firsts)]
-        for j1, u in enumerate(firsts[:-1]):
-            inner = self._fourier((u[:, :, None], torch.zeros_like(u[:, :, None])), 1.0, j1)
-            seconds = [
-                self._low_pass(self._response(inner, f"wave{j1}_{j2}", j1, j2), j2)
-                for j2 in range(j1 + 1, self.J)
-            ]
-            parts.append(torch.stack(seconds, 2).reshape(-1, self.L**2 * len(seconds), *self.output))
+        fine, coarse = self._response(spectrum, 0), self._response(spectrum, 1)
+        inner = self._fourier((fine[:, :, None], torch.zeros_like(fine[:, :, None])), 1.0, 0)
+        parts = [
+            (self._low_pass(images, 0) + corner * self.gain)[:, None],
+            self._low_pass(fine, 0),
+            self._low_pass(coarse, 1),
+            self._low_pass(self._response(inner, 1), 1).flatten(1, 2),
+        ]
         return torch.cat(parts, 1)
 
     def pad(self, x: Tensor) -> Tensor:
         """Mirror images (n, H, H) at their edges: (n, P, P)."""
-        before = 2 ** (self.J - 1)
-        after = self.padded - self.size - before
-        return functional.pad(x[:, None], (before, after, before, after), mode="reflect")[:, 0]
+        after = self.padded - self.size - BEFORE
+        return functional.pad(x[:, None], (BEFORE, after, BEFORE, after), mode="reflect")[:, 0]
 
     def _low_pass(self, u: Tensor, j: int) -> Tensor:
         """Average signals sampled every 2^j pixels: (..., P / 2^j, P / 2^j) to (..., h, h)."""
@@ -848,30 +689,21 @@ class Scattering(nn.Module):
         re, im = x[0] @ cos + x[1] @ sin, x[1] @ cos - x[0] @ sin
         return cos @ re + sin @ im, cos @ im - sin @ re
 
-    def _response(self, x: Complex, wave: str, j1: int, j2: int) -> Tensor:
-        """|x * psi|, sampled every 2^j2 pixels, of a spectrum x of what is sampled every 2^j1."""
-        weights, step, size = self.get_buffer(wave), 2 ** (j2 - j1), self.padded >> j2
-        re, im = self._fourier((fold(x[0] * weights, step), fold(x[1] * weights, step)), -1.0, j2)
+    def _response(self, x: Complex, j: int) -> Tensor:
+        """|x * psi| at scale j, sampled every 2^j pixels, of a spectrum x."""
+        wave, size = self.get_buffer(f"wave{j}"), self.padded >> j
+        re, im = self._fourier((fold(x[0] * wave, 2**j), fold(x[1] * wave, 2**j)), -1.0, j)
         modulus = (re.square() + im.square()).clamp_min(NOTHING).sqrt()  # a root has no slope at zero
         found: Tensor = (modulus - math.sqrt(NOTHING)) / size**2
         return found
 
 
-def mirrored_channels(J: int, L: int) -> NDArray[np.int64]:
-    """Index of each scattering channel in the mirrored image: an angle t pi / L becomes -t pi / L."""
-    turned = [-angle % L for angle in range(L)]
-    first = [1 + j * L + angle for j in range(J) for angle in turned]
-    second, start = [], 1 + J * L
-    for j in range(J - 1):
-        coarser = J - 1 - j
-        second += [
-            start + (one * coarser + scale) * L + two
-            for one in turned
-            for scale in range(coarser)
-            for two in turned
-        ]
-        start += L * coarser * L
-    return np.array([0, *first, *second])
+def mirrored_channels() -> NDArray[np.int64]:
+    """Index of each channel in the mirrored image: an angle t pi / 8 becomes -t pi / 8."""
+    turned = -np.arange(ANGLES) % ANGLES
+    first = [1 + j * ANGLES + turned for j in range(SCALES)]
+    second = 1 + (SCALES + turned[:, None]) * ANGLES + turned
+    return np.concatenate([[0], *first, second.ravel()])
 
 
 # ---- Coefficients normed within each order ----

@@ -101,6 +101,36 @@ def interpret_boosting(folder: Path, epsilon: str, delta: str, runs: str) -> Non
     _write(folder, found)
 
 
+def interpret_version(folder: Path) -> None:
+    """Print the version of interpret."""
+    from interpret import __version__  # type: ignore[import-not-found]
+
+    print(__version__)
+
+
+def interpret_regression(
+    folder: Path, epsilon: str, delta: str, low: str, high: str, bins: str, runs: str
+) -> None:
+    """One round of the private boosted regression of one column in [0, 1]: (runs, 1) noisy sums of targets.
+
+    The sum of the targets in the first bin follows from what the model shows: its prediction there, the
+    weight of the bin, and the learning rate.
+    """
+    from interpret.privacy import DPExplainableBoostingRegressor
+
+    records = np.load(folder / "records.npy")
+    found = []
+    for _ in range(int(runs)):
+        model = DPExplainableBoostingRegressor(
+            privacy_bounds={0: BOUNDS}, privacy_target_min=float(low), privacy_target_max=float(high),
+            max_bins=int(bins), max_rounds=1, epsilon=float(epsilon), delta=float(delta), n_jobs=1,
+        )  # fmt: skip
+        model.fit(records[:, :1], records[:, 1])
+        first = model.intercept_ + model.term_scores_[0][1]  # index 0 is for missing values
+        found.append([first * model.bin_weights_[0][1] / model.learning_rate])
+    _write(folder, found)
+
+
 def kymatio_rate(folder: Path, images: str, side: str, threads: str) -> None:
     """Print the seconds of one pass of kymatio's scattering after a warm-up pass."""
     import torch

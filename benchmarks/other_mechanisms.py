@@ -1,6 +1,7 @@
 """Mechanisms of other libraries, as plug-ins of `adlm audit --subject`.
 
-diffprivlib needs an environment of its own; the variable ADLM_DIFFPRIVLIB_PYTHON names its Python.
+diffprivlib and interpret need environments of their own; the variables ADLM_DIFFPRIVLIB_PYTHON and
+ADLM_INTERPRET_PYTHON name their Python.
 """
 
 from __future__ import annotations
@@ -66,6 +67,28 @@ def opendp_laplace() -> Mechanism:
         relation="add-remove",
         slow=5,
         not_tried="other domains, other metrics, its transformations beside this chain, timing",
+    )
+
+
+def opendp_threshold() -> Mechanism:
+    """OpenDP: whether a key of one record is released by Laplace counts above a threshold.
+
+    The claim is that of its privacy map. Counts at the threshold are released, but its delta leaves them out.
+    """
+    dp: Any = _library("opendp.prelude", "opendp")
+    dp.enable_features("contrib")
+    space = dp.vector_domain(dp.atom_domain(T=str)), dp.symmetric_distance()
+    chain = dp.t.make_count_by(*space) >> dp.m.then_laplace_threshold(scale=1.0, threshold=5)
+    epsilon, delta = chain.map(1)
+    return Mechanism(
+        f"opendp {_version('opendp')}, counts above a threshold",
+        run=lambda records: float(len(chain(records)) > 0),
+        data=["key"],
+        neighbour=[],
+        epsilon=repr(epsilon),
+        delta=repr(delta),
+        relation="add-remove",
+        not_tried="other thresholds and scales, several keys, Gaussian noise",
     )
 
 
@@ -179,6 +202,36 @@ def quantile() -> Mechanism:
         np.array([0.05, 0.0]),
         slow=1,
         not_tried="other quantiles, several at once, missing values, bounds learnt from data",
+    )
+
+
+def boosted_regression() -> Mechanism:
+    """interpret's `DPExplainableBoostingRegressor`, one round on one column, targets between 999 and 1,000.
+
+    Its noise is scaled to the declared range of the target, 1. What a record adds to the sums of a bin is
+    its target.
+    """
+    python = os.environ.get("ADLM_INTERPRET_PYTHON") or sys.executable
+    low, high = 999.0, 1000.0
+    data = np.column_stack([np.repeat([0.1, 0.9], 400), np.full(800, 999.5)])
+    neighbour = data.copy()
+    neighbour[-1, 0] = 0.1  # a record with another column
+
+    def many(records: Reals, runs: int) -> Reals:
+        given = (repr(EPSILON), repr(DELTA), repr(low), repr(high), "4", str(runs))
+        return np.asarray(in_environment(python, "interpret_regression", *given, arrays={"records": records}))
+
+    return Mechanism(
+        f"interpret {in_environment(python, 'interpret_version')}, one round of boosted regression",
+        run=lambda records: many(records, 1)[0],
+        many=many,
+        data=data,
+        neighbour=neighbour,
+        epsilon=repr(EPSILON),
+        delta=repr(DELTA),
+        relation="replace-one",
+        slow=10,
+        not_tried="classification, targets around 0, several columns, several rounds",
     )
 
 

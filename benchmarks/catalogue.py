@@ -58,7 +58,7 @@ def _from_pixels(trial: Trial) -> bool:
 
 
 def current(done: Done) -> bool:
-    """Whether a stored trial used the current public features and the current planner."""
+    """Whether a stored trial used today's public features, mechanism and plan."""
     return _from_pixels(done.trial) or images.is_current(done.trial, done.outcome)
 
 

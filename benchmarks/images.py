@@ -38,10 +38,10 @@ from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
 from adlm.runtime.artefact import canonical
 from benchmarks import dpsgd
+from benchmarks.runner import mechanism
 from benchmarks.trials import Outcome, Trial
 
 ROWS = 4000
-CHOSEN = ("k", "rounds", "objective")  # settings of a plan that show whether the planner has changed
 NOTHING = "0.000001"  # an epsilon at which a release carries no information on the records
 
 # ---- data and public features
@@ -180,13 +180,14 @@ def measured(head: nn.Module, data: str, released: Features, wide: int | None = 
 
 
 def is_current(trial: Trial, outcome: Outcome) -> bool:
-    """Whether a stored trial used the current public features and the current planner."""
+    """Whether a stored trial used today's public features, mechanism and plan."""
     if outcome.get("features") != fingerprint(trial.data):
         return False
-    if "moments" not in trial.method:
+    if not trial.ours:
         return True
-    plan = planned(trial.data, trial.epsilon, trial.delta, ReleaseRequest(**trial.settings))
-    return all(outcome.get(name) == plan.to_dict().get(name) for name in CHOSEN)
+    chosen = {name: v for name, v in trial.settings.items() if name in ReleaseRequest.__dataclass_fields__}
+    plan = planned(trial.data, trial.epsilon, trial.delta, ReleaseRequest(**chosen))
+    return bool(outcome.get("mechanism") == mechanism(plan))
 
 
 # ---- methods
@@ -201,8 +202,8 @@ def moments(trial: Trial) -> Outcome:
         reached = {"accuracy": found.accuracy, "calibration_error": found.calibration_error}
     except UserError:  # under add-remove, the noisy counts of a small data set can sum to no records
         reached = {"accuracy": 1 / len(release.certificate.domain.classes)}
-    plan = release.certificate.settings["plan"]
-    return release.certificate.totals.to_dict() | reached | {name: plan.get(name) for name in CHOSEN}
+    plan = Plan.from_dict(release.certificate.settings["plan"])
+    return release.certificate.totals.to_dict() | reached | {"k": plan.k, "mechanism": mechanism(plan)}
 
 
 def prior(trial: Trial) -> Outcome:
@@ -339,6 +340,7 @@ def epochs_release(trial: Trial) -> Outcome:
         "accuracy": history[-1][1],
         "history": history,
         "certificate_unchanged": canonical(release.certificate.to_dict()) == before,
+        "mechanism": mechanism(Plan.from_dict(release.certificate.settings["plan"])),
     }
 
 

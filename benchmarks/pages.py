@@ -3,8 +3,9 @@
 A block stands between `<!-- results: PATH WORDS -->` and `<!-- /results -->`; the path is relative to the
 page. `summary.json` gives the table of an experiment, with words the rows of those methods alone, or one of
 `tests`, `calibration` and `published`; `bench.json` the table of the bench; `tables.jsonl` and
-`regression.jsonl` with a data set and a measure one table; `kinds.jsonl` its table; a folder with the word
-`overview` one small table of all data sets. `results/figures.toml` says which command makes each file.
+`regression.jsonl` with a data set and a measure one table; `kinds.jsonl` its table; `.txt` what a command
+printed; a folder with the word `overview` one small table of all data sets. `results/figures.toml` says which
+command makes each file.
 
     python -m benchmarks.pages                    # write the blocks of README.md and docs, and published.svg
     python -m benchmarks.pages --check            # exit 1 if a block would change
@@ -82,6 +83,11 @@ def epsilon(value: float | None) -> str:
     return f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
 
 
+def name_of(row: Mapping[str, Any]) -> str:
+    """The label of a row, which says whether its mechanism is older than today's."""
+    return f"{row['label']}, {runner.OLDER}" if runner.is_older(row) else str(row["label"])
+
+
 def table(summary: Summary) -> str:
     """The main table of an experiment."""
     return {"epochs": _epochs, "allocation": _allocation}.get(str(summary["kind"]), _over_epsilon)(summary)
@@ -91,14 +97,14 @@ def _over_epsilon(summary: Summary) -> str:
     rows = summary["rows"]
     epsilons = sorted({row["epsilon"] for row in rows if row["epsilon"]})
     body = []
-    for method in dict.fromkeys(row["method"] for row in rows):
-        own = {row["epsilon"]: row for row in rows if row["method"] == method}
+    for method in dict.fromkeys((row["method"], runner.is_older(row)) for row in rows):
+        own = {row["epsilon"]: row for row in rows if (row["method"], runner.is_older(row)) == method}
         some = next(iter(own.values()))
         if set(own) == {0.0}:  # without an epsilon: the same everywhere
             cells = [percent(some["accuracy"], some["sd"])] + [""] * (len(epsilons) - 1)
         else:
             cells = [_with_proved(own.get(e)) for e in epsilons]
-        label = f"{some['label']} ({some['neighbours']})" if some["epsilon_proved"] else some["label"]
+        label = f"{name_of(some)} ({some['neighbours']})" if some["epsilon_proved"] else some["label"]
         body.append([label, *cells])
     return grid(["accuracy, % at epsilon", *(f"{e:g}" for e in epsilons)], body)
 
@@ -160,8 +166,8 @@ def calibration(summary: Summary) -> str:
     rows = [row for row in summary["rows"] if "calibration_error" in row and row["epsilon"]]
     epsilons = sorted({row["epsilon"] for row in rows})
     body = []
-    for label in dict.fromkeys(row["label"] for row in rows):
-        own = {row["epsilon"]: row["calibration_error"] for row in rows if row["label"] == label}
+    for label in dict.fromkeys(map(name_of, rows)):
+        own = {row["epsilon"]: row["calibration_error"] for row in rows if name_of(row) == label}
         body.append([label, *(percent(own.get(e)) for e in epsilons)])
     return grid(["calibration error, points, at epsilon", *(f"{e:g}" for e in epsilons)], body)
 
@@ -278,7 +284,7 @@ def _labelled(figure: Any, axes: Any, title: str, *, columns: int) -> Any:
 
 def _legend(row: Mapping[str, Any], claimed: bool) -> str:
     """A curve's label with the meaning of its epsilon."""
-    label = str(row["label"])
+    label = name_of(row)
     if not claimed:
         return label if row["neighbours"] in label else f"{label} ({row['neighbours']})"
     proved = row["epsilon_proved"]
@@ -394,7 +400,12 @@ def beside_published(summary: Summary) -> str:
     others = published.rows_of(summary["data"])
     stated = {float(e) for row in others for e in row.accuracies if e != published.AVERAGE}
     epsilons = sorted(stated | set(OUR_EPSILONS))
-    body = [_own_row(summary, method, epsilons) for method in (*OURS, *LINEAR) if _enough(summary, method)]
+    body = [
+        _own_row(rows, method, epsilons)
+        for method in (*OURS, *LINEAR)
+        for rows in _enough(summary, method)
+        if any(row["epsilon"] in epsilons for row in rows)
+    ]
     body += [_their_row(row, epsilons) for row in others]
     headings = ["method", "from", "status", "relation", "delta", "seeds", "public data"]
     headings += [f"ε {e:g}" for e in epsilons] + ["average"]
@@ -404,16 +415,19 @@ def beside_published(summary: Summary) -> str:
     return "\n".join([grid(headings, body), "", "Sources: " + ". ".join(sources) + "."])
 
 
-def _enough(summary: Summary, method: str) -> list[Mapping[str, Any]]:
+def _enough(summary: Summary, method: str) -> list[list[Mapping[str, Any]]]:
+    """The rows of a method with enough releases, those of an earlier mechanism apart."""
     least = 1 if method in LINEAR else LEAST_RELEASES
-    return [row for row in _curve(summary, method) if row["seeds"] >= least]
+    rows = [row for row in _curve(summary, method) if row["seeds"] >= least]
+    parts = [[row for row in rows if runner.is_older(row) == older] for older in (False, True)]
+    return [part for part in parts if part]
 
 
-def _own_row(summary: Summary, method: str, epsilons: Sequence[float]) -> list[str]:
-    own = {float(row["epsilon"]): row for row in _enough(summary, method)}
+def _own_row(rows: Sequence[Mapping[str, Any]], method: str, epsilons: Sequence[float]) -> list[str]:
+    own = {float(row["epsilon"]): row for row in rows}
     some, seeds = next(iter(own.values())), sorted({int(own[e]["seeds"]) for e in epsilons if e in own})
     return [
-        some["label"] if method in LINEAR else f"**{some['label']}**",
+        name_of(some) if method in LINEAR else f"**{name_of(some)}**",
         "`results/`",
         "measured here",
         some["neighbours"],
@@ -446,11 +460,10 @@ def draw_published(summary: Summary, folder: Path) -> Path:
     figure, axes = new(7.4, 5.4)
     values, ticks = [], set(OUR_EPSILONS)
     for method in (*OURS, *LINEAR):
-        rows = _enough(summary, method)
-        if rows:
+        for rows in _enough(summary, method):
             x, y = [row["epsilon"] for row in rows], [100 * row["accuracy"] for row in rows]
             error, style = [100 * (row["sd"] or 0) for row in rows], "--" if method in LINEAR else "-"
-            label = f"{rows[0]['label']} ({rows[0]['neighbours']})"
+            label = f"{name_of(rows[0])} ({rows[0]['neighbours']})"
             axes.errorbar(x, y, error, ls=style, marker=".", lw=1.5, color=COLOURS[method], label=label)
             values += y
             ticks |= set(x)
@@ -499,23 +512,24 @@ COMPARED = (
 def overview(results: Path) -> str:
     """One small table of accuracy at delta 1e-5 for the README: ours and DP-SGD on every data set."""
     budgets, lines = ("0.1", "0.5", "1", "3", "8"), []
-    curves: dict[str, dict[tuple[str, str], float]] = {}
+    curves: dict[str, dict[tuple[str, str], tuple[float, bool]]] = {}
     for name, data in IMAGES.items():
         rows = _read(results / f"frontier-{data}" / "summary.json")["rows"]
-        curves[name] = {(row["method"], f"{row['epsilon']:g}"): row["accuracy"] for row in rows}
+        curves[name] = {
+            (row["method"], f"{row['epsilon']:g}"): (row["accuracy"], runner.is_older(row)) for row in rows
+        }
     curves["Adult"] = {
-        (row["method"], row["epsilon"]): row["measures"]["accuracy"][0]
+        (row["method"], row["epsilon"]): (row["measures"]["accuracy"][0], runner.is_older(row))
         for row in runner.read_lines(results / tables.CLASSES_FILE)
         if row["data"] == "adult" and row["noise"] == "delta 1e-5"
     }
     for name, accuracies in curves.items():
         first = name
         for label, *methods in COMPARED:
-            values = [
-                next((accuracies[m, e] for m in methods if (m, e) in accuracies), None) for e in budgets
-            ]
-            if any(value is not None for value in values):
-                lines.append([first, label, *(percent(value) for value in values)])
+            found = [next((accuracies[m, e] for m in methods if (m, e) in accuracies), None) for e in budgets]
+            if any(found):
+                older = f", {runner.OLDER}" if any(each and each[1] for each in found) else ""
+                lines.append([first, label + older, *(percent(each and each[0]) for each in found)])
                 first = ""
     return grid(["accuracy, %", "at epsilon", *budgets], lines)
 
@@ -543,6 +557,8 @@ def _made(path: Path, words: list[str]) -> str:
         from benchmarks.kinds import table as kinds_table
 
         return kinds_table(path)
+    if path.suffix == ".txt":
+        return f"```text\n{path.read_text(encoding='utf-8').rstrip()}\n```"
     if path.suffix == ".jsonl":
         numeric = path.name == tables.NUMERIC_FILE
         return runner.quoted(path, words, tables.NUMERIC if numeric else tables.MEASURES)
@@ -664,6 +680,9 @@ def main(words: list[str]) -> int:
             if new_text != text and not options.check:
                 write_file(file, new_text.encode(), what="page")
         if not options.check and not options.files:
+            for path in (ROOT / "results").rglob("*.jsonl"):
+                if path.name in (tables.CLASSES_FILE, tables.NUMERIC_FILE):
+                    tables.write_page(path)
             for data in published.DATA:
                 folder = ROOT / "results" / f"frontier-{data}"
                 draw_published(_read(folder / "summary.json"), folder)

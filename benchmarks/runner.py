@@ -291,7 +291,7 @@ def mechanism(plan: Plan) -> str:
     return f"{golden()[name][:12]}-{sha256(canonical(settings))[:8]}"
 
 
-def is_older(line: Line) -> bool:
+def is_older(line: Mapping[str, Any]) -> bool:
     """Whether a line of ours was measured with another mechanism than today's."""
     named = str(line.get("mechanism", ""))[:12]
     return bool(named) and not any(digest.startswith(named) for digest in golden().values())

@@ -24,6 +24,7 @@ from adlm.ui import figures as published
 from adlm.version import __version__
 
 Outcome = dict[str, Any]
+UNKNOWN = 12 * "0"  # the mechanism of outcomes that do not name it
 PRESETS = ("quick", "full")
 LABELS = {
     "moments-pure": "AdLM moment release, pure",
@@ -79,6 +80,11 @@ class Trial:
     def key(self) -> str:
         """Identifier of the trial, from everything that determines its outcome."""
         return sha256(canonical(asdict(self)))[:16]
+
+    @property
+    def ours(self) -> bool:
+        """Whether it measures a release of ours, which depends on the mechanism."""
+        return "moments" in self.method or self.method == "epochs-release"
 
     @property
     def entropy(self) -> int:
@@ -224,6 +230,8 @@ def _row(group: list[Done]) -> dict[str, Any]:
     }
     if outcome.get("k") is not None:
         row["k"] = mean("k")
+    if trial.ours:  # those of one row have the same; some may be older than others
+        row["mechanism"] = min(str(item.outcome.get("mechanism", UNKNOWN)) for item in group)
     row |= {key: trial.settings[key] for key in ("k", "n", "allocation") if key in trial.settings}
     if all("calibration_error" in item.outcome for item in group):
         row["calibration_error"] = mean("calibration_error")

@@ -6,7 +6,7 @@ RUN := .venv/.run-$(shell cat requirements.lock requirements-torch.lock pyprojec
 DEV := .venv/.dev-$(shell cat requirements*.lock pyproject.toml Makefile | sha256sum | cut -c1-12)
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 
-.PHONY: help demo test lint bench reproduce audit docs clean
+.PHONY: help demo test pytest lint bench reproduce audit docs clean
 
 help: ## List the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -31,8 +31,11 @@ lint: $(DEV) ## ruff, mypy and the wall
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-test: lint ## Everything CI runs
+pytest: $(DEV) ## The tests alone
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -q
+
+test: ## Everything CI runs: lint and tests, side by side
+	@$(MAKE) --no-print-directory -j2 lint pytest
 
 bench: $(DEV) ## Ratios of speed and memory, side by side in one run
 	$(BIN)/adlm bench --out out/bench

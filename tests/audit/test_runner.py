@@ -15,7 +15,7 @@ from adlm.audit.statistics import ALPHA, COMMAND_ALPHA, MOST_TESTS, Finding
 from adlm.cli.app import app
 from adlm.privacy.noise import Source
 
-TINY = Depth(runs=200, evaluations=8, minima=10, canaries=20)
+TINY = Depth(runs=2000, evaluations=8, minima=10, canaries=20)
 
 
 def test_the_whole_audit_is_sound(monkeypatch: pytest.MonkeyPatch) -> None:

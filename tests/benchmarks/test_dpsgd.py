@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from fractions import Fraction
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from adlm.errors import UserError
 from adlm.paper.networks import build
 from benchmarks import dpsgd
 
-pytest.importorskip("opacus", reason="the baseline needs Opacus")
+pytestmark = pytest.mark.skipif(find_spec("opacus") is None, reason="the baseline needs Opacus")
 
 QUICK = dpsgd.Settings("quick", batch=256, epochs=6, clip=0.5, rate=2.0, momentum=0.5)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from fractions import Fraction
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,19 +50,27 @@ from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
 
-ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'adlm[ray]')")
-pytestmark = pytest.mark.filterwarnings("ignore")
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (pip install 'adlm[ray]')"),
+]
 
 TOML = PERSON + AGE_COLUMN + MISSING + DOSE + TOWN + ILL
 ALONE = TOML.replace('kind = "person"\nrecords = 2', 'kind = "ignored"')
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Engine]:
+def ray() -> Any:
+    """The library, imported by the worker that tests it alone."""
+    return importlib.import_module("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster(ray: Any) -> Iterator[Engine]:
     """One cluster of two workers for all tests."""
     from adlm.engine.ray import RayEngine
 
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import a test
     engine = RayEngine(workers=2, store_bytes=200 << 20)
     yield engine
     engine.close()
@@ -226,7 +236,7 @@ def test_a_mistake_on_a_worker_names_the_file_and_the_row_and_costs_nothing(
     assert not ledger.charges
 
 
-def test_what_workers_hold_is_no_part_of_their_logs(cluster: Engine, tmp_path: Path) -> None:
+def test_what_workers_hold_is_no_part_of_their_logs(ray: Any, cluster: Engine, tmp_path: Path) -> None:
     """After mistakes, which quote a cell to the driver: the cell is in no file of the cluster."""
     word = "unmistakable-cell"
     (tmp_path / "a.csv").write_text(f"age,dose,town,ill\n{word},1,a,no\n")
@@ -347,7 +357,7 @@ def test_the_command_writes_the_same_certificate_but_for_the_engines_line(
 
 
 def test_a_driver_that_is_killed_after_the_charge_leaves_the_charge_and_nothing_else(
-    cluster: Engine, folder: Path, tmp_path: Path
+    ray: Any, cluster: Engine, folder: Path, tmp_path: Path
 ) -> None:
     """A process of its own, on the cluster whose address it is given."""
     assert cluster.name == "ray"
@@ -399,7 +409,7 @@ def test_engines_that_there_are_not_are_refused_in_a_sentence() -> None:
 
 
 def test_a_cluster_that_does_not_answer_is_told_in_a_sentence(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ray: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     line = [*words(folder, tmp_path, "out"), "--engine", "ray", "--ray-address", "127.0.0.1:1"]
@@ -507,7 +517,7 @@ def test_a_broken_image_on_a_worker_is_named_and_costs_nothing(
 # ---- The last test: it changes the cluster.
 
 
-def test_a_node_that_is_lost_changes_nothing(cluster: Engine, folder: Path) -> None:
+def test_a_node_that_is_lost_changes_nothing(ray: Any, cluster: Engine, folder: Path) -> None:
     """What it kept is made anew from the files."""
     from ray.cluster_utils import Cluster
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import warnings
 
-import captum.attr
 import pytest
 import torch
 import torch.nn.functional as F
-from captum.attr._utils.lrp_rules import EpsilonRule
 from torch import Tensor, nn
 
 from adlm.errors import UserError
@@ -125,6 +123,9 @@ CAPTUM_CASES = [
 @pytest.mark.parametrize(("make", "shape"), CAPTUM_CASES)
 @pytest.mark.parametrize("mu", [1e-9, 0.01])
 def test_agrees_with_captum_under_the_epsilon_rule(make, shape, mu) -> None:  # type: ignore[no-untyped-def]
+    import captum.attr
+    from captum.attr._utils.lrp_rules import EpsilonRule
+
     network = make().eval()
     x = torch.rand(5, *shape, dtype=torch.double)
     target = network(x).argmax(1)

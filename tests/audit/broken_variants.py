@@ -24,18 +24,21 @@ from adlm.audit.separability import batch_separability, trial_images
 from adlm.audit.statistics import Finding, Reals
 from adlm.audit.subjects import (
     DELTA,
+    MIXED,
+    TARGET,
+    of_bits,
     of_plan,
     of_sums,
     of_synthetic,
     public_relevance,
-    release_plan,
-    table_of,
+    release_vectors,
 )
 from adlm.audit.subjects import (
     ROUNDS as SHORT,
 )
 from adlm.domain import Domain
 from adlm.domain.encoding import TARGET_UNIT
+from adlm.domain.table import TableDomain
 from adlm.features.base import Identity
 from adlm.features.tables import ScaledTable
 from adlm.mechanism import synthetic
@@ -61,7 +64,7 @@ def _subject(name: str, neighbours: str, reads: Callable[[Records], Records]) ->
     plan, budget = Plan("class sums", 2, 1, "laplace"), Budget(Fraction(2))
 
     def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        return release_plan(reads(data), domain, plan, budget, ledger, source).certificate.charges
+        return release_vectors(reads(data), domain, plan, budget, ledger, source).certificate.charges
 
     return Subject(name, neighbours, run, (0,), 1)
 
@@ -349,10 +352,8 @@ def target_pair(other: float = 0.0) -> tuple[Records, Records]:
 
 def of_target(name: str) -> Subject:
     """A release for a numeric target by gradient rounds."""
-    table, parts = (
-        table_of("replace-one", target=True),
-        {"indicators": 2, "target": 1, "gradients": 16, "check": 1},
-    )
+    table = TableDomain((*MIXED, TARGET))
+    parts = {"indicators": 2, "target": 1, "gradients": 16, "check": 1}
     shares = {stage: Fraction(part, 20) for stage, part in parts.items()}
     width = ScaledTable.width_of(table, 2)
     plan = Plan("gradient rounds", 1, width, "gaussian", shares, rounds=SHORT, form="scaled", fourier=2)
@@ -408,11 +409,8 @@ TARGETS = (target_without_clip, target_half_sensitivity, target_half_noise, erro
 
 def _synthetic(name: str, note: str, source: Source) -> Finding:
     subject = of_synthetic("as it is", "replace-one")  # its draws are counted before the patch
-    values = np.array([[0.0, 0.0, 1.0], [1.0, 1.0, 0.0], [1.0, 1.0, 1.0]])
-    other = values.copy()
-    other[2] = 0.0
-    codes = np.array([0, 1, 1])
-    pair = Records(values, codes), Records(other, codes)
+    bits = [(0, 0, 1), (1, 1, 0)]
+    pair = of_bits([*bits, (1, 1, 1)], [0, 1, 1]), of_bits([*bits, (0, 0, 0)], [0, 1, 1])
     if name == "released twice":
         patch = put(Source, "add", _twice)
     else:

@@ -11,15 +11,15 @@ import pytest
 from typer.testing import CliRunner
 
 from adlm.audit.artefacts import audit_release
-from adlm.audit.replay import Records
 from adlm.audit.statistics import VIOLATED
-from adlm.audit.subjects import image_domain, paper_settings, release_plan
+from adlm.audit.subjects import image_domain, paper_settings
 from adlm.cli.app import app
 from adlm.domain import Domain
 from adlm.domain.columns import Column
 from adlm.domain.table import TableDomain
+from adlm.features.base import Identity
 from adlm.mechanism.planner import Plan
-from adlm.mechanism.privatise import privatise
+from adlm.mechanism.privatise import privatise, release_by_plan
 from adlm.paper.release import PrivateRecords
 from adlm.paper.release import release as release_records
 from adlm.privacy.accounting import Budget
@@ -38,15 +38,18 @@ PLANS = {
 
 def release(name: str, source: Source, relation: str = "replace-one") -> Release:
     plan, budget, people = PLANS[name]
-    data = Records(np.random.default_rng(0).normal(size=(30, plan.k)), np.arange(30) % 3)
+    values, codes = np.random.default_rng(0).normal(size=(30, plan.k)), np.arange(30) % 3
     domain = Domain((plan.k,), 0.0, 1.0, ("a", "b", "c"), relation)
-    made = release_plan(data, domain, plan, budget, Ledger(), source, people)
-    settings = dict(made.certificate.settings) | {
-        "k": plan.k,
-        "mechanism": plan.noise,
-        "plan": plan.to_dict(),
-    }
-    return Release(made.tensors, replace(made.certificate, settings=settings))
+    return release_by_plan(
+        lambda: [(values, codes)],
+        domain,
+        plan=plan,
+        budget=budget,
+        ledger=Ledger(),
+        source=source,
+        features=Identity((plan.k,)),
+        contributions=people,
+    )
 
 
 @pytest.mark.parametrize("name", PLANS)

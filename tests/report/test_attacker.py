@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from adlm.audit.statistics import Finding
 from adlm.privacy.accounting import Charge, Totals, TradeOff, compose, gaussian_delta, gaussian_mu
+from adlm.privacy.certificate import charge_table
 from adlm.report import sections as attacker
 
 epsilons = st.floats(1e-3, 8)
@@ -137,3 +140,17 @@ def test_the_words_speak_of_persons_where_persons_are_protected(neighbours: str)
     assert "all records but those of one person" in words
     assert "of one person falls into the shaded region" in words
     assert "one record" not in words
+
+
+def test_mu_stands_beside_every_epsilon_of_gaussian_noise() -> None:
+    """Of each charge and of all together, in the tables of every command and file."""
+    one, two = charge(Fraction(3, 5), "gaussian"), charge(Fraction(4, 5), "gaussian")
+    headings, rows = charge_table([one, two, charge(Fraction(1))])
+    assert [row[headings.index("mu")] for row in rows] == ["0.6", "0.8", ""]
+    assert compose([one, two]).mu == "1"
+    assert "mu" not in charge_table([charge(Fraction(1))])[0]
+    assert replace(one, unproved="no reason").mu == ""
+    listed = charge_table([one, replace(two, contributions=3)], units=True)
+    assert [row[-1] for row in listed[1]] == ["record", "person (at most 3 records)"]
+    found = Finding("replay", "x", "add-remove", Fraction(3), Fraction(3), 1.0, 1.0, 1, mu=0.75)
+    assert "3 (mu 0.75)" in found.row()

@@ -15,6 +15,7 @@ before anything is charged or released.
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
 import tempfile
 import warnings
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pc
 import torch
 
 from adlm.audit.attacks import Law, judge, scores
@@ -42,16 +44,21 @@ from adlm.features.tables import GRID, TableIndicators, decorrelation, frequenci
 from adlm.mechanism.class_sums import indicators_clip
 from adlm.mechanism.objective import Objective
 from adlm.mechanism.planner import Plan
-from adlm.mechanism.privatise import calibrated_plan
+from adlm.mechanism.privatise import calibrated_plan, privatise
+from adlm.model.fit import fit
 from adlm.model.model import Model
+from adlm.model.synthetic import synthesise
+from adlm.model.training import TrainingConfig
 from adlm.paper.networks import by_name
+from adlm.paper.release import PrivateRecords, Settings
+from adlm.paper.release import release as release_records
 from adlm.privacy.accounting import Budget, Charge
 from adlm.privacy.certificate import SEEDED
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
 from adlm.privacy.release import Release
 from adlm.report import write_report
-from adlm.report.card import model_card
+from adlm.report.card import model_card, privacy_statement, registry_entry
 from adlm.report.subject import find
 from adlm.sklearn.estimators import AdLMClassifier, AdLMRegressor, PrivateEstimator
 from adlm.ui.page import gather, write_static
@@ -217,6 +224,10 @@ def _attacked(charge: Charge, name: str, runs: int, source: Source) -> Finding:
 LABEL_CASES = 4  # times as many of labels, where only some types and places are dangerous
 EXPLAINED = 1  # of these, neighbours of which reports, cards, ONNX files and pages are compared too
 EPSILON = 3
+RECORDS = Settings(
+    epsilon2=Fraction(1, 4), epsilon3=Fraction(1), batch_size=4, delta_h0=Fraction(40),
+    delta_h0_rule="given", hidden=8, allocation="identical",
+)  # fmt: skip
 REFUSALS = 20  # further neighbours that are tried where all were refused
 N = 12  # records of a case
 ESTIMATOR = "estimator"  # folder of a saved one
@@ -272,6 +283,8 @@ def _written(pair: Pair, data: Any, source: Source, folder: Path, *, explained: 
     try:
         write_report(place, folder / "report.html")
         (folder / "card.md").write_text(model_card(find(place)))
+        entry = json.dumps(registry_entry(model.certificate))
+        (folder / "statement.txt").write_text(f"{privacy_statement(model.certificate)}\n{entry}")
         if importlib.util.find_spec("onnx") and importlib.util.find_spec("onnxruntime"):  # the extra `export`
             export_onnx(model, folder / "model.onnx")
         write_static(gather([place], [folder / "ledger"]), folder / "page.html")
@@ -433,11 +446,71 @@ def targets(rng: Random, folder: Path) -> Pair:
     return Pair(one, two, partial(_regressor, table), f"{others[at]!r}, {relation}")
 
 
+def drawn_tables(rng: Random, folder: Path) -> Pair:
+    """Frames that records are drawn from afterwards, with one cell that is another, missing or far out."""
+    del folder
+    relation = rng.choice(["replace-one", "add-remove"])
+    columns = (
+        Column("age", "numeric", 0, 1, missing="category"),
+        Column("town", "categorical", values=("a", "b")),
+    )
+    label = Column("ill", "label", classes=("no", "yes"), missing="no")
+    table = TableDomain((*columns, label), neighbours=relation)
+    cells: list[list[Any]] = [
+        [rng.choice(given) for _ in range(N)] for given in ((0.1, 0.5), ("a", "b"), ("no", "yes"))
+    ]
+    others, at = [list(column) for column in cells], rng.randrange(N)
+    changed = [rng.choice(given) for given in ((None, 1e300, 0.9), ("a", "b"), (None, "yes"))]
+    for column, cell in zip(others, changed, strict=True):
+        column[at] = cell
+    if relation == "add-remove":
+        for column in cells:
+            del column[at]
+    names = [column.name for column in table.columns]
+    one, two = (pa.table(dict(zip(names, given, strict=True))) for given in (cells, others))
+    return Pair(one, two, partial(_synthetic, table), f"{changed}, {relation}")
+
+
+def _synthetic(table: TableDomain, frame: Any, source: Source, folder: Path) -> Model:
+    """Make a release to draw from, save it, and draw."""
+    ledger = Ledger(folder / "ledger")
+    made = privatise(
+        frame, domain=table, epsilon=EPSILON, size=N, kind="synthetic", ledger=ledger, source=source
+    )
+    made.save(folder / "release")
+    pc.write_csv(synthesise(made, 20), folder / "drawn.csv")
+    model = fit(made)
+    model.save(folder / "model")
+    return model
+
+
+def noisy_records(rng: Random, folder: Path) -> Pair:
+    """Records of the paper's release, one of which is at the bounds or beyond, with another label."""
+    del folder
+    draws = np.random.default_rng(rng.randrange(1 << 30))
+    x, codes, at = draws.random((N, 4)), draws.integers(0, 2, N), rng.randrange(N)
+    other, changed = x.copy(), codes.copy()
+    other[at], changed[at] = rng.choice([-5.0, 0.0, 1.0, 1e30]), 1 - codes[at]
+    return Pair((x, codes), (other, changed), _on_records, f"record {at}")
+
+
+def _on_records(data: tuple[Any, Any], source: Source, folder: Path) -> Model:
+    """Release noisy records, save them, and train the paper's network on them."""
+    private = PrivateRecords(*data, Domain((4,), 0, 1, ("a", "b")))
+    made = release_records(private, RECORDS, relevance=None, ledger=Ledger(folder / "ledger"), source=source)
+    made.save(folder / "release")
+    model = fit(made, "mlp", TrainingConfig(epochs=1, batch_size=4))
+    model.save(folder / "model")
+    return model
+
+
 FORMS: dict[str, Form] = {
     "classifiers of labels of every type": labels_of_any_type,
     "classifiers of arrays": arrays,
     "classifiers of images": partial(arrays, shape=(8, 8), family="drawn"),
     "regressors": targets,
+    "synthetic tables": drawn_tables,
+    "noisy records": noisy_records,
 }
 
 

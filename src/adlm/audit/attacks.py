@@ -43,7 +43,7 @@ from adlm.audit.statistics import (
     right_guesses,
     threshold_bound,
 )
-from adlm.audit.subjects import release_plan
+from adlm.audit.subjects import release_vectors
 from adlm.domain import Domain
 from adlm.engine.passes import as_records
 from adlm.mechanism.objective import PRECISION_UNIT, perturbed_minimum
@@ -586,7 +586,7 @@ def released_sums(
     sums: list[Reals] = []
     charges: tuple[Charge, ...] = ()
     for _ in range(-(-runs // classes)):
-        release = release_plan(Records(values, codes), domain, plan, budget, Ledger(), source)
+        release = release_vectors(Records(values, codes), domain, plan, budget, Ledger(), source)
         charges = release.certificate.charges
         sums.append(release.moments().sums[:, 0].numpy())
     return np.concatenate(sums)[:runs], charges
@@ -772,7 +772,7 @@ def canaries(
         values, codes = values[coins.ravel()], codes[coins.ravel()]
     else:
         values = np.where(coins.ravel()[:, None], values, -values)
-    release = release_plan(Records(values, codes), domain, plan, Budget(Fraction(1)), Ledger(), source)
+    release = release_vectors(Records(values, codes), domain, plan, Budget(Fraction(1)), Ledger(), source)
     moments, totals = release.moments(), release.certificate.totals
     by_source = {"canaries in a whole release": moments.sums.numpy()}
     x, y = fit_class_model(moments, None).sample(DRAWN, torch.Generator().manual_seed(0))

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from adlm.audit.statistics import Finding, Reals
 from adlm.mechanism.objective import PRECISION_UNIT, Objective, ObjectiveNoise, residuals
 from adlm.mechanism.synthetic import CHOICE_MU
-from adlm.privacy.accounting import GAUSSIAN, Charge, Epsilon, Mechanism, compose, gaussian_epsilon
+from adlm.privacy.accounting import GAUSSIAN, Charge, Epsilon, Mechanism, TradeOff, compose, gaussian_epsilon
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Scale, Source
 from adlm.runtime.arithmetic import root_up
@@ -231,9 +231,9 @@ class Tap(Source):
         return self._recorded("radial", (rows, width), scale)
 
     def choose(self, scores: Integers, scale: Scale) -> int:
-        """Stand in for the exponential mechanism; with no noise at all if `weaken` is 0."""
+        """Stand in for the exponential mechanism."""
         exact = Fraction(scale) * self.weaken
-        picked = int(np.argmax(scores)) if not exact else self.source.choose(scores, exact)
+        picked = self.source.choose(scores, exact)
         if self.frozen is not None:
             index = len(self.calls)
             if index >= len(self.frozen) or self.frozen[index].inputs.shape != scores.shape:
@@ -452,7 +452,7 @@ def distance(one: Call, two: Call, *, squared: bool = False) -> Fraction:
     """Return the loss between two inputs, of a choice as mu^2 if `squared`; see `Comparison.powers`."""
     moved = (one.inputs - two.inputs).astype(object)
     if one.mechanism == "choice":
-        spread = Fraction(int(moved.max() - moved.min())) / one.scale if one.scale else Fraction(10**9)
+        spread = Fraction(int(moved.max() - moved.min())) / one.scale
         return (spread * CHOICE_MU / 2) ** 2 if squared else spread
     if one.mechanism == "laplace":
         return Fraction(int(abs(moved).sum())) / one.scale
@@ -595,6 +595,7 @@ def _corners(subject: Subject) -> list[_Pair]:
     first[:, 0], last[:, -1] = 1.0, 1.0
     mixed = full * np.where(np.arange(width) % 2, -1.0, 1.0)
     pairs = [(none, full), (first, last), (1e6 * first, -1e6 * last), (first, full - first)]
+    pairs.append(((full - mixed) / 2, (full + mixed) / 2))
     inside = [(full / 2, full), (full / 2, none)]
     outside = [(first, -first), (full, -full), (1e6 * full, 1e6 * mixed)]
     pairs += inside if subject.box else outside
@@ -625,7 +626,7 @@ def _mutated(subject: Subject, pair: _Pair, width: float, rng: np.random.Generat
 def report(subject: Subject, worst: Worst, evaluations: int) -> Finding:
     """Turn the worst of all pairs into a finding: exact, by the distribution of the noise."""
     comparison = worst[None].comparison
-    totals = compose(comparison.charges)
+    totals, bound = compose(comparison.charges), TradeOff.of(comparison.charges)
     faults = dict.fromkeys(fault for pair in worst.values() for fault in pair.comparison.faults)
     note = "; ".join(faults)
     if not faults:
@@ -643,4 +644,5 @@ def report(subject: Subject, worst: Worst, evaluations: int) -> Finding:
         delta=float(totals.delta),
         note=note,
         fault=not all(pair.comparison.within for pair in worst.values()),
+        mu=bound.mu if bound is not None and not bound.epsilon else 0.0,
     )

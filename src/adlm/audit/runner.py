@@ -20,7 +20,6 @@ import torch
 
 from adlm.audit.artefacts import audit_release, product_files
 from adlm.audit.attacks import (
-    Law,
     affordable,
     canaries,
     curve,
@@ -41,10 +40,11 @@ from adlm.audit.statistics import ALPHA, COMMAND_ALPHA, MOST_TESTS, Finding, Rea
 from adlm.audit.subjects import (
     DELTA,
     image_domain,
+    of_bits,
     of_records,
     of_synthetic,
     paper_settings,
-    release_plan,
+    release_vectors,
     subjects,
 )
 from adlm.domain import NEIGHBOURS, Domain
@@ -339,7 +339,7 @@ def learnt_bounds(runs: int, source: Source) -> Finding:
         features = Identity((1,))
         z = features(torch.from_numpy(domain.scale(data.values))).numpy()
         plan, budget = Plan("class sums", 2, 1, "laplace"), Budget(Fraction(1))
-        made = release_plan(Records(z, data.codes), domain, plan, budget, ledger, source)
+        made = release_vectors(Records(z, data.codes), domain, plan, budget, ledger, source)
         return made.certificate.charges
 
     subject = Subject("bounds learnt from the data", "replace-one", run, (0,), 1)
@@ -350,36 +350,22 @@ def learnt_bounds(runs: int, source: Source) -> Finding:
     return attacked(subject, Records(values, codes), Records(outlier, codes), runs, source)
 
 
-def _synthetic(
-    name: str,
-    at: int,
-    change: Callable[[Sequence[Law]], tuple[Sequence[Law], Sequence[Law]]],
-    runs: int,
-    source: Source,
-) -> Finding:
-    """Attack one charge of a synthetic table; `change` returns stated noise and noise that is drawn."""
-    subject = of_synthetic(name, "replace-one")
-    focus = subject.charges[at]
-    comparison = worst_neighbours(subject, source, evaluations=SEARCHED)[focus].comparison
-    stated, laws = change(laws_of(subject, comparison, focus))
-    drawn = scores(laws, min(runs, affordable(laws)), source)
-    finding = judge(name, subject.neighbours, (comparison.charges[focus],), drawn, laws=stated)
-    return replace(finding, attack="control", control=True, proved=float("inf"))
-
-
-def unfounded_choice(runs: int, source: Source) -> Finding:
-    """A pair of columns that is chosen nearly without noise, where a record decides which scores most."""
-
-    def change(laws: Sequence[Law]) -> tuple[Sequence[Law], Sequence[Law]]:
-        stated = replace(laws[0], one=np.array([12.0, 11.0]), two=np.array([10.0, 11.0]))
-        return [stated], [replace(stated, scale=stated.scale / 1000, stretch=stated.stretch / 1000)]
-
-    return _synthetic("choice of pairs without noise", 1, change, runs, source)
+def choice_without_noise(runs: int, source: Source) -> Finding:
+    """Pairs of columns chosen nearly without noise: one record decides which pairs say most."""
+    sound = of_synthetic("choice of pairs without noise", "replace-one")
+    one, two = (of_bits([bits], [1]) for bits in ((1, 1, 0), (1, 0, 0)))
+    return attacked(replace(sound, weaken=Fraction(1, 1000)), one, two, runs, source, focus=sound.charges[1])
 
 
 def measured_twice(runs: int, source: Source) -> Finding:
     """Counts of pairs of columns that are released twice and charged once."""
-    return _synthetic("counts of pairs released twice", 2, lambda laws: (laws, [*laws, *laws]), runs, source)
+    subject = of_synthetic("counts of pairs released twice", "replace-one")
+    focus = subject.charges[2]
+    comparison = worst_neighbours(subject, source, evaluations=SEARCHED)[focus].comparison
+    laws = laws_of(subject, comparison, focus)
+    drawn = scores([*laws, *laws], min(runs, affordable(laws)), source)
+    finding = judge(subject.name, subject.neighbours, (comparison.charges[focus],), drawn, laws=laws)
+    return replace(finding, attack="control", control=True, proved=float("inf"))
 
 
 CONTROLS: tuple[Control, ...] = (
@@ -388,7 +374,7 @@ CONTROLS: tuple[Control, ...] = (
     float_laplace,
     noise_drawn_once,
     learnt_bounds,
-    unfounded_choice,
+    choice_without_noise,
     measured_twice,
 )
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from scipy.special import betainc, betaincinv, ndtri
 from scipy.stats import binom
 
-from adlm.privacy.accounting import Epsilon, number, show
+from adlm.privacy.accounting import Epsilon, number, show, show_mu
 
 Reals = npt.NDArray[np.float64]
 Curve = Literal["epsilon", "gaussian"]
@@ -121,7 +121,7 @@ class Finding:
             self.neighbours,
             self.attack,
             show(self.claimed),
-            show(self.proved),
+            show(self.proved) + (f" (mu {show_mu(self.mu)})" if self.mu else ""),
             lower,
             confidence,
             f"{self.runs:,}",

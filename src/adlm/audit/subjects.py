@@ -1,14 +1,14 @@
 """The subjects of the audit: what a user can reach, on its real code path, small enough to run often.
 
-A release is a list of stages, so a subject follows from a plan: its charges, the draws of noise that belong
-to them, and its perturbed loss. Plans of tables are the planner's. Beside these there are the counts and
-choices of a synthetic table, and the paper's Algorithm 1. What is audited (sensitivity, control flow, noise)
-is the same for all of them.
+A release is a list of stages, so a subject follows from the stages: their charges, the draws of noise that
+belong to them, and the perturbed loss. Plans of tables are the planner's. The paper's Algorithm 1 has no
+stages. What is audited (sensitivity, control flow, noise) is the same for all.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -23,15 +23,13 @@ from adlm.domain.columns import Column
 from adlm.domain.encoding import TARGET_UNIT
 from adlm.domain.table import TableDomain
 from adlm.engine.passes import Part, as_records
-from adlm.engine.records import TableFeatures
-from adlm.features import Features
 from adlm.features.base import Identity
 from adlm.features.tables import IndicatorTable, with_bins
-from adlm.mechanism import synthetic
 from adlm.mechanism.objective import Objective, ObjectiveStage, Standardised
 from adlm.mechanism.planner import Plan
-from adlm.mechanism.privatise import calibrated_plan, plan_release
-from adlm.mechanism.stages import Calibrated, Terms, calibrate, run_stages
+from adlm.mechanism.privatise import calibrated_plan, plan_release, release_by_plan, synthetic_stages
+from adlm.mechanism.stages import Calibrated, Stage, Terms, calibrate, run_stages
+from adlm.mechanism.synthetic import MapStage, PairsStage, head_budget
 from adlm.model.head import FEATURE_UNIT, WEIGHT_UNIT, GradientRounds
 from adlm.paper.release import PrivateRecords, Settings
 from adlm.paper.release import release as release_records
@@ -44,9 +42,11 @@ from adlm.privacy.release import Release
 DELTA = Fraction(1, 10**5)
 ROUNDS = GradientRounds(3, 0.25, 6.0, 10)  # few and short: what is audited does not depend on their number
 SIZE = 200  # public guess of the number of records, which plans follow
+FOURIER = 2  # random Fourier features of a table of numbers
+NONE = Records(np.zeros((0, 0)), np.zeros(0, dtype=np.int64))
 
 
-# ---- Releases by a plan
+# ---- Releases
 
 
 class ObservedLoss(ObjectiveStage):
@@ -79,67 +79,63 @@ class ObservedLoss(ObjectiveStage):
         )
 
 
-def release_plan(
-    data: Records,
-    subject: Domain | TableDomain,
-    plan: Plan,
-    budget: Budget,
-    ledger: Ledger,
-    source: Source,
-    contributions: int = 1,
-) -> Release:
-    """Make a release by a plan; feature vectors of a `Domain` are the records themselves.
-
-    Parameters
-    ----------
-    data : encoded records of a table, in [0, 1], with a numeric target as the last value; or vectors.
-    subject, plan, budget, contributions : the public settings.
-    ledger, source : the ledger to charge, and the noise source.
-    """
-    calibrated = calibrated_plan(plan, subject, budget, contributions)
-    stages = tuple(
-        ObservedLoss(**vars(stage)) if isinstance(stage, ObjectiveStage) else stage
-        for stage in calibrated.stages
-    )
-    records = as_records(lambda: [_encoded(data, subject)])
-    features: Features | None = None
-    if isinstance(subject, Domain):
-        features = Identity((plan.k,))
-    elif plan.form == "indicators":
-        indicators = IndicatorTable(with_bins(subject, plan.bins))
-        records, features = records.mapped(TableFeatures(indicators)), indicators
-    return run_stages(
-        replace(calibrated, stages=stages),
-        records,
-        subject.domain if isinstance(subject, TableDomain) else subject,
-        ledger=ledger,
-        source=source,
-        features=features,
-    )
-
-
-def _encoded(data: Records, subject: Domain | TableDomain) -> tuple[Any, Any]:
-    if isinstance(subject, Domain):
-        return data.values, data.codes
-    x = np.clip(data.values, 0, 1).astype(np.float32)
-    if subject.target is None:
-        return x, data.codes
-    return x[:, :-1], np.rint(np.clip(data.values[:, -1], 0, 1) * TARGET_UNIT).astype(np.int64)
-
-
-def covered(calibrated: Calibrated, first: int = 0) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
+def covered(stages: Sequence[Stage]) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
     """Return the charge of each draw of noise of some stages, and of each perturbed loss."""
     covers: list[int | None] = []
-    losses = []
-    for stage in calibrated.stages:
-        if isinstance(stage, ObjectiveStage):
+    losses, first = [], 0
+    for stage in stages:
+        if isinstance(stage, ObjectiveStage):  # its noise, its ridge, and the error of its minimum
             covers += [FREE] * stage.draws
             losses.append(first)
             first += 3
-        else:
+        elif isinstance(stage, PairsStage):  # the choices together, and the counts
+            covers += [first] * (stage.draws - 1) + [first + 1]
+            first += 2
+        elif stage.draws:
             covers += [first] * stage.draws
             first += 1
     return tuple(covers), tuple(losses)
+
+
+def of_stages(
+    name: str, calibrated: Calibrated, subject: Domain | TableDomain, bystanders: Records = NONE
+) -> Subject:
+    """Audit a release by its stages.
+
+    Parameters
+    ----------
+    name : of the subject.
+    calibrated : the stages, with their noise.
+    subject : the declared domain. Records of a table are encoded ones, with a numeric target as the last
+        value; those of a `Domain` are feature vectors. No number is clipped before the stages read it, as if
+        a user's reader broke its contract.
+    bystanders : records that are the same in all data sets.
+    """
+    table = subject if isinstance(subject, TableDomain) else None
+    domain = subject.domain if isinstance(subject, TableDomain) else subject
+    target = table is not None and table.target is not None
+    stages = tuple(ObservedLoss(**vars(s)) if isinstance(s, ObjectiveStage) else s for s in calibrated.stages)
+    watched = replace(calibrated, stages=stages)
+
+    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
+        data = bystanders.plus(data) if len(bystanders.codes) else data
+        x, codes = data.values if table is None else data.values.astype(np.float32), data.codes
+        if target:
+            x, codes = x[:, :-1], np.rint(data.values[:, -1] * TARGET_UNIT).astype(np.int64)
+        made = run_stages(
+            watched,
+            as_records(lambda: [(x, codes)]),
+            domain,
+            ledger=ledger,
+            source=source,
+            features=Identity(domain.shape) if table is None else None,
+        )
+        return made.certificate.charges
+
+    covers, losses = covered(stages)
+    width, classes = domain.size + target, max(2, len(domain.classes))
+    people = calibrated.terms.contributions
+    return Subject(name, subject.neighbours, run, covers, width, classes, False, people, losses)
 
 
 def of_plan(
@@ -153,24 +149,40 @@ def of_plan(
     plan, budget, contributions : the public settings.
     subject : the declared domain.
     """
-    covers, losses = covered(calibrated_plan(plan, subject, budget, contributions))
-
-    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        made = release_plan(data, subject, plan, budget, ledger, source, contributions)
-        return made.certificate.charges
-
-    table = isinstance(subject, TableDomain)
-    width = plan.k
-    if isinstance(subject, TableDomain):
-        width = subject.domain.size + (subject.target is not None)
-    return Subject(
-        name, subject.neighbours, run, covers, width, max(2, plan.classes), table, contributions, losses
-    )
+    calibrated = calibrated_plan(plan, subject, budget, contributions)
+    if plan.form == "indicators":
+        assert isinstance(subject, TableDomain)
+        mapped = MapStage.of(IndicatorTable(with_bins(subject, plan.bins)))
+        stages, scales = (mapped, *calibrated.stages), (None, *calibrated.scales)
+        calibrated = replace(calibrated, stages=stages, scales=scales)
+    return of_stages(name, calibrated, subject)
 
 
 def vectors(k: int, neighbours: str, classes: int = 2) -> Domain:
     """Declare feature vectors."""
     return Domain((k,), 0.0, 1.0, tuple(f"class {c}" for c in range(classes)), neighbours)
+
+
+def release_vectors(
+    data: Records, domain: Domain, plan: Plan, budget: Budget, ledger: Ledger, source: Source
+) -> Release:
+    """Make a release of feature vectors by a plan.
+
+    Parameters
+    ----------
+    data, domain : the vectors and their declaration.
+    plan, budget : the public settings.
+    ledger, source : the ledger to charge, and the noise.
+    """
+    return release_by_plan(
+        lambda: [(data.values, data.codes)],
+        domain,
+        plan=plan,
+        budget=budget,
+        ledger=ledger,
+        source=source,
+        features=Identity((plan.k,)),
+    )
 
 
 def of_sums(
@@ -184,56 +196,61 @@ def of_sums(
 
 
 def of_loss(
-    name: str, neighbours: str, noise: Any, *, classes: int = 2, delta: Fraction = Fraction(0)
+    name: str,
+    neighbours: str,
+    noise: Any,
+    *,
+    classes: int = 2,
+    delta: Fraction = Fraction(0),
+    people: int = 1,
 ) -> Subject:
     """Audit the loss of vectors, perturbed once: one row of weights for two classes, else a row for each."""
     cap = 1.0 if classes == 2 else 1.2
-    objective = Objective("classes", classes, noise, cap, 20.0, 1.0, 1.0, 0.3, SIZE)
+    objective = Objective("classes", classes, noise, cap, 20.0 * people, 1.0, 1.0, 0.3, SIZE)
     shares = {"sums": Fraction(1, 10), "loss": Fraction(8, 10), "check": Fraction(1, 10)}
     kind: Any = "gaussian" if delta else noise
     plan = Plan("perturbed loss", classes, 2, kind, shares, objective=objective)
-    return of_plan(name, plan, Budget(Fraction(6), delta), vectors(2, neighbours, classes))
+    return of_plan(name, plan, Budget(Fraction(6), delta), vectors(2, neighbours, classes), people)
 
 
-def table_of(neighbours: str, *, target: bool = False) -> TableDomain:
-    """A table of a number, a category, and a label or a numeric target."""
-    answer = Column("days", "target", 0, 1) if target else Column("y", "label", classes=("no", "yes"))
-    columns = (Column("age", "numeric", 0, 1), Column("town", "categorical", values=tuple("abc")), answer)
-    return TableDomain(columns, neighbours=neighbours)
+NUMBERS = (Column("age", "numeric", 0, 1), Column("pay", "numeric", 0, 1))
+MIXED = (Column("age", "numeric", 0, 1), Column("town", "categorical", values=tuple("abc")))
+BITS = tuple(Column(name, "categorical", values=("0", "1")) for name in "abc")
+LABEL, TARGET = Column("y", "label", classes=("no", "yes")), Column("days", "target", 0, 1)
 
 
-def of_table(name: str, neighbours: str, *, target: bool = False, delta: Fraction = Fraction(0)) -> Subject:
+def of_table(
+    name: str, columns: tuple[Column, ...], neighbours: str, delta: Fraction = Fraction(0)
+) -> Subject:
     """Audit the release of a table by the planner's plan; the budget is divided between its stages."""
-    table, budget = table_of(neighbours, target=target), Budget(Fraction(16 if delta else 6), delta)
-    plan = plan_release(table, SIZE, budget.epsilon, delta)
-    if plan.rounds is not None:
-        plan = replace(plan, rounds=replace(plan.rounds, rounds=ROUNDS.rounds))
-    return of_plan(name, plan, budget, table)
+    table, budget = TableDomain(columns, neighbours=neighbours), Budget(Fraction(16 if delta else 6), delta)
+    plan = plan_release(table, SIZE, budget.epsilon, delta, FOURIER if columns[:-1] == NUMBERS else 0)
+    return of_plan(name, shortened(plan), budget, table)
+
+
+def shortened(plan: Plan) -> Plan:
+    """Make the rounds of a plan few."""
+    if plan.rounds is None:
+        return plan
+    return replace(plan, rounds=replace(plan.rounds, rounds=ROUNDS.rounds))
 
 
 def of_synthetic(name: str, neighbours: str, delta: Fraction = Fraction(0)) -> Subject:
-    """Audit the tables of a synthetic release: counts of columns, the choice of pairs, counts of pairs.
-
-    The stages of its head, which come after them, are those of the same table.
-    """
-    columns = [Column(c, "categorical", values=("0", "1")) for c in "abc"]
-    label = Column("y", "label", classes=("no", "yes"))
-    table = TableDomain((*columns, label), neighbours=neighbours)
-    stages = synthetic.stages(table, SIZE, gaussian=delta > 0)
-    calibrated = calibrate(stages, Terms(Budget(Fraction(16), delta), neighbours))
+    """Audit a release to draw records from: counts of columns, the choice of pairs, their counts, a head."""
+    table, budget = TableDomain((*BITS, LABEL), neighbours=neighbours), Budget(Fraction(16), delta)
+    head = head_budget(budget)
+    plan = shortened(plan_release(table, SIZE, head.epsilon, head.delta))
+    stages = synthetic_stages(plan, table, SIZE, gaussian=delta > 0)
+    calibrated = calibrate(stages, Terms(budget, neighbours))
     # Bystanders in every cell: without them a record moves all scores of the choice alike.
-    crowd = np.tile(np.array(list(itertools.product((0.0, 1.0), repeat=4))), (3, 1))
+    bits = np.array(3 * list(itertools.product((0, 1), repeat=len(BITS) + 1)))
+    return of_stages(name, calibrated, table, of_bits(bits[:, :-1], bits[:, -1]))
 
-    def run(data: Records, ledger: Ledger, source: Source) -> tuple[Charge, ...]:
-        every = data.plus(Records(crowd[:, :3], crowd[:, 3].astype(np.int64)))
-        bits = (every.values > 0.5).astype(np.float32)
-        x = np.stack([1 - bits, bits], 2).reshape(len(bits), -1)
-        records, features = as_records(lambda: [(x, every.codes)]), IndicatorTable(table)
-        made = run_stages(calibrated, records, table.domain, ledger=ledger, source=source, features=features)
-        return made.certificate.charges
 
-    covers = (0, *(1 for _ in columns[1:]), 2)  # a pair is chosen for each column but one
-    return Subject(name, neighbours, run, covers, 3, box=True)
+def of_bits(bits: Any, codes: Any) -> Records:
+    """Encode records of columns that are 0 or 1."""
+    bits = np.asarray(bits, dtype=np.float64)
+    return Records(np.stack([1 - bits, bits], 2).reshape(len(bits), -1), np.asarray(codes, dtype=np.int64))
 
 
 # ---- The paper
@@ -332,16 +349,17 @@ def subjects() -> tuple[Subject, ...]:
         of_sums("class sums, Gaussian", one, delta=DELTA),
         of_sums("class sums, Gaussian", add, delta=DELTA),
         of_sums("gradient rounds", one, delta=DELTA, rounds=ROUNDS, shares=shares),
-        of_sums("gradient rounds", add, delta=DELTA, rounds=ROUNDS, shares=shares),
         of_loss("perturbed loss of one row, Laplace", one, "laplace"),
-        of_loss("perturbed loss of one row, radial", add, "radial"),
+        of_loss("perturbed loss of one row, radial", add, "radial", people=2),
         of_loss("perturbed loss of one row, Gaussian", one, "gaussian", delta=DELTA),
         of_loss("perturbed loss of many rows, Laplace", add, "laplace", classes=3),
         of_loss("perturbed loss of many rows, radial", one, "radial", classes=4),
-        of_table("table, pure", one),
-        of_table("table, with delta", add, delta=DELTA),
-        of_table("numeric target, pure", add, target=True),
-        of_table("numeric target, with delta", one, target=True, delta=DELTA),
+        of_table("table, pure", (*MIXED, LABEL), one),
+        of_table("table, with delta", (*MIXED, LABEL), add, DELTA),
+        of_table("table of numbers, pure", (*NUMBERS, LABEL), add),
+        of_table("table of numbers, with delta", (*NUMBERS, LABEL), add, DELTA),
+        of_table("numeric target, pure", (*MIXED, TARGET), add),
+        of_table("numeric target, with delta", (*MIXED, TARGET), one, DELTA),
         of_synthetic("synthetic table, pure", one),
         of_synthetic("synthetic table, with delta", add, DELTA),
         of_records("record release, Algorithm 1", linear, image_domain(), relevance=relevant),

@@ -192,11 +192,12 @@ def ledger_show(
     Nothing is changed.
 
     With --json: {"ledger", "budget": {"epsilon", "delta"} or null, "charges": [{"what", "mechanism",
-    "neighbours", "unit", "epsilon_claimed", "epsilon_proved", "delta"}], "left"} and the totals, null where
-    charges of different relations do not add up.
+    "neighbours", "unit", "epsilon_claimed", "epsilon_proved", "delta", "mu"}], "left"} and the totals, null
+    where charges of different relations do not add up.
     """
     from adlm.domain import NEIGHBOURS
     from adlm.privacy.accounting import compose, number, parse_delta, show, unit_words
+    from adlm.privacy.certificate import charge_table
     from adlm.privacy.ledger import Ledger
 
     output, requested = Output(as_json, quiet), parse_delta(delta)
@@ -207,19 +208,7 @@ def ledger_show(
     book = Ledger(ledger)
     charges, budget, left = book.charges, book.budget, book.left(requested, neighbours)
     relations = sorted({c.neighbours for c in charges})
-    rows = [
-        [
-            c.what,
-            c.mechanism,
-            c.neighbours,
-            c.unit,
-            show(c.claimed),
-            show(c.epsilon_proved),
-            f"{float(c.delta):g}",
-        ]
-        for c in charges
-    ]
-    output.table(["charged for", "noise", "neighbours", "per", "claimed", "proved", "delta"], rows)
+    output.table(*charge_table(charges, units=True))
     totals = compose(charges) if len(relations) == 1 else None
     if totals is not None:
         spent = f"spent: {totals.sentence()}"
@@ -247,6 +236,7 @@ def ledger_show(
                     "epsilon_claimed": number(c.claimed),
                     "epsilon_proved": number(c.epsilon_proved),
                     "delta": float(c.delta),
+                    "mu": c.mu or None,
                 }
                 for c in charges
             ],

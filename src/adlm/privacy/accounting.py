@@ -59,6 +59,14 @@ def number(value: Epsilon) -> float | None:
     return None if math.isinf(value) else float(round_up(value))
 
 
+def show_mu(mu: Epsilon) -> str:
+    """Print a mu, rounded up to four digits; nothing for 0."""
+    if not mu:
+        return ""
+    digits = max(4, 3 - math.floor(math.log10(mu)))
+    return f"{float(round_up(Fraction(mu), digits)):.{digits}f}".rstrip("0").rstrip(".")
+
+
 def parse_exact(value: object, longest: int = LONGEST_NUMBER) -> Fraction:
     """Read a number exactly, from a decimal or a fraction of bounded length: 0.1 is one tenth.
 
@@ -343,6 +351,11 @@ class Charge:
         return self.epsilon_proved if self.epsilon_claimed is None else self.epsilon_claimed
 
     @property
+    def mu(self) -> str:
+        """The mu of Gaussian noise on sums for people, rounded up; empty for other noise, and unproved."""
+        return show_mu(self.loss) if self.mechanism == "gaussian" and not self.unproved else ""
+
+    @property
     def unit(self) -> str:
         """What the charge protects: `record`, or `person (at most 3 records)`."""
         return unit_words(self.contributions)
@@ -576,8 +589,7 @@ class Totals:
         found = self.trade_off
         if found is None or not found.mu:
             return ""
-        digits = max(4, 3 - math.floor(math.log10(found.mu)))
-        shown = f"{float(round_up(Fraction(found.mu), digits)):.{digits}f}".rstrip("0").rstrip(".")
+        shown = show_mu(found.mu)
         return f"{shown} with pure epsilon {show(Fraction(found.epsilon))}" if found.epsilon else shown
 
     def to_dict(self) -> dict[str, Any]:

@@ -67,45 +67,41 @@ def guarantee(totals: Totals) -> list[tuple[str, object]]:
     ]
 
 
-def charge_rows(charges: Iterable[Charge]) -> list[tuple[str, ...]]:
-    """Return a row for each charge: content, noise, epsilon claimed and proved, delta, and the proof."""
-    return [
-        (
-            c.what,
-            c.mechanism,
-            show(c.claimed),
-            show(c.epsilon_proved),
-            f"{float(c.delta):g}",
-            f"not proved: {c.unproved}" if c.unproved else c.proof,
-        )
-        for c in charges
-    ]
+def charge_table(
+    charges: Sequence[Charge], *, units: bool = False
+) -> tuple[list[str], list[tuple[str, ...]]]:
+    """Return headings and rows of charges, and where each bound is proved.
 
-
-def charge_table(charges: Sequence[Charge]) -> tuple[list[str], list[tuple[str, ...]]]:
-    """Return headings and rows of charges, with one epsilon where claimed and proved are the same."""
-    rows, headings = charge_rows(charges), ["released", "noise", "claimed", "proved", "delta", "proof"]
-    if all(row[2] == row[3] for row in rows):
-        return [*headings[:2], "epsilon", *headings[4:]], [(*row[:2], *row[3:]) for row in rows]
-    return headings, rows
-
-
-def charges_part(charges: Sequence[Charge], *, units: bool = False) -> Part:
-    """List the charges, and where each bound is proved.
+    Claimed and proved epsilon are one column where they are the same; Gaussian noise has its mu beside them.
 
     Parameters
     ----------
     charges : of one release, or of a ledger.
-    units : whether each row ends with the unit of its charge, which may differ in a ledger.
+    units : whether each row ends with relation and unit of its charge, which may differ in a ledger.
     """
-    rows = charge_rows(charges)
-    if units:
-        rows = [(*row, charge.unit) for row, charge in zip(rows, charges, strict=True)]
-    return Part(
-        f"{len(rows)} charge{'s' * (len(rows) != 1)}",
-        ("released", "noise", "claimed", "proved", "delta", "proof", *(("per",) if units else ())),
-        rows,
-    )
+    columns = {
+        "released": [c.what for c in charges],
+        "noise": [str(c.mechanism) for c in charges],
+        "claimed": [show(c.claimed) for c in charges],
+        "proved": [show(c.epsilon_proved) for c in charges],
+        "delta": [f"{float(c.delta):g}" for c in charges],
+        "mu": [c.mu for c in charges],
+        "proof": [f"not proved: {c.unproved}" if c.unproved else c.proof for c in charges],
+        "neighbours": [c.neighbours for c in charges],
+        "per": [c.unit for c in charges],
+    }
+    left_out = set() if units else {"neighbours", "per"}
+    left_out |= set() if any(columns["mu"]) else {"mu"}
+    same = columns["claimed"] == columns["proved"]
+    left_out |= {"claimed"} if same else set()
+    shown = {name: column for name, column in columns.items() if name not in left_out}
+    headings = ["epsilon" if same and name == "proved" else name for name in shown]
+    return headings, list(zip(*shown.values(), strict=True))
+
+
+def charges_part(charges: Sequence[Charge], *, units: bool = False) -> Part:
+    """List the charges in a part that unfolds; parameters as for `charge_table`."""
+    return Part(f"{len(charges)} charge{'s' * (len(charges) != 1)}", *charge_table(charges, units=units))
 
 
 def _folded(part: Part) -> str:

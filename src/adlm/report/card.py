@@ -348,6 +348,7 @@ def registry_entry(certificate: Certificate) -> dict[str, Any]:
             "epsilon": stated["epsilon_proved"],
             "epsilon_claimed": stated["epsilon_claimed"],
             "delta": stated["delta"],
+            "mu": totals.mu or None,
             "unproved": stated["unproved"],
         },
         "model": {

@@ -254,8 +254,8 @@ def charges(certificate: Certificate) -> Section:
     headings, rows = charge_table(certificate.charges)
     both = [show(totals.epsilon_claimed), show(totals.epsilon_proved)]
     epsilons = both if "claimed" in headings else both[1:]
-    composed = f"composition of the above{f', mu {totals.mu}' if totals.mu else ''}"
-    rows.append(("together", "", *epsilons, f"{float(totals.delta):g}", composed))
+    mu = [totals.mu] if "mu" in headings else []
+    rows.append(("together", "", *epsilons, f"{float(totals.delta):g}", *mu, "composition of the above"))
     parts = [
         paragraph(
             "Each epsilon follows from the sensitivity and the noise scale in the certificate, by the proof "
@@ -593,7 +593,7 @@ def _rows(findings: Sequence[Finding]) -> Markup:
             f.get("mechanism", "?"),
             f.get("neighbours", ""),
             f.get("attack", ""),
-            _epsilon(f.get("epsilon_proved")),
+            _epsilon(f.get("epsilon_proved")) + (f" (mu {f['mu']:.4g})" if _number(f.get("mu")) else ""),
             _epsilon(f.get("epsilon_lower"), "unbounded"),
             f.get("runs", ""),
             tag("span", f.get("verdict", ""), class_=_style(str(f.get("verdict", "")))),

@@ -122,6 +122,7 @@ def _charge(charge: Charge) -> dict[str, Any]:
         "claimed": show(charge.claimed),
         "proved": show(charge.epsilon_proved),
         "delta": f"{float(charge.delta):g}",
+        "mu": charge.mu,
         "proof": f"not proved: {charge.unproved}" if charge.unproved else charge.proof,
     }
 

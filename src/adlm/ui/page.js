@@ -487,7 +487,7 @@ function release(a) {
   return el("article", {class: "card", "aria-label": a.name}, ...parts);
 }
 function charges(list) {
-  return table("", ["released", "noise", "per", "claimed", "proved", "delta", "proof"], list.map(c => [c.what, c.noise, c.unit, c.claimed, c.proved, c.delta, c.proof]), true);
+  return table("", ["released", "noise", "per", "claimed", "proved", "delta", "mu", "proof"], list.map(c => [c.what, c.noise, c.unit, c.claimed, c.proved, c.delta, c.mu, c.proof]), true);
 }
 function compare() {
   const box = byId("compare");

@@ -19,7 +19,8 @@ from adlm.data import datasets
 from adlm.model.fit import fit
 from adlm.model.training import Examples, default_plan, train
 from adlm.paper import Budgets, PrivateRecords, RecordOptions, make_release
-from adlm.paper.networks import CROSS_ENTROPY, Unsupervised, build
+from adlm.paper.loss import CROSS_ENTROPY
+from adlm.paper.networks import Unsupervised, build
 from adlm.paper.training import learn_records
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source

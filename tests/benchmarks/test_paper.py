@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from adlm.domain import Domain
 from adlm.errors import UserError
 from adlm.model.training import Checkpoint, TrainingConfig, train
-from adlm.paper.networks import CROSS_ENTROPY, build, loss
+from adlm.paper.loss import CROSS_ENTROPY, mean_loss
+from adlm.paper.networks import build
 from adlm.paper.release import RecordMechanism, Settings, mechanism_for
 from adlm.privacy.accounting import Charge
 from adlm.privacy.noise import Source
@@ -77,9 +78,9 @@ def test_shared_label_noise_is_m_times_its_product_with_the_output_weights() -> 
         (found,) = torch.autograd.grad(value, weight)
         return found
 
-    slow = gradient(loss(network(X), target) - 3 * (matrix * weight).sum())
+    slow = gradient(mean_loss(network(X), target) - 3 * (matrix * weight).sum())
     off = paper.share_label_noise(network, matrix)
-    loss(network(X), target).backward()  # type: ignore[no-untyped-call]
+    mean_loss(network(X), target).backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(weight.grad, slow)
     off()
     with pytest.raises(UserError, match="needs a linear output layer"):

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from adlm.domain import Domain
 from adlm.errors import UserError
 from adlm.model.training import ROWS, Checkpoint, Examples, TrainingConfig, forward_in_chunks, train
-from adlm.paper.networks import CROSS_ENTROPY, build, loss
+from adlm.paper.loss import CROSS_ENTROPY, mean_loss
+from adlm.paper.networks import build
 from adlm.paper.release import PrivateRecords, Settings
 from adlm.paper.release import release as release_records
 from adlm.paper.training import from_records
@@ -245,8 +246,8 @@ def test_an_optimiser_that_evaluates_several_times_a_step_works_too() -> None:
     train(network, Examples(vectors, phi), plan, device="cpu")
     hidden = torch.cat([vectors, torch.ones(300, 1)], dim=1).double()
     best = torch.linalg.lstsq(hidden * 0.25**0.5, -phi[:, 1].double() / 0.25**0.5).solution
-    expected = float(loss(hidden @ best, phi))
-    assert float(loss(network(vectors).detach(), phi)) == pytest.approx(expected, rel=1e-3)
+    expected = float(mean_loss(hidden @ best, phi))
+    assert float(mean_loss(network(vectors).detach(), phi)) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_loss_that_is_not_finite_ends_training_with_the_network_of_the_last_good_epoch() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from adlm.domain import Domain
 from adlm.errors import UserError
-from adlm.paper.networks import SQUARE
+from adlm.paper.loss import SQUARE
 from adlm.paper.release import SCALE, PrivateRecords, Settings, mechanism_for
 from adlm.paper.release import release as release_records
 from adlm.paper.relevance import PrivateRelevance

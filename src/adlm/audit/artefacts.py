@@ -49,7 +49,7 @@ from adlm.model.fit import fit
 from adlm.model.model import Model
 from adlm.model.synthetic import synthesise
 from adlm.model.training import TrainingConfig
-from adlm.paper.networks import by_name
+from adlm.paper.loss import by_name
 from adlm.paper.release import PrivateRecords, Settings
 from adlm.paper.release import release as release_records
 from adlm.privacy.accounting import Budget, Charge

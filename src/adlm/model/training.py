@@ -21,7 +21,8 @@ from torch.nn import functional as F
 
 from adlm.errors import UserError
 from adlm.model import distributed
-from adlm.paper.networks import LocalResponseNorm, Unsupervised, loss, name_of
+from adlm.paper.loss import mean_loss
+from adlm.paper.networks import LocalResponseNorm, Unsupervised, name_of
 from adlm.runtime import progress
 from adlm.runtime.artefact import write_file
 from adlm.runtime.machine import choose_device
@@ -52,7 +53,7 @@ class Examples:
 def batch_loss(logits: Tensor, target: Tensor) -> Tensor:
     """The loss of a batch: the released polynomial, cross-entropy, or the squared error of one output."""
     if target.dim() == 3:
-        return loss(logits, target)
+        return mean_loss(logits, target)
     return F.mse_loss(logits, target) if logits.shape[1] == 1 else F.cross_entropy(logits, target)
 
 

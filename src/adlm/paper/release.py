@@ -24,7 +24,8 @@ from torch import nn
 
 from adlm.domain import Domain
 from adlm.errors import UserError, WeakReleaseWarning
-from adlm.paper.networks import CROSS_ENTROPY, Polynomial, by_name, layer_sizes, name_of
+from adlm.paper.loss import CROSS_ENTROPY, Polynomial, by_name
+from adlm.paper.networks import layer_sizes, name_of
 from adlm.paper.relevance import PRIVATE, PrivateRelevance, RelevanceSource, budget_ratios, relevance_charge
 from adlm.privacy.accounting import Charge, Totals, compose, parse_epsilon, show
 from adlm.privacy.certificate import LEARNT_BOUNDS, SEEDED

@@ -11,7 +11,8 @@ from adlm.errors import UserError
 from adlm.model.model import AVERAGES, TOGETHER_STATISTICS, Model
 from adlm.model.training import Checkpoint, Examples, History, TrainingConfig, default_plan, train
 from adlm.paper import networks
-from adlm.paper.networks import EPOCHS, Unsupervised, by_name, perturb_bias
+from adlm.paper.loss import by_name
+from adlm.paper.networks import EPOCHS, Unsupervised, perturb_bias
 from adlm.privacy.release import Release
 
 LITTLE_NOISE = 0.05  # in ranges of a feature

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from adlm.errors import UserError
-from adlm.paper.networks import (
+from adlm.paper.loss import (
     CROSS_ENTROPY,
     SQUARE,
     Polynomial,
@@ -21,7 +21,7 @@ from adlm.paper.networks import (
     error_bound_paper,
     error_bound_remainder,
     error_bound_tight,
-    loss,
+    mean_loss,
 )
 
 
@@ -51,7 +51,7 @@ def test_coefficients_of_the_cross_entropy_are_its_derivatives_at_zero(y: int, o
 
 def test_the_square_loss_is_its_polynomial_exactly() -> None:
     logits, labels = torch.randn(9, 4, dtype=torch.double), torch.arange(9) % 4
-    assert float(loss(logits, SQUARE.coefficients(labels, 4))) == pytest.approx(
+    assert float(mean_loss(logits, SQUARE.coefficients(labels, 4))) == pytest.approx(
         float(exact_loss(SQUARE, logits, labels))
     )
 
@@ -62,7 +62,7 @@ def test_the_tight_bound_holds_and_is_attained(radius: float) -> None:
     phi = CROSS_ENTROPY.coefficients(labels, 5).double()
     phi[:, 0] = math.log(2)
     gaps = [
-        float(exact_loss(CROSS_ENTROPY, z.expand(1, 5), labels) - loss(z.expand(1, 5), phi))
+        float(exact_loss(CROSS_ENTROPY, z.expand(1, 5), labels) - mean_loss(z.expand(1, 5), phi))
         for z in torch.linspace(-radius, radius, 101, dtype=torch.double)
     ]
     span = max(gaps) - min(gaps)
@@ -121,13 +121,13 @@ def test_a_loss_that_noise_made_unbounded_below_is_bounded() -> None:
     phi = torch.randn(50, 3, 4) * 2
     assert int((phi[:, 2] < 0).sum()) > 20
     downhill = torch.where(phi[:, 2] < 0, 1e6, 0.0)
-    assert float(loss(downhill, phi)) < -1e9
+    assert float(mean_loss(downhill, phi)) < -1e9
     safe = CROSS_ENTROPY.released(phi)
-    assert float(loss(downhill, safe)) > 0
+    assert float(mean_loss(downhill, safe)) > 0
     assert float(safe[:, 2].min()) == 0.125
     lowest = (safe[:, 0] - safe[:, 1].square() / (4 * 0.125)).sum(1).mean()
     for size in (1e3, 1e6, -1e6):
-        assert float(loss(torch.full((50, 4), size), safe)) > float(lowest)
+        assert float(mean_loss(torch.full((50, 4), size), safe)) > float(lowest)
 
 
 def test_economical_coefficients_equal_literal_ones_without_noise() -> None:

@@ -308,7 +308,7 @@ def run_experiment(
     jobs: int | None = None,
     out: Path = Path("results"),
 ) -> dict[str, Any]:
-    """Run the missing trials of an experiment, write its folder, and return the summary.
+    """Run the missing trials of an experiment, write its folder, and summarise all that is finished.
 
     The folder `out/name` gets `cells.jsonl`, `summary.json`, `README.md` and the figures.
 
@@ -317,42 +317,40 @@ def run_experiment(
     name : of the experiment.
     preset : `quick` or `full`.
     epsilons, seeds, methods : instead of the preset's.
-    resume : whether to keep finished trials; those of earlier features or another plan are run again.
-    jobs : processes; as many as there are cores when not given; 0 runs nothing and makes the page of all that
-        is finished, also by an earlier version of the features, and says how many trials that are.
+    resume : whether to keep finished trials; those of earlier features, mechanism or plan are run again.
+    jobs : processes; as many as there are cores when not given; 0 only makes the page of what is finished.
     out : folder of results.
     """
     experiment = named(name)
     trials = experiment.trials(preset, epsilons=epsilons, seeds=seeds, methods=methods)
     path = out / name / TRIALS
-    if jobs == 0:
-        wanted = {trial.key for trial in trials} if experiment.kind == "paper" else None
-        there = [Done.of(line) for line in runner.read_lines(path)]
-        done = [one for one in there if wanted is None or one.trial.key in wanted]
-        if not done:
-            raise UserError(f"{path} holds no finished trial of these; leave out --jobs 0")
-    else:
-        if resume:
-            kept = [line for line in runner.read_lines(path) if current(Done.of(line))]
-            runner.write_lines(path, kept)
+    if jobs != 0:
         if any(not _from_pixels(trial) for trial in trials):
             progress.say(f"{name}: public features of {experiment.data}, taken once")
             for part in ("train", "test"):
                 images.vectors(experiment.data, part)
         work = ((trial.key, partial(timed, perform, trial)) for trial in trials)
-        lines = runner.run(
+        runner.run(
             path,
             work,
             lambda line: str(line["key"]),
             resume=resume,
             jobs=jobs or os.cpu_count() or 1,
+            current=lambda line: current(Done.of(line)),
             say=_said,
         )
-        done = [Done.of(line) for line in lines]
+    done = [Done.of(line) for line in runner.read_lines(path)]
+    if experiment.kind == "paper":  # the file holds both presets
+        every = experiment.trials(preset, epsilons=epsilons, seeds=seeds)
+        done = [one for one in done if one.trial.key in {trial.key for trial in every}]
+    order = list(dict.fromkeys(trial.method for trial in experiment.trials(preset)))
+    done.sort(key=lambda one: (order.index(one.trial.method), float(one.trial.epsilon), one.trial.seed))
+    if not done:
+        raise UserError(f"{path} holds no finished trial of these; leave out --jobs 0")
     command = _command(name, preset, epsilons, seeds, methods)
     summary = summarise(experiment, done, preset=preset, command=command)
-    if len(done) < len(trials):
-        summary["finished"] = f"{len(done)} of {len(trials)} trials"
+    if left := {trial.key for trial in trials} - {one.trial.key for one in done}:
+        summary["finished"] = f"{len(trials) - len(left)} of {len(trials)} trials"
     if earlier := sum(not current(one) for one in done):
         summary["earlier"] = f"{earlier} of {len(done)} trials"
     suffix = "-full" if experiment.kind == "paper" and preset == "full" else ""

@@ -148,17 +148,24 @@ def _allocation(summary: Summary) -> str:
 
 
 def tests(summary: Summary) -> str:
-    """Paired t-tests, a row for each."""
-    headings = ["first", "second", "epsilon", "pairs", "difference, points", "95 % interval", "p"]
+    """Paired t-tests: a row for each pair of methods, a column for each budget and for all of them."""
+    every = summary["tests"]
+    budgets = sorted({tuple(test["epsilons"]) for test in every if len(test["epsilons"]) == 1})
     body = []
-    for test in summary["tests"]:
-        low, high = (f"{100 * test[key]:+.1f}" for key in ("low", "high"))
-        p = "" if test["p"] is None else f"{test['p']:.2g}"
-        budgets = ", ".join(f"{e:g}" for e in test["epsilons"])
-        difference = f"{100 * test['difference']:+.1f}"
-        pairs = str(test["pairs"])
-        body.append([test["first"], test["second"], budgets, pairs, difference, f"{low} to {high}", p])
-    return grid(headings, body)
+    for first, second in dict.fromkeys((test["first"], test["second"]) for test in every):
+        own = {tuple(t["epsilons"]): t for t in every if (t["first"], t["second"]) == (first, second)}
+        together = max(own, key=len)
+        cells = [_difference(own[budget]) if budget in own else "" for budget in budgets]
+        over = ", ".join(f"{e:g}" for e in together)
+        body.append([f"{first}, minus {second}", *cells, f"{_difference(own[together])}, over {over}"])
+    heads = [f"at {budget[0]:g}" for budget in budgets]
+    return grid(["difference in points (95 % interval), pairs, p", *heads, "all budgets"], body)
+
+
+def _difference(test: Mapping[str, Any]) -> str:
+    low, high = (f"{100 * test[key]:+.1f}" for key in ("low", "high"))
+    p = "" if test["p"] is None else f", p {test['p']:.2g}"
+    return f"{100 * test['difference']:+.1f} ({low} to {high}), {test['pairs']}{p}"
 
 
 def calibration(summary: Summary) -> str:
@@ -558,7 +565,7 @@ def _made(path: Path, words: list[str]) -> str:
 
         return kinds_table(path)
     if path.suffix == ".txt":
-        return f"```text\n{path.read_text(encoding='utf-8').rstrip()}\n```"
+        return f"```text\n{_text(path).rstrip()}\n```"
     if path.suffix == ".jsonl":
         numeric = path.name == tables.NUMERIC_FILE
         return runner.quoted(path, words, tables.NUMERIC if numeric else tables.MEASURES)
@@ -580,11 +587,15 @@ def _made(path: Path, words: list[str]) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"the results {path} cannot be read ({error}); run the experiment first") from None
+    found: dict[str, Any] = json.loads(_text(path))
     return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"the results {path} cannot be read ({error}); run the experiment first") from None
 
 
 # ---- the page of `adlm ui`

@@ -142,7 +142,10 @@ def test_what_holds_at_one_budget_is_tested_there_and_not_only_over_all(paper: d
     assert tests[1]["p"] < 0.05
     assert abs(tests[2]["difference"]) < 0.05
     assert pages.tests(paper) in pages.page(paper)
-    assert f"| {READ} | DP-SGD, settings of Abadi et al. | 0.5 | 3 | -" in pages.tests(paper)
+    heads, _, line = pages.tests(paper).splitlines()
+    assert heads.endswith("| at 0.5 | at 8 | all budgets |")
+    assert line.startswith(f"| {READ}, minus DP-SGD, settings of Abadi et al. | -6")
+    assert line.endswith(", 6, p " + f"{tests[0]['p']:.2g}, over 0.5, 8 |")
 
 
 def test_a_page_tells_how_sure_models_are_against_how_right() -> None:

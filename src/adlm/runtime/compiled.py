@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 import os
-import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar
 
@@ -243,29 +240,14 @@ class Compiled(Generic[Arguments, Result]):
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         """Call the compiled function; a full disk costs the cache alone."""
+        if self._compiled is None:
+            with self._lock:
+                self._compiled = self._compiled or _compile(self._function, cache=True)
         try:
-            if self._compiled is not None:
-                return self._compiled(*args, **kwargs)
-            with self._lock, _one_process():
-                compiled = self._compiled or _compile(self._function, cache=True)
-                result = compiled(*args, **kwargs)  # compiled, or read from the cache, for its arguments
-                self._compiled = compiled
-                return result
+            return self._compiled(*args, **kwargs)
         except OSError:  # from writing the cache, before the function is run
             self._compiled = _compile(self._function, cache=False)
             return self._compiled(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def _one_process() -> Iterator[None]:
-    """Let one process compile at a time: the others then find the machine code in the cache."""
-    with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):
-            import fcntl
-
-            path = Path(tempfile.gettempdir()) / f"adlm-compiling-{os.getuid()}"
-            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
-        yield
 
 
 def readable(array: NDArray[Any]) -> bool:

@@ -45,7 +45,7 @@ class Remembering(Identity):
 def test_features_that_look_at_other_records_are_caught(
     features: type[Identity], relation: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("adlm.engine.records.brought_along", lambda _: False)  # mapped in batches
+    monkeypatch.setattr("adlm.engine.records.user_supplied", lambda _: False)  # mapped in batches
     domain = Domain((5,), -2.0, 3.0, ("a", "b"), relation)
     assert separability(features((5,)), domain, "wrong").verdict == VIOLATED
 

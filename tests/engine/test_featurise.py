@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from adlm.domain import NEIGHBOURS, Domain
 from adlm.engine.records import featurise
-from adlm.features import Backbone, Narrowed, brought_along, provenance_of
+from adlm.features import Backbone, Narrowed, provenance_of, user_supplied
 from adlm.features.base import Identity
 from adlm.features.drawn import PriorProjection
 
@@ -87,8 +87,8 @@ def test_a_record_taken_out_moves_no_bit_of_the_others(neighbours: str) -> None:
     assert np.array_equal(featurise(x, domain, features)[1:], featurise(x[1:], domain, features))
 
 
-def test_what_is_brought_along_is_told_from_our_own() -> None:
-    assert not brought_along(PriorProjection("drawn"))
-    assert not brought_along(Narrowed(PriorProjection("drawn"), 10))
-    assert brought_along(Own((3,)))
-    assert brought_along(Narrowed(Own((3,)), 2))
+def test_user_supplied_maps_are_told_from_our_own() -> None:
+    assert not user_supplied(PriorProjection("drawn"))
+    assert not user_supplied(Narrowed(PriorProjection("drawn"), 10))
+    assert user_supplied(Own((3,)))
+    assert user_supplied(Narrowed(Own((3,)), 2))

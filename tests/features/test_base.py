@@ -8,7 +8,7 @@ import torch
 
 from adlm import Domain, privatise
 from adlm.errors import UserError
-from adlm.features import Backbone, brought_along, build, checked, for_domain, provenance_of
+from adlm.features import Backbone, build, checked, for_domain, provenance_of, user_supplied
 from adlm.features.base import (
     FEW,
     MOST,
@@ -225,10 +225,10 @@ def test_a_quadratic_rule_is_learnt_that_a_linear_head_cannot_learn() -> None:
 
 def test_a_map_inside_products_is_still_the_person_s_own() -> None:
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 5))
-    assert not brought_along(drawn_products())
+    assert not user_supplied(drawn_products())
     for provenance in ("public", "private"):
         made = PairProducts(Backbone(module, (4,), provenance=provenance), 3)
-        assert brought_along(made)
+        assert user_supplied(made)
         assert provenance_of(made, (4,)) == provenance
 
 

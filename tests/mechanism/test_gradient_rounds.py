@@ -58,7 +58,7 @@ def records(n: int, k: int, classes: int, seed: int = 0) -> tuple[Any, Any]:
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(n, k))
     z /= np.linalg.norm(z, axis=1, keepdims=True)
-    return feature_integers(z), rng.integers(0, classes, n)
+    return feature_integers(z)[0], rng.integers(0, classes, n)
 
 
 def head(k: int, classes: int, scale: float = 5.0, seed: int = 1) -> Head:
@@ -140,7 +140,7 @@ def test_a_records_integers_do_not_depend_on_its_batch_place_or_threads(
 
 def test_two_records_can_attain_twice_the_bound_under_replace_one() -> None:
     clip, at = GradientClip(0.25, 0.25), Head(np.zeros((2, 3)), 0.25)
-    z = feature_integers(np.array([[1.0, 0.0]]))
+    z = feature_integers(np.array([[1.0, 0.0]]))[0]
     one, other = (clip.gradient(z, np.array([code]), at) for code in (0, 1))
     moved = math.sqrt(float(((one - other).astype(float) ** 2).sum()))
     assert moved <= float(clip.sensitivity("replace-one"))
@@ -284,7 +284,7 @@ def test_no_pair_of_neighbours_moves_centred_gradients_further_than_is_charged(n
     """Given the released mean; a place as far from it as can be is the worst."""
     clip, at = GradientClip(0.25, 0.25), Head(np.zeros((2, 3)), 0.25)
     centre, bound = np.array([1 << 14, 0]), float(clip.sensitivity(neighbours))
-    z = feature_integers(np.array([[-1.0, 0.0]]))
+    z = feature_integers(np.array([[-1.0, 0.0]]))[0]
     parts = (Centred(centre, clip)(on_grid(z, np.array([c]), clip))[0] for c in (0, 1))
     one, other = (RoundSum(clip, at)(part)[0] for part in parts)
     moved = one if neighbours == "add-remove" else one - other

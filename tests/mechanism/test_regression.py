@@ -56,7 +56,7 @@ def drawn(n: int, k: int, seed: int) -> tuple[Any, Any, Head]:
     z = rng.normal(size=(n, k)) * rng.choice([0.0, 1e-3, 0.3, 5.0], (n, 1))
     positions = rng.integers(0, TARGET_UNIT + 1, n)
     weights = np.rint(rng.normal(size=(1, 1 + k)) * rng.choice([0.1, 3.0, 300.0]) * WEIGHT_UNIT)
-    return feature_integers(z), positions, Head(weights, 0.25)
+    return feature_integers(z)[0], positions, Head(weights, 0.25)
 
 
 def records(n: int, seed: int = 0) -> tuple[Any, Any]:
@@ -83,7 +83,7 @@ def test_no_record_has_a_gradient_of_the_squared_loss_beyond_the_bound(clip_norm
 def test_a_gradient_of_the_squared_loss_is_that_of_its_definition() -> None:
     clip = TargetClip(0.5, 0.25, SCALE)
     rng = np.random.default_rng(3)
-    z = feature_integers(0.3 * rng.normal(size=(40, 4)))
+    z = feature_integers(0.3 * rng.normal(size=(40, 4)))[0]
     positions = rng.integers(0, TARGET_UNIT + 1, 40)
     head = Head(np.rint(rng.normal(size=(1, 5)) * WEIGHT_UNIT), 0.25)
     expected = np.zeros(5)
@@ -98,7 +98,7 @@ def test_a_gradient_of_the_squared_loss_is_that_of_its_definition() -> None:
 
 def test_two_targets_can_attain_twice_the_bound_under_replace_one() -> None:
     clip = TargetClip(0.25, 0.25, SCALE)
-    z, head = feature_integers([[1.0, 0.0]]), Head(np.zeros((1, 3)), 0.25)
+    z, head = feature_integers([[1.0, 0.0]])[0], Head(np.zeros((1, 3)), 0.25)
     low = clip.gradient(z, np.array([0]), head)
     high = clip.gradient(z, np.array([TARGET_UNIT]), head)
     distance = math.sqrt(float(((low - high).astype(np.float64) ** 2).sum()))
@@ -204,7 +204,7 @@ def test_the_analyst_has_the_head_that_the_curator_checked() -> None:
         ledger=Ledger(),
         source=Source.seeded_with(0),
     )
-    z = feature_integers(made.features()(_tensor(x)).numpy()).astype(np.float64)
+    z = feature_integers(made.features()(_tensor(x)).numpy())[0].astype(np.float64)
     limit = float(made.certificate.settings["error_limit"])
     clip = TargetClip(0.5, 0.25, target_scale(made), error_limit=limit)
     again = clip.squared_errors(z, y, released_head(made)).sum(0)

@@ -20,7 +20,7 @@ from adlm.domain import Domain
 from adlm.domain.encoding import expanded
 from adlm.domain.table import TableDomain
 from adlm.engine.passes import Integers, Part, private_folder
-from adlm.features import Features, Narrowed, brought_along
+from adlm.features import Features, Narrowed, user_supplied
 from adlm.features.tables import TableIndicators
 from adlm.privacy.clipping import Clip
 from adlm.runtime import progress
@@ -85,7 +85,7 @@ def featurised(
     """As `featurise`; `advance` is called with the number of records done."""
     if cache and isinstance(features, Narrowed):  # the wide features serve every width
         wide = featurised(records, domain, features.inner, device, cache, advance)
-        step = 1 if brought_along(features) else 4096
+        step = 1 if user_supplied(features) else 4096
         parts = [features.of(torch.from_numpy(wide[i : i + step].copy())) for i in range(0, len(wide), step)]
         return torch.cat(parts).numpy()
     cached = cache_folder() / f"{_key(records, domain, features)}.npy" if cache else None
@@ -97,7 +97,7 @@ def featurised(
     with torch.inference_mode():
         for start in range(0, len(records), features.batch):
             scaled = torch.from_numpy(domain.scale(records[start : start + features.batch])).to(device)
-            together = 1 if brought_along(features) else len(scaled)
+            together = 1 if user_supplied(features) else len(scaled)
             for at, part in enumerate(torch.split(scaled, together), start):
                 alone = part.clone() if together == 1 else part  # alignment in memory can change rounding
                 mapped[at : at + len(part)] = features(alone).cpu().numpy()
@@ -135,7 +135,7 @@ class FeatureMap:
 
 
 def _key(records: npt.NDArray[np.generic], domain: Domain, features: Features) -> str:
-    alone = " one at a time" if brought_along(features) else ""
+    alone = " one at a time" if user_supplied(features) else ""
     digest = hashlib.sha256(
         f"{features.fingerprint()}{domain.to_dict()}{records.shape}{records.dtype}{alone}".encode()
     )

@@ -34,7 +34,7 @@ __all__ = [
     "PriorStatistics",
     "RandomDirections",
     "TABLES",
-    "brought_along",
+    "user_supplied",
     "build",
     "checked",
     "declared",
@@ -140,8 +140,8 @@ def described(features: Features) -> dict[str, Any]:
     return entry | origin | ({"trained_on": own.trained_on} if own.trained_on else {})
 
 
-def brought_along(features: Features) -> bool:
-    """Say whether a map is a person's own: then a record's features may depend on the rest of its batch."""
+def user_supplied(features: Features) -> bool:
+    """Whether a map is the user's own: then a record's features may depend on the rest of its batch."""
     return _own(features) is not None
 
 

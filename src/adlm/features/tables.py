@@ -530,7 +530,7 @@ class ScaledTable(Features):
         factor = 1 / (_VALUE * GRID)
         centre, scale = self.frequencies[self._kept], self._scale * _LENGTH
         value_scale, wave_scale = self._value_scale * _LENGTH, self._fourier_scale * _LENGTH
-        if is_plain_tensor(x) and table_rows.pays(len(x)):
+        if is_plain_tensor(x):
             unit = torch.empty((len(x), self.width), dtype=torch.float32)
             values, counted, angle = values.contiguous(), counted.contiguous(), angle.contiguous()
             waves, scales = (factor, self._phases.numpy()), (value_scale, scale, wave_scale)

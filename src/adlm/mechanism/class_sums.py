@@ -58,16 +58,9 @@ def add_class_sums(table: Integers, rows: Reals, codes: Integers, count: int) ->
     codes : (n,) classes.
     count : increment of a class's count for one record, in grid steps.
     """
-    known = len(codes) and codes.min() >= 0 and codes.max() < len(table)  # compiled code checks no index
-    if known and loops.add_class_sums.pays(len(rows)):
-        loops.add_class_sums(table, rows, codes, count)
-        return
-    for start in range(0, len(rows), EXACT_ROWS):
-        block, labels = rows[start : start + EXACT_ROWS], codes[start : start + EXACT_ROWS]
-        member = np.zeros((len(block), len(table)))
-        member[np.arange(len(block)), labels] = 1.0
-        table[:, 1:] += (member.T @ block).astype(np.int64)
-        table[:, 0] += count * member.sum(0).astype(np.int64)
+    if len(codes) and not (codes.min() >= 0 and codes.max() < len(table)):  # compiled code checks no index
+        raise IndexError(f"classes are 0 to {len(table) - 1}, got {codes.min()} to {codes.max()}")
+    loops.add_class_sums(table, rows, codes, count)
 
 
 @dataclass(frozen=True)

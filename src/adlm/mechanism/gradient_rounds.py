@@ -48,7 +48,7 @@ from adlm.runtime.loops import (
     two_class_predicted,
     two_class_right,
 )
-from adlm.runtime.machine import blocks_in_cache, rows_in_cache
+from adlm.runtime.machine import blocks_in_cache
 
 PROOF = "docs/proof-gradients.md"
 Integers = npt.NDArray[np.int64]
@@ -63,17 +63,13 @@ FINE = 1 << 24  # grid of p - y before it is bounded: M squares add up exactly
 PROBABILITY_UNIT = 1 << 30  # grid of exp(score - largest score): M of them add up exactly
 
 
-def feature_integers(z: npt.ArrayLike) -> Small:
-    """Round (n, k) features towards zero to the grid."""
-    values = np.asarray(z)
-    out = np.empty(values.shape, dtype=np.int16)
-    count = rows_in_cache(values.shape[1])
-    for start in range(0, len(values), count):
-        block = np.clip(values[start : start + count], -1.0, 1.0)
-        if not np.isfinite(values[start : start + count]).all():
-            raise UserError("features hold a value that is not a finite number; check the feature map")
-        out[start : start + count] = block * FEATURE_UNIT  # a power of two; rounds towards zero
-    return out
+def feature_integers(z: npt.ArrayLike, constant: int = 0) -> tuple[Small, Integers]:
+    """Round (n, k) features towards zero to the grid; and the squared lengths of (constant, z), (n,)."""
+    values = readable(z)
+    integers, squares = np.empty(values.shape, dtype=np.int16), np.empty(len(values), dtype=np.int64)
+    if not to_grid(values, FEATURE_UNIT, constant, integers, squares):
+        raise UserError("features hold a value that is not a finite number; check the feature map")
+    return integers, squares
 
 
 @dataclass(frozen=True)
@@ -223,10 +219,10 @@ class GradientClip:
         bounds = self.allowed(z) if allowed is None else allowed
         gradient_rows, width = self.rows(head), z.shape[1]
         total = np.zeros((gradient_rows, 1 + width), dtype=np.int64)
-        if len(head.integers) == 2 and two_class_gradient.pays(len(z)):
+        if len(head.integers) == 2:
             two_class_gradient(z, codes, bounds, head.margin, self.grids, exact.tables(), total)
             return total
-        if len(head.integers) > 2 and width <= COMPILED_WIDTH and softmax_gradient.pays(len(z)):
+        if len(head.integers) > 2 and width <= COMPILED_WIDTH:
             columns = np.ascontiguousarray(head.columns[: width + 1, :gradient_rows])
             softmax_gradient(z, codes, bounds, columns, self.grids, exact.tables(), total)
             return total
@@ -309,11 +305,8 @@ def on_grid(z: Small, codes: Integers, clip: GradientClip) -> Part:
 
 def stored(z: npt.NDArray[Any], codes: Integers, clip: GradientClip) -> Part:
     """Return the stored form of records from their (n, k) features."""
-    if readable(z) and to_grid.pays(len(z)):
-        integers, squares = np.empty(z.shape, dtype=np.int16), np.empty(len(z), dtype=np.int64)
-        if to_grid(z, FEATURE_UNIT, clip.unit, integers, squares):
-            return integers, np.asarray(codes, dtype=np.int32), clip.allowed_for(squares)
-    return on_grid(feature_integers(z), codes, clip)
+    integers, squares = feature_integers(z, clip.unit)
+    return integers, np.asarray(codes, dtype=np.int32), clip.allowed_for(squares)
 
 
 @dataclass(frozen=True)
@@ -370,7 +363,7 @@ class RightCount:
     def __call__(self, part: Part) -> tuple[Integers, ...]:
         """Count."""
         z, codes, _ = part
-        if len(self.head.integers) == 2 and two_class_right.pays(len(z)):
+        if len(self.head.integers) == 2:
             right = two_class_right(z, codes, self.head.margin, self.clip.unit)
             return (np.array([right], dtype=np.int64),)
         right = self.clip.scores(z, self.head).argmax(1) == codes
@@ -387,7 +380,7 @@ class PredictedSum:
 
     def __call__(self, part: Part) -> tuple[Integers, ...]:
         """Sum probabilities, each rounded down."""
-        if len(self.head.integers) == 2 and two_class_predicted.pays(len(part[0])):
+        if len(self.head.integers) == 2:
             total = np.zeros(2, dtype=np.int64)
             units, tables = self.clip.grids, exact.tables()
             two_class_predicted(part[0], self.head.margin, units, tables, RESIDUAL_UNIT, total)

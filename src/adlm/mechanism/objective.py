@@ -428,7 +428,7 @@ def _cap_classes(scores: Reals, labels: npt.NDArray[np.int32], cap: float) -> No
         row[y] = -rest
 
 
-cap_classes = Compiled(_cap_classes, enough=0)
+cap_classes = Compiled(_cap_classes)
 
 
 def residuals(scores: Reals, labels: npt.NDArray[Any], objective: Objective) -> Reals:

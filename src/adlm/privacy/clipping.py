@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,6 @@ from adlm.errors import UserError
 from adlm.runtime.arithmetic import root_up
 from adlm.runtime.compiled import readable
 from adlm.runtime.loops import clip_rows, summation_order
-from adlm.runtime.machine import blocks_in_cache
 
 # ---- Clip by privacy cost, in integers: the code that bounds a record is the code that states its
 # sensitivity.
@@ -94,57 +93,16 @@ class Clip:
         values = np.asarray(z)
         if values.ndim != 2 or values.shape[1] != len(self.scales):
             raise UserError(f"features must be (n, {len(self.scales)}), got {values.shape}")
-        out, steps = np.empty(values.shape), self.steps
-        if readable(values) and clip_rows.pays(len(values)):
-            order, absolute = summation_order(len(steps)), self.norm == "l1"
-            if clip_rows(values, steps, self.feature_norm_bound, absolute, FARTHEST, order, out):
-                return out
-        if len(set(self.scales)) == 1:
-            steps = steps[:1]  # dividing by one number is faster
-        for rows in blocks_in_cache(len(values), values.shape[1]):  # a row depends on its own record alone
-            self._clipped(values[rows], steps, out[rows])
+        rows, out = readable(values), np.empty(values.shape)
+        absolute, order = self.norm == "l1", summation_order(values.shape[1])
+        if not clip_rows(rows, self.steps, self.feature_norm_bound, absolute, FARTHEST, order, out):
+            raise UserError("features hold a value that is not a finite number; check the feature map")
         return out
 
     def counts(self, z: npt.ArrayLike) -> Reals:
         """Return `integers` with 0 for every negative entry: rows that `counts_sensitivity` holds for."""
         rows = self.integers(z)
         return np.maximum(rows, 0.0, out=rows)
-
-    def _clipped(self, values: npt.NDArray[Any], steps: Reals, rows: Reals) -> None:
-        """Shrink and round a few rows."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            ratio = values / steps
-            size = self._size(ratio, rows)
-        if not (size <= FARTHEST).all():  # also where a value is not finite
-            if not np.isfinite(values).all():
-                raise UserError("features hold a value that is not a finite number; check the feature map")
-            np.clip(ratio, -FARTHEST, FARTHEST, out=ratio)  # beyond is as far outside as any
-            size = self._size(ratio, rows)
-        shrink = np.minimum(1.0, self.feature_norm_bound / np.maximum(size, 1e-300))
-        if shrink.min(initial=1.0) < 1:
-            np.multiply(ratio, shrink[:, None], out=rows)
-            np.trunc(rows, out=rows)
-        else:
-            np.trunc(ratio, out=rows)
-        # a row whose float norm is well inside is inside: rounding towards zero never raises a norm
-        near = np.flatnonzero(size > self.feature_norm_bound * (1 - 2.0**-20))
-        over = near[self._exceeds(rows if len(near) == len(rows) else rows[near])] if near.size else near
-        while over.size:  # the float norm was a rounding error too small
-            shrink[over] *= 1 - 2.0**-30
-            rows[over] = np.trunc(ratio[over] * shrink[over, None])
-            over = over[self._exceeds(rows[over])]
-
-    def _size(self, ratio: Reals, scratch: Reals) -> Reals:
-        """Return approximate norms of rows; the scratch is overwritten."""
-        if self.norm == "l1":
-            return np.asarray(np.abs(ratio, out=scratch).sum(1))
-        return np.asarray(np.sqrt(np.multiply(ratio, ratio, out=scratch).sum(1)))
-
-    def _exceeds(self, rows: Reals) -> npt.NDArray[np.bool_]:
-        """Whether rows are outside the ball. Sums of integers below 2^53 are exact in doubles."""
-        if self.norm == "l1":
-            return np.asarray(np.abs(rows).sum(1) > self.feature_norm_bound)
-        return np.asarray((rows * rows).sum(1) > self.feature_norm_bound**2)
 
     def sums_sensitivity(self, neighbours: str) -> Fraction:
         """Return the distance of (counts, class sums) of neighbours, in this norm, in grid steps.

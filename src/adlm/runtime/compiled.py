@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 # ---- A vector of float32 numbers at a time, for loops that Numba compiles.
@@ -27,10 +31,8 @@ def _lanes() -> int:
 
     It follows from the processor features that Numba compiles for, which are part of the key of its cache.
     """
-    try:
-        from llvmlite import binding
-    except ImportError:
-        return 8
+    from llvmlite import binding
+
     named = os.environ.get("NUMBA_CPU_FEATURES")
     wide = "+avx512f" in named if named is not None else binding.get_host_cpu_features().get("avx512f")
     return 16 if wide else 8
@@ -197,20 +199,18 @@ def prepare() -> None:
     declare(fused, [signature(lanes, lanes, lanes, lanes)], routine(f"llvm.fma.v{LANES}f32"))
 
 
-# ---- Loops over records that are compiled by Numba once they have enough work.
+# ---- Loops over records that are compiled by Numba when they are first called.
 #
 # A loop is a plain Python function of integers and elementary IEEE operations, which are never reordered,
-# nor fused unless the source says so (`lanes`). So its bits are those of plain Python, and those of the
-# NumPy or PyTorch code that a loop over tables stands in for. A compiled loop makes no temporary arrays and
-# does not hold Python's global lock, so the threads of a pass work side by side. Compiling takes a second
-# or two, and some ten seconds in all for the features of images. The machine code is cached beside the
-# source, or in the user's cache.
+# nor fused unless the source says so (`fused`). So its bits are those of plain Python. A compiled loop makes
+# no temporary arrays and does not hold Python's global lock, so the threads of a pass work side by side.
+# Compiling takes a second or less, and some ten seconds in all for the features of images. The machine code
+# is cached beside the source, or in the user's cache.
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 _PREPARING = threading.Lock()  # Numba is taught a function once
-ENOUGH = 1 << 18  # records in all, over which compiled code makes up for the time to compile it
 
 
 class Compiled(Generic[Arguments, Result]):
@@ -219,66 +219,62 @@ class Compiled(Generic[Arguments, Result]):
     Parameters
     ----------
     function : what to compile; it may use what Numba supports, constants and functions of its own module,
-        and `lanes`.
-    enough : number of records after which compiling pays.
+        and the vectors above.
     """
 
-    def __init__(self, function: Callable[Arguments, Result], enough: int = ENOUGH) -> None:
-        self._function, self._enough = function, enough
+    def __init__(self, function: Callable[Arguments, Result]) -> None:
+        self._function, self._lock = function, threading.Lock()
         self._compiled: Callable[Arguments, Result] | None = None
-        self._seen, self._lock = 0, threading.Lock()
-
-    def pays(self, rows: int) -> bool:
-        """Whether to call this for so many more records, or the code that it stands in for.
-
-        It does not pay before `enough` records were seen, nor without Numba.
-        """
-        if self._compiled is not None:
-            return True
-        self._seen += rows
-        return self._seen >= self._enough and _numba() is not None
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         """Call the compiled function; a full disk costs the cache alone."""
-        if self._compiled is None:
-            with self._lock:
-                self._compiled = self._compiled or _compile(self._function, cache=True)
         try:
-            return self._compiled(*args, **kwargs)
+            if self._compiled is not None:
+                return self._compiled(*args, **kwargs)
+            with self._lock, _one_process():
+                compiled = self._compiled or _compile(self._function, cache=True)
+                result = compiled(*args, **kwargs)  # compiled, or read from the cache, for its arguments
+                self._compiled = compiled
+                return result
         except OSError:  # from writing the cache, before the function is run
             self._compiled = _compile(self._function, cache=False)
             return self._compiled(*args, **kwargs)
 
 
-def readable(array: NDArray[Any]) -> bool:
-    """Whether an array is of floating-point numbers as compiled loops read them."""
-    return bool(array.flags.c_contiguous) and array.dtype in (np.float32, np.float64)
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Let one process compile at a time: the others then find the machine code in the cache."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):
+            import fcntl
+
+            path = Path(tempfile.gettempdir()) / f"adlm-compiling-{os.getuid()}"
+            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
+        yield
 
 
-def _numba() -> Any:
-    """Return Numba, or None where it is missing or switched off by NUMBA_DISABLE_JIT."""
-    try:
-        import numba
-    except ImportError:
-        return None
-    return None if numba.config.DISABLE_JIT else numba
+def readable(values: npt.ArrayLike) -> NDArray[Any]:
+    """Return numbers as compiled loops read them: contiguous, of single or double precision."""
+    array = np.asarray(values)
+    return np.ascontiguousarray(array, array.dtype if array.dtype in (np.float32, np.float64) else np.float64)
 
 
 @cache
 def _with_parts(function: Callable[..., Any]) -> None:
     """Let compiled code call the functions of the same module that a function calls, and those they call."""
+    from numba.extending import register_jitable
+
     for name in function.__code__.co_names:
         part = function.__globals__.get(name)
         if isinstance(part, FunctionType) and part.__module__ == function.__module__:
             _with_parts(part)
-            _numba().extending.register_jitable(part)
+            register_jitable(part)
 
 
 def _compile(function: Callable[Arguments, Result], *, cache: bool) -> Callable[Arguments, Result]:
     """Compile without the global lock and without any reordering of floating-point operations."""
-    numba = _numba()
-    if numba is None:
-        return function
+    import numba
+
     with _PREPARING:
         prepare()
         _with_parts(function)

@@ -1,9 +1,4 @@
-"""The passes' innermost loops, to be compiled (`runtime.compiled`): the same integers as NumPy gives.
-
-Each stands in for NumPy code, which small data sets use and tests compare it with: `Clip.integers`,
-`sums.add_class_sums`, and of `gradient_rounds` `stored`, `PredictedSum`,
-`RightCount` and `GradientClip.gradient`.
-"""
+"""The passes' innermost loops, to be compiled (`runtime.compiled`); their slow twins are in the tests."""
 
 from __future__ import annotations
 
@@ -50,7 +45,7 @@ def _clip_rows(
     order: Integers,
     out: Reals,
 ) -> bool:
-    """Shrink (n, k) rows into a ball and round them towards zero; False if a row is too far or not finite.
+    """Shrink (n, k) rows into a ball and round them towards zero; False if a value is not finite.
 
     Parameters
     ----------
@@ -58,7 +53,7 @@ def _clip_rows(
     steps : (k,) grid steps.
     bound : norm of the ball, in grid steps.
     absolute : whether the norm is L1, else L2.
-    farthest : longest row that is worked on, in grid steps.
+    farthest : where values are cut off, in grid steps: what is beyond is as far outside as any.
     order : what `summation_order` returns for k.
     out : (n, k) integers as doubles.
     """
@@ -66,8 +61,12 @@ def _clip_rows(
     terms, partial, lanes = np.empty(len(steps)), np.empty(len(order) + 1), np.empty(LANES)
     for row in range(len(values)):
         source, target = values[row], out[row]
+        finite = True
         for j in range(len(steps)):
-            target[j] = source[j] / steps[j]
+            finite &= abs(source[j]) < np.inf
+            target[j] = min(max(source[j] / steps[j], -farthest), farthest)
+        if not finite:
+            return False
         if absolute:
             for j in range(len(steps)):
                 terms[j] = abs(target[j])
@@ -94,8 +93,6 @@ def _clip_rows(
                 height -= 1
                 partial[height - 1] += partial[height]
         size = partial[0] if absolute else np.sqrt(partial[0])
-        if not size <= farthest:
-            return False
         if size <= near:  # rounding towards zero never raises a norm
             for j in range(len(steps)):
                 target[j] = np.trunc(target[j])

@@ -31,15 +31,11 @@ def keep_freed() -> None:
 
 def blocks_in_cache(rows: int, width: int) -> Iterator[slice]:
     """Split `rows` rows of `width` doubles into blocks of similar size that fit a core's cache."""
-    count = max(1, -(-rows // rows_in_cache(width)))
+    most = max(16, CACHE_BYTES // (8 * max(1, width)))
+    count = max(1, -(-rows // most))
     size = max(1, -(-rows // count))
     for start in range(0, rows, size):
         yield slice(start, min(start + size, rows))
-
-
-def rows_in_cache(width: int) -> int:
-    """Return how many rows of `width` doubles fit a core's cache."""
-    return max(16, CACHE_BYTES // (8 * max(1, width)))
 
 
 # ---- Choice of the device that tensors are computed on.

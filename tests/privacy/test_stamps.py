@@ -339,13 +339,13 @@ def test_no_number_in_a_file_stops_its_verification(delta: str, tmp_path: Path) 
             at[place[-1]] = value
             path.write_bytes(canonical(content))
             rewritten(tmp_path / "R")
-            start = time.perf_counter()
+            start = time.process_time()
             said = ""
             try:
                 verify(tmp_path / "R")
             except UserError as error:
                 said = str(error)
-            assert time.perf_counter() - start < 2, place
+            assert time.process_time() - start < 2, place
             assert len(said) < 2000, place
 
 

@@ -128,7 +128,7 @@ def test_a_search_on_a_given_release_reads_no_record_and_warns_of_nothing(
 
 
 def test_settings_that_a_release_has_not_are_refused(release: Release) -> None:
-    with pytest.raises(UserError, match="there is no setting 'epochs' for this release"):
+    with pytest.raises(UserError, match="there is no setting 'epochs' of training; it has network"):
         AdLMClassifier.from_release(release, epochs=3)
 
 

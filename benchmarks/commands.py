@@ -16,10 +16,9 @@ from benchmarks import synthetic as synthetic_tables
 from benchmarks import tables as comparison
 from benchmarks.runner import Line
 
-experiment = typer.Typer(
-    help="Run an experiment by name, side by side with DP-SGD. Example: adlm experiment frontier-mnist",
-    no_args_is_help=True,
-)
+app = typer.Typer()
+experiment = typer.Typer(help="Run an experiment by name, side by side with DP-SGD.", no_args_is_help=True)
+app.add_typer(experiment, name="experiment", epilog="Example: adlm experiment frontier-mnist")
 
 _WRITES = """Writes OUT/NAME: a line for each finished trial, a summary, a table and figures.
 
@@ -248,7 +247,7 @@ def all_(
 ) -> None:
     """Run every experiment that is made of trials; failed ones are named at the end.
 
-    Tables have a command of their own: adlm experiment tables. With --json: {"experiments": {name: summary}}.
+    Tables have their own command: adlm experiment tables. With --json: {"experiments": {name: summary}}.
     """
     output = Output(as_json, quiet)
     summaries, failed = {}, []
@@ -266,6 +265,7 @@ def all_(
         raise UserError("; ".join(failed))
 
 
+@app.command(epilog="Example: adlm bench --quick")
 def bench(
     only: Annotated[
         str | None,

@@ -24,11 +24,13 @@ def on_files(files: Files, config: Any) -> Files:
 
 def render() -> str:
     """Return the page: every command in the order a person uses them."""
-    from adlm.cli.app import COMMANDS, app
+    from adlm.cli.app import COMMANDS, app, benchmarks
 
-    root: Any = typer.main.get_command(app)
-    names = dict.fromkeys(name.split()[0] for name, *_ in COMMANDS)
-    parts = [line for name in names for line in _commands(root.commands[name], f"adlm {name}", 2)]
+    product: Any = typer.main.get_command(app)
+    checkout: Any = typer.main.get_command(benchmarks())
+    found = {name.split()[0]: product.commands[name.split()[0]] for name, *_ in COMMANDS}
+    found |= checkout.commands
+    parts = [line for name, command in found.items() for line in _commands(command, f"adlm {name}", 2)]
     return "\n".join([INTRO, *parts])
 
 

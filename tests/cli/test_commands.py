@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import re
@@ -11,6 +10,7 @@ import signal
 import subprocess
 import sys
 from fractions import Fraction
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
@@ -563,7 +563,7 @@ def test_the_doctor_says_what_is_there_and_what_is_missing(
     assert "t.csv/ledgers (ledgers): Not a directory" in run("doctor", "--quiet", code=1)
     monkeypatch.undo()
     lines = ["numpy>=1", 'no-such-package>=2; extra == "export"', 'torch>=999; extra == "dev"']
-    monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
+    monkeypatch.setattr(metadata, "requires", lambda name: lines)
     extras = figures("doctor")["extras"]
     assert extras["export"]["missing"] == ["no-such-package"]
     assert extras["dev"]["missing"] == ["torch"]
@@ -629,3 +629,48 @@ def test_a_numeric_target_goes_all_the_way(place: Path) -> None:
     assert np.corrcoef(one, other)[0, 1] > 0.9
     (place / "n.csv").write_text("age;ward;days\n30;a;long\n")
     refused("'long'", "release", "n.csv", "--domain", "n.toml")
+
+
+# ---- What is refused before torch is imported
+
+REFUSED_AT_ONCE = [
+    "release --data digits --epsilon 0",
+    "release --data digits --delta 2",
+    "release --data nothing",
+    "release-records --data digits --epsilon 0",
+    "release-records missing.csv --domain missing.toml",
+    "plan --data nothing",
+    "plan --data digits --epsilon 0",
+    "plan --data digits --neighbours none",
+    "verify nowhere",
+    "verify t.csv",
+    "train nowhere",
+    "evaluate nowhere --data digits",
+    "predict nowhere t.csv",
+    "export nowhere",
+    "ledger show nowhere",
+    "ui nowhere",
+    "pretrain --data nothing",
+    "audit --release nowhere",
+    "demo --epsilon 0",
+]
+AT_ONCE = """
+import contextlib, io, sys
+from adlm.cli import main
+for words in sys.stdin.read().splitlines():
+    sys.argv, said = ["adlm", *words.split()], io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            main()
+        except SystemExit as ended:
+            print(ended.code, said.getvalue().count("\\n"), "torch" in sys.modules, words, sep="|")
+"""
+
+
+def test_a_mistake_in_the_arguments_is_refused_before_torch_is_imported(place: Path) -> None:
+    """In one process, so that the first command that imports torch shows in all that follow."""
+    done = subprocess.run(
+        [sys.executable, "-c", AT_ONCE], input="\n".join(REFUSED_AT_ONCE), capture_output=True, text=True,
+        check=True, cwd=place,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == [f"2|1|False|{words}" for words in REFUSED_AT_ONCE]

@@ -72,7 +72,7 @@ def test_a_model_of_image_records_reads_no_table_and_says_so(tmp_path: Path) -> 
     )
     made = fit(release, network, TrainingConfig(steps=1, batch_size=20))
     frame().to_csv(tmp_path / "a.csv", index=False)
-    with pytest.raises(UserError, match="was not made from a table"):
+    with pytest.raises(UserError, match="are arrays, which no file of records holds"):
         predict_file(made, tmp_path / "a.csv", tmp_path / "p.csv")
-    with pytest.raises(UserError, match="was not made from a table"):
+    with pytest.raises(UserError, match="are arrays, which no file of records holds"):
         measure_file(made, tmp_path / "a.csv")

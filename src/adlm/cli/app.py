@@ -52,12 +52,11 @@ GROUPS = {
     "cache": "Cached features of records, which are private data.",
 }
 CHECKOUT = Path(adlm.__file__).resolve().parents[2]
-if (CHECKOUT / "benchmarks" / "commands.py").is_file():  # in a source checkout, not in a wheel
-    sys.path.insert(0, str(CHECKOUT))  # before site-packages: Opacus installs a package `benchmarks` too
-    COMMANDS += [
-        ("experiment", "benchmarks.commands", "adlm experiment list"),
-        ("bench", "benchmarks.commands", "adlm bench --quick"),
-    ]
+IN_CHECKOUT = (CHECKOUT / "benchmarks" / "commands.py").is_file()  # a wheel has no benchmarks
+BENCHMARKS = {
+    "experiment": "Run an experiment by name, side by side with DP-SGD. Example: adlm experiment list",
+    "bench": "Measure speed and memory, each against others in the same run. Example: adlm bench --quick",
+}
 SHARED = {
     "as_json": "Print one JSON object on standard output, nothing else.",
     "quiet": "Print nothing but the result and errors.",
@@ -75,7 +74,15 @@ SHARED = {
     "out": "Output folder; must not exist.",
 }
 NAMES = {"as_json": ("--json",), "quiet": ("--quiet", "-q"), "licence": ("--license",)}
-TYPES = {"str": "TEXT", "int": "N", "int range": "N", "float": "X", "path": "PATH", "list[Path]": "PATH"}
+TYPES = {
+    "str": "TEXT",
+    "int": "N",
+    "int range": "N",
+    "float": "X",
+    "path": "PATH",
+    "list[Path]": "PATH",
+    "list[str]": "TEXT",
+}
 
 
 class _InOrder(TyperGroup):
@@ -83,7 +90,8 @@ class _InOrder(TyperGroup):
 
     def list_commands(self, ctx: typer.Context) -> list[str]:  # type: ignore[override]
         """Return the names in the order of use."""
-        return list(dict.fromkeys(name.split()[0] for name, *_ in COMMANDS))
+        names = dict.fromkeys(name.split()[0] for name, *_ in COMMANDS)
+        return [*names, *(BENCHMARKS if IN_CHECKOUT else ())]
 
 
 def paragraphs(function: Callable[..., Any]) -> str:
@@ -99,9 +107,9 @@ def _with_help(function: Callable[..., Any]) -> Callable[..., Any]:
     """
     hints = get_type_hints(function, include_extras=True)
     for name, parameter in inspect.signature(function).parameters.items():
-        kind, *told = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
-        words = next((one for one in told if isinstance(one, str)), SHARED.get(name))
-        found = next((one for one in told if not isinstance(one, str)), None)
+        kind, *notes = get_args(hints[name]) if get_origin(hints[name]) is Annotated else (hints[name],)
+        words = next((one for one in notes if isinstance(one, str)), SHARED.get(name))
+        found = next((one for one in notes if not isinstance(one, str)), None)
         if kind is typer.Context or words is None:
             continue
         flags = (f"--{name.replace('_', '-')}",) if parameter.default is False else ()
@@ -162,18 +170,29 @@ def _add(to: typer.Typer, name: str, function: Callable[..., Any], example: str)
     to.command(name, short_help=f"{first} {end}", epilog=end, help=text)(_with_help(function))
 
 
+def benchmarks() -> typer.Typer:
+    """Import the commands of the checkout, which takes seconds."""
+    if str(CHECKOUT) not in sys.path:  # before site-packages: Opacus installs a package `benchmarks` too
+        sys.path.insert(0, str(CHECKOUT))
+    found: typer.Typer = importlib.import_module("benchmarks.commands").app
+    return found
+
+
+def _benchmark(context: typer.Context) -> Any:
+    """Hand the words after the name on."""
+    return benchmarks()([str(context.info_name), *context.args], prog_name="adlm", standalone_mode=False)
+
+
 groups: dict[str, typer.Typer] = {}
 for name, module, example in COMMANDS:
-    found = getattr(importlib.import_module(module), re.sub(r"\W", "_", name))
+    function = getattr(importlib.import_module(module), re.sub(r"\W", "_", name))
     first, _, second = name.partition(" ")
-    if isinstance(found, typer.Typer):
-        for command in found.registered_commands:
-            assert command.callback is not None
-            command.help = paragraphs(_with_help(command.callback)).partition("With --json")[0]
-        app.add_typer(found, name=name, short_help=f"{found.info.help}", epilog=f"Example: {example}")
-        continue
     if second and first not in groups:
         groups[first] = typer.Typer(help=GROUPS[first], no_args_is_help=True)
         short = f"{GROUPS[first]} Example: {example}"
         app.add_typer(groups[first], name=first, short_help=short, epilog=f"Example: {example}")
-    _add(groups[first] if second else app, second or first, found, example)
+    _add(groups[first] if second else app, second or first, function, example)
+if IN_CHECKOUT:
+    for name, summary in BENCHMARKS.items():
+        handed_on = {"ignore_unknown_options": True, "allow_extra_args": True}
+        app.command(name, help=summary, add_help_option=False, context_settings=handed_on)(_benchmark)

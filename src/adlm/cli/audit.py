@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import re
@@ -11,17 +10,19 @@ import tempfile
 import time
 import warnings
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from packaging.requirements import Requirement
 
 from adlm.cli.console import Output, require_new
 from adlm.errors import UserError
 from adlm.version import __version__
 
 if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
     from adlm.audit.runner import Audit
     from adlm.data.datasets import Records
     from adlm.model.model import Model
@@ -51,16 +52,20 @@ def audit(
     "delta", "mu", "epsilon_lower", "confidence", "runs", "verdict", "control", "note", "curve"}],
     "violations", "controls_missed", "false_alarm_rate", "seconds", "sound"}.
     """
+    from adlm.privacy.folders import require_release
+
+    output = Output(as_json, quiet)
+    if subject and (release is not None or controls):
+        raise UserError("--subject goes without --release and --controls; run them one after the other")
+    if release is not None:
+        require_release(release)
     from adlm.audit.runner import LONG, Depth, run, run_black_box
     from adlm.audit.statistics import HEADINGS
 
-    output = Output(as_json, quiet)
     depth = LONG if long else Depth()
     if runs is not None:
         depth = replace(depth, runs=runs)
     if subject:
-        if release is not None or controls:
-            raise UserError("--subject goes without --release and --controls; run them one after the other")
         result = run_black_box(subject, depth.runs)
     else:
         result = run(depth, with_controls=controls, release=release)
@@ -102,6 +107,11 @@ def demo(
     With --json: {"methods": [{"method", "epsilon_claimed", "epsilon_proved", "accuracy"}],
     "certificate_unchanged", "audit_violations", "report", "seconds"} and the certificate's totals.
     """
+    from adlm.privacy.accounting import Budget
+
+    output = Output(as_json, quiet)
+    Budget.of(epsilon, "0")
+    require_new(out)
     import torch
 
     from adlm.audit.runner import Depth, run
@@ -115,8 +125,6 @@ def demo(
     from adlm.report import write_report
     from adlm.runtime.artefact import canonical, write_file
 
-    output = Output(as_json, quiet)
-    require_new(out)
     start = time.monotonic()
     torch.set_num_threads(1)  # matrices are small
     train, test = datasets.load("digits", "train"), datasets.load("digits", "test")
@@ -263,9 +271,11 @@ def doctor(*, as_json: bool = False, quiet: bool = False) -> None:
 
 def packages() -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
     """Return the requirements of adlm and of each extra; empty when adlm is not installed."""
+    from packaging.requirements import Requirement
+
     try:
-        lines = importlib.metadata.requires("adlm") or []
-    except importlib.metadata.PackageNotFoundError:
+        lines = metadata.requires("adlm") or []
+    except metadata.PackageNotFoundError:
         return [], {}
     required: list[dict[str, Any]] = []
     extras: dict[str, list[dict[str, Any]]] = {}
@@ -280,8 +290,8 @@ def packages() -> tuple[list[dict[str, Any]], dict[str, list[dict[str, Any]]]]:
 def _package(wanted: Requirement) -> dict[str, Any]:
     """Look for an installed package that meets a requirement."""
     found = None
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        found = importlib.metadata.version(wanted.name)
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found = metadata.version(wanted.name)
     fits = found is not None and wanted.specifier.contains(found, prereleases=True)
     return {"name": wanted.name, "needed": str(wanted.specifier), "found": found, "fits": fits}
 

@@ -99,10 +99,8 @@ def encoder_of_release(
 
 def load_model(folder: Path, backbone: str | None, device: str = "cpu") -> Model:
     """Read a model, with the encoder that its release was made with if one is given."""
-    from adlm.privacy.folders import read_model, require_model
-
-    require_model(folder)
     from adlm.model.model import Model
+    from adlm.privacy.folders import read_model
 
     if backbone is None:
         return Model.load(folder)

@@ -240,15 +240,16 @@ def plan(
         raise UserError("--domain needs --size, the number of records, public or guessed")
     from adlm.data import datasets
     from adlm.domain.table import TableDomain, load_domain
+
+    declared = datasets.domain(data or "") if domain is None else load_domain(domain)
+    n = size or datasets.size(data or "", "train")
+    if neighbours is not None:
+        declared = replace(declared, neighbours=neighbours)
     from adlm.features import for_domain
     from adlm.mechanism.forecast import forecast, table_noise
     from adlm.runtime import progress
 
     output = Output(as_json, quiet)
-    declared = datasets.domain(data or "") if domain is None else load_domain(domain)
-    n = size or datasets.size(data or "", "train")
-    if neighbours is not None:
-        declared = replace(declared, neighbours=neighbours)
     table = declared if isinstance(declared, TableDomain) and declared.input is None else None
     if fourier is not None and table is None:
         raise UserError("--fourier is for tables; leave it out, or give the --domain of a table")

@@ -45,7 +45,7 @@ def release(
     budget: str | None = None,
     k: Annotated[int | None, "Number of features; the planner's by default."] = None,
     allocation: Annotated[
-        str | None, "Images: noise over features: identical, or linear or optimal by relevance."
+        str | None, "Images: identical noise over features, or linear or optimal in their relevance."
     ] = None,
     fourier: Annotated[int | None, "Tables: number of random Fourier features."] = None,
     backbone: Annotated[
@@ -178,7 +178,7 @@ def release_records(
     if declared is not None and declared.contributions > 1:
         raise UserError(
             f"a record release protects single records, and a person may have {declared.contributions} of "
-            "them here; declare one record a person, or make a moment release"
+            "them here; declare one record a person, or use adlm release"
         )
 
     def make(ledger: Ledger, source: Source) -> Release:
@@ -274,6 +274,7 @@ class Request:
 
     def check(self) -> None:
         """Refuse contradictory or ineffective options, before anything is read."""
+        from adlm.data import datasets
         from adlm.domain import NEIGHBOURS
         from adlm.privacy.accounting import Budget
 
@@ -284,7 +285,9 @@ class Request:
             raise UserError(
                 "give either a file with --domain, or --data NAME; adlm data list shows the names"
             )
-        if self.file is None and self.domain is not None:
+        if self.data is not None:
+            datasets.domain(self.data)
+        if self.data is not None and self.domain is not None:
             raise UserError("--domain is for a file or a folder; leave it out with --data")
         if self.file is not None and self.limit is not None:
             raise UserError("--limit is for --data; leave it out")
@@ -439,10 +442,11 @@ def pretrain(
     With --json: {"out", "network", "epochs", "provenance"}.
     """
     from adlm.data import datasets
+
+    output, key, shape = Output(as_json, quiet), key_of(sign), datasets.domain(data).shape
     from adlm.paper.relevance import make_public
 
-    output, key = Output(as_json, quiet), key_of(sign)
-    trained = make_public(datasets.domain(data).shape, name=network, epochs=epochs, seed=seed)
+    trained = make_public(shape, name=network, epochs=epochs, seed=seed)
     trained.save(out, key=key)
     output.result(
         {"out": str(out), "network": network, "epochs": epochs, "provenance": trained.provenance},

@@ -314,6 +314,9 @@ def ui(
 
     With --json: {"address"} or, with --static, {"out", "bytes"}.
     """
+    for folder in artefacts or ():
+        if not folder.is_dir():
+            raise UserError(f"{folder} is not a folder; give a release, a model, or a folder that holds them")
     from adlm.ui.artefacts import around
     from adlm.ui.page import gather, write_static
 

@@ -42,11 +42,11 @@ def train(
         int | None, "Epochs, at no privacy cost; 12 by default, or more for 2,000 steps.", AT_LEAST_1
     ] = None,
     steps: Annotated[int | None, "Batches (T), instead of epochs.", AT_LEAST_1] = None,
-    batch_size: Annotated[int | None, "Batch of training; |L| in the noise is the release's."] = None,
+    batch_size: Annotated[int | None, "Batch size of training; |L| in the noise is the release's."] = None,
     optimiser: Annotated[str, "Any optimiser of torch.optim."] = "Adam",
     learning_rate: Annotated[float, "Initial learning rate (eta_t)."] = 3e-3,
     schedule: Annotated[str, "constant, linear or cosine."] = "cosine",
-    draws: Annotated[int, "Examples to draw from a moment release for a network."] = 20000,
+    draws: Annotated[int, "Number of examples to draw from the release for a network."] = 20000,
     seed: Annotated[int, "Random seed of training; unrelated to privacy.", SEED] = 0,
     resume: Annotated[bool, "Resume from OUT's checkpoint."] = False,
     backbone: str | None = None,
@@ -60,10 +60,10 @@ def train(
 ) -> None:
     """Train on a release, for any number of epochs, at no further privacy cost.
 
-    A moment release gives a linear classifier in closed form, or, with --network, a network stacked on the
-    public features and trained on labelled vectors drawn from the released moments. A record release trains
-    a network on noisy records. Under torchrun (torchrun --nproc-per-node 2 -m adlm train R --network mlp)
-    several processes train together, with the same checkpoints; the first one writes.
+    By default the model is linear, in closed form. With --network it is a network on the public features,
+    trained on examples that are drawn from the release. A release of noisy records trains a network on them.
+    Under torchrun (torchrun --nproc-per-node 2 -m adlm train R --network mlp) several processes train
+    together, with the same checkpoints; the first one writes.
 
     With --json: {"out", "network", "epochs", "first_loss", "loss", "stopped", "stamps", and "small_classes"
     if there are any} and the certificate's totals.
@@ -182,14 +182,17 @@ def evaluate(
     totals; accuracies and recalls are fractions, recalls are by class; `model_warning` if it is mostly noise.
     A model of a numeric target has {"rmse", "mae", "r2", "bias", "n", "target"} instead of the first line's.
     """
+    from adlm.privacy.folders import require_model
+
+    output = Output(as_json, quiet)
+    if (file is None) == (data is None):
+        raise UserError("give either a file or --data NAME; adlm data list shows the names")
+    require_model(model)
     from adlm.export.predict import measure_file, measure_values_file
     from adlm.model.closed_form import SmallClass, sentences
     from adlm.model.metrics import measure
     from adlm.runtime.artefact import canonical, write_file
 
-    output = Output(as_json, quiet)
-    if (file is None) == (data is None):
-        raise UserError("give either a file or --data NAME; adlm data list shows the names")
     loaded = load_model(model, backbone, pick_device(device))
     domain = loaded.certificate.domain
     if loaded.target is not None:
@@ -284,9 +287,12 @@ def predict(
 
     With --json: {"out", "records", "stamps"} and the certificate's totals.
     """
-    from adlm.export.predict import predict_file
+    from adlm.privacy.folders import require_model
 
     require_new(out)
+    require_model(model)
+    from adlm.export.predict import predict_file
+
     loaded = load_model(model, backbone)
     records = predict_file(loaded, file, out, keep or ())
     totals = loaded.certificate.totals
@@ -313,6 +319,11 @@ def export(
 
     With --json: {"out", "bytes", "stamps"} and the totals.
     """
+    from adlm.privacy.folders import require_model
+
+    require_model(model)
+    if out.is_dir():
+        raise UserError(f"{out} is a folder; --out is the ONNX file to write")
     from adlm.export.onnx import export_onnx
 
     key, loaded = key_of(sign), load_model(model, backbone)

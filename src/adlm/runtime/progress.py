@@ -9,23 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import html
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.progress import Progress, Task
 
 Advance = Callable[[int], None]
 FIRST_LINE, RAREST_LINE = 5.0, 60.0  # seconds until the first plain line, and at most between two
@@ -96,21 +88,7 @@ def bar(total: int, what: str, unit: str = "", detail: Callable[[], str] = lambd
 
 
 def _terminal() -> bool:
-    console = Console(stderr=True)
-    return console.is_terminal and not console.is_dumb_terminal
-
-
-class _Speed(ProgressColumn):
-    """Steps a second; empty before the first step."""
-
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self.unit = unit
-
-    def render(self, task: Task) -> Text:
-        """Return the column's text."""
-        known = self.unit and task.speed is not None
-        return Text(f"{task.speed:.0f} {self.unit}/s" if known else "")
+    return sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 @contextlib.contextmanager
@@ -128,8 +106,19 @@ def amounts(total: int, what: str) -> Iterator[Callable[[int, int], None]]:
 
 
 def _rich(unit: str) -> Progress:
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Speed(unit)]
-    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+    from rich.text import Text
+
+    class Speed(ProgressColumn):
+        """Steps a second; empty before the first step."""
+
+        def render(self, task: Task) -> Text:
+            return Text(f"{task.speed:.0f} {unit}/s" if unit and task.speed is not None else "")
+
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Speed(), Remaining()]
+    return Progress(*columns, console=Console(stderr=True), transient=True)
 
 
 def _lines(total: int, what: str, unit: str, detail: Callable[[], str]) -> Advance:

@@ -67,7 +67,14 @@ def test_the_kind_of_a_domain_file_is_told(tmp_path: Path) -> None:
 def test_auto_is_refused_with_the_list_of_families_and_their_uses() -> None:
     with pytest.raises(UserError) as told:
         TableDomain.from_dict(changed(family="auto"))
-    for words in ("no record may decide", "'auto'", "pen strokes", "single things", "photographs", "generic"):
+    for words in (
+        "must not depend on the records",
+        "'auto'",
+        "pen strokes",
+        "single objects",
+        "photographs",
+        "generic",
+    ):
         assert words in str(told.value)
     with pytest.raises(UserError, match=r"got 'auto'.*photographs"):
         Domain((8, 8), 0, 255, ("a", "b"), family="auto")

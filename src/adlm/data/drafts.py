@@ -248,7 +248,7 @@ def _image_lines(choices: Choices) -> list[str]:
         f"size = {choices.size or (28 if choices.family in ('drawn', 'garments') else 32)}",
         f'colour = "{choices.colour or ("grey" if choices.family in ("drawn", "garments") else "rgb")}"',
         f'fit = "{FITS[0]}"  # or "pad", "stretch"',
-        "# What kind of pictures these are; no record may decide it:",
+        "# What kind of images these are; a public choice, which must not depend on the records:",
         *(f'#   "{name}": {FAMILY_USES[name]}' for name in IMAGE_FAMILIES),
         f'family = "{choices.family}"' if choices.family else "# family = ",
     ]

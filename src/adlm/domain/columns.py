@@ -409,7 +409,7 @@ def _family_choices(given: str | None) -> str:
     """Return a sentence with the families of images and their uses."""
     listed = "; ".join(f'"{name}" for {FAMILY_USES[name]}' for name in IMAGE_FAMILIES)
     got = "" if given is None else f" (got {given!r})"
-    return f"family must say what kind of pictures these are, which no record may decide{got}: {listed}"
+    return f"family must say what kind of images these are, and must not depend on the records{got}: {listed}"
 
 
 def _listed(name: str, key: str, value: Any, *, texts: bool) -> tuple[Any, ...]:

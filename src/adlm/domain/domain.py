@@ -249,12 +249,12 @@ def _integer(label: Any, shown: str) -> int:
 
 NEIGHBOURS = ("replace-one", "add-remove")
 FAMILY_USES = {
-    "drawn": "pen strokes, bright on a dark ground",
-    "garments": "single things on an empty dark ground",
+    "drawn": "pen strokes, bright on a dark background",
+    "garments": "single objects on an empty dark background",
     "natural": "photographs",
     "tabular": "rows of a table",
     "vector": "embeddings of bounded length",
-    "generic": "anything else, taken as it is",
+    "generic": "anything else: the values themselves",
 }
 FAMILIES = tuple(FAMILY_USES)
 FITS = ("crop", "pad", "stretch")
@@ -332,7 +332,7 @@ class Domain(DomainFile):
             uses = "; ".join(f"{name} for {use}" for name, use in FAMILY_USES.items())
             raise UserError(
                 f"domain.family must be one of {', '.join(FAMILIES)} (got {show(self.family)}): "
-                f"{uses}; say which, for no record may decide it"
+                f"{uses}; say which; it must not depend on the records"
             )
         if self.fit is not None:
             one_of("fit", self.fit, FITS)

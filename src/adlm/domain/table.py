@@ -318,8 +318,8 @@ class TableDomain(declaration.DomainFile):
         of_image = len(domain.shape) == 2 or (len(domain.shape) == 3 and domain.shape[0] in (1, 3))
         if not of_image or (domain.lower, domain.upper) != (0, 255) or domain.family not in IMAGE_FAMILIES:
             raise UserError(
-                f"records of shape {domain.shape} with values from {domain.lower} to {domain.upper} are arrays, "
-                "which no file of records holds; use --data NAME, or predict from Python"
+                f"records of shape {domain.shape} here are arrays, which no file of records holds; use "
+                "--data NAME, or predict from Python"
             )
         colour = "rgb" if domain.shape[0] == 3 and len(domain.shape) == 3 else "grey"
         size = (domain.shape[-2], domain.shape[-1])

@@ -144,9 +144,9 @@ class PriorProjection(Features):
     Parameters
     ----------
     family : which random process the directions come from: ``drawn`` (random strokes, for anything
-        written or drawn with a pen) or ``garments`` (random silhouettes, for pictures of single things on an
+        written or drawn with a pen) or ``garments`` (random silhouettes, for pictures of single objects on an
         empty background). The choice is public: it depends on the kind of images, not on records.
-    shape : of one record: (H, W), (1, H, W), or (H * W,) of a square image. Bright ink on a dark ground.
+    shape : of one record: (H, W), (1, H, W), or (H * W,) of a square image. Bright ink on a dark background.
     width : how many of the stored directions to keep; by default those that suit the family.
     """
 

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from tests.cli.commands import figures, run
+from tests.cli.commands import figures, run, runner
 from tests.cli.commands import place as place
 from tests.declared import AGE, AGE_COLUMN, DAYS, column
 
+from adlm.cli.app import app
 from adlm.data.reading import read_batches
 from adlm.domain import Domain
 from adlm.domain.table import TableDomain
@@ -124,3 +125,16 @@ def test_a_target_is_declared_once_and_has_no_classes() -> None:
         _ = table.label
     with pytest.raises(UserError, match="no classes"):
         Domain((1,), 0, 1, ("a", "b"), target=(0, 1))
+
+
+def test_records_without_a_label_are_named_by_peeking_and_by_checking(
+    place: Path,
+) -> None:
+    (place / "gaps.csv").write_text("age,ill\n30,yes\n41,no\n52,\n53,NA\n")
+    told = runner.invoke(app, ["domain", "init", "gaps.csv", "--peek", "--out", "gaps.toml"])
+    assert "2 records without a label would be refused" in told.stderr
+    checked = run("domain", "check", "gaps.toml", "gaps.csv", code=1)
+    assert "empty (1), NA (1)" in checked
+    text = (place / "gaps.toml").read_text()
+    (place / "gaps.toml").write_text(text.replace('kind = "label"', 'kind = "label"\nmissing = "no"'))
+    assert "it fits the domain" in run("domain", "check", "gaps.toml", "gaps.csv")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adlm.cli.console import Output, require_new
+from adlm.cli.console import Output, counted, require_new
 from adlm.errors import UserError
 from adlm.version import __version__
 
@@ -166,7 +166,7 @@ def demo(
     output.say("4. Attacks on this release: each looks for an epsilon above the proved one")
     audit = run(Depth(runs=2_000, evaluations=2, canaries=30), release=out / "release")
     write_file(out / "audit.json", canonical(audit.to_dict()), what="audit")
-    output.say(f"   {len(audit.findings)} attacks, {len(audit.violations)} violations")
+    output.say(f"   {len(audit.findings)} attacks, {counted(len(audit.violations), 'violation')}")
     report = write_report(out, out / "report.html")
     keys = ("epsilon_claimed", "epsilon_proved")
     shown = [[r["method"], *(f"{r[k]:.3g}" if r[k] else "none" for k in keys), f"{r['accuracy']:.3f}"]

@@ -107,6 +107,11 @@ def load_model(folder: Path, backbone: str | None, device: str = "cpu") -> Model
     return Model.load(folder, features=encoder_of_release(backbone, read_model(folder).certificate, device))
 
 
+def counted(count: int, what: str) -> str:
+    """A number with its noun, such as "1 record" or "3 records"."""
+    return f"{count} {what}{'s' * (count != 1)}"
+
+
 def stamped(stamps: Sequence[str]) -> str:
     """The stamps, for the end of a sentence; empty if there are none."""
     return "".join(f"; stamped: {stamp}" for stamp in stamps)

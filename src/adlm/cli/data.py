@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from adlm.cli.console import Output, require_new
+from adlm.cli.console import Output, caution, counted, require_new
 from adlm.errors import UserError
 
 # ---- adlm data
@@ -111,11 +111,17 @@ def domain_init(
             seen = drafts.peek(file, **of_table)
             text, words = seen.to_toml(), "its bounds were learnt from data"
             ignored = [column.name for column in seen.columns if column.kind == "ignored"]
+            unlabelled = sum(drafts.check(file, seen).columns[seen.answer.name].refused.values())
+            if unlabelled:
+                caution(
+                    f"{counted(unlabelled, 'record')} without a label would be refused: remove them, or give "
+                    f'column {seen.answer.name!r} a line missing = "CLASS"'
+                )
         else:
             text, words = drafts.draft(file, **of_table), "fill in what is public"
         columns = list(drafts.header_of(file, header=header, delimiter=delimiter))
         named = "numbered" if header is False else "named as the file names them"
-        words = f"{len(columns)} columns, {named}; {words}"
+        words = f"{counted(len(columns), 'column')}, {named}; {words}"
     if ignored:
         shown = ", ".join(ignored[:5]) + (f" and {len(ignored) - 5} more" if len(ignored) > 5 else "")
         words += f"; ignored: {shown} (empty, or many values that are not all numbers or dates)"
@@ -163,7 +169,7 @@ def domain_check(
     output = Output(as_json, quiet)
     table = TableDomain.load(domain)
     found = (drafts.check if table.input is None else drafts.check_inputs)(file, table)
-    trouble = f"{found.broken} records cannot be read" if found.broken else ""
+    trouble = f"{counted(found.broken, 'record')} cannot be read" if found.broken else ""
     rows = []
     for column in table.columns:
         if column.name not in found.columns:
@@ -171,7 +177,7 @@ def domain_check(
         seen = found.columns[column.name]
         if seen.refused or (seen.missing > 0 and column.missing is None):
             trouble = "missing or unknown values would be refused"
-        shown = ", ".join(f"{text} ({count})" for text, count in list(seen.refused.items())[:5])
+        shown = ", ".join(f"{text or 'empty'} ({count})" for text, count in list(seen.refused.items())[:5])
         more = f" and {len(seen.refused) - 5} more" if len(seen.refused) > 5 else ""
         rows.append([column.name, column.kind, str(seen.missing), str(seen.outside), shown + more])
     if table.input is None:
@@ -187,21 +193,17 @@ def domain_check(
         trouble = f"records that name no person would be refused ({found.unnamed} of them)"
     people = ""
     if found.persons is not None:
-        each = _plural(found.most_records or 0, "record")
-        people = f"; {_plural(found.persons, 'person')}, at most {each} each, {found.dropped} dropped"
+        each = counted(found.most_records or 0, "record")
+        people = f"; {counted(found.persons, 'person')}, at most {each} each, {found.dropped} dropped"
     columns = {name: dict(vars(seen)) for name, seen in found.columns.items()}
     verdict = f"does not fit: {trouble}" if trouble else "fits the domain"
     output.result(
         vars(found) | {"columns": columns, "fits": not trouble},
-        f"{file}: {_plural(found.records, 'record')}{people}; it {verdict} (this output is not protected: it "
+        f"{file}: {counted(found.records, 'record')}{people}; it {verdict} (this output is not protected: it "
         "is for the data owner alone)",
     )
     if trouble:
         raise typer.Exit(1)
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"
 
 
 # ---- adlm plan
@@ -286,7 +288,7 @@ def plan(
     output.table(
         ["epsilon", "mechanism", *headings],
         [[f"{p.epsilon:g}", p.plan.summary, *row] for p, row in zip(plans, rows, strict=True)],
-        title=f"{n} records, {declared.neighbours}, delta {delta}; nothing is spent",
+        title=f"{counted(n, 'record')}, {declared.neighbours}, delta {delta}; nothing is spent",
     )
     for p in plans:
         for reason in p.plan.reasons:
@@ -308,6 +310,6 @@ def cache_clear(*, as_json: bool = False, quiet: bool = False) -> None:
     from adlm.engine.records import clear_cache
 
     removed, clusters = clear_cache(), remove_left_behind()
-    words = f"{removed} files of features removed"
+    words = f"{counted(removed, 'file')} of features removed"
     words += f", and the files of {clusters} Ray clusters" if clusters else ""
     Output(as_json, quiet).result({"removed": removed, "clusters": clusters}, words)

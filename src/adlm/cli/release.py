@@ -15,8 +15,6 @@ from adlm.cli.console import Output, caution, key_of, pick_device, stamped
 from adlm.errors import StoppedError, UserError, WeakReleaseWarning
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
     from adlm.domain.table import TableDomain
     from adlm.paper.release import PrivateRecords
     from adlm.paper.relevance import RelevanceNetwork
@@ -338,7 +336,9 @@ class Request:
         )
         source = Source.system() if self.seed is None else Source.seeded_with(self.seed)
         try:
-            release = self._written(make(ledger, source), key)
+            release = make(ledger, source)
+            release = release if key is None else release.signed(key)
+            release.save(self.out)
         except UserError as error:
             if not ledger.made:
                 raise
@@ -356,12 +356,6 @@ class Request:
             raise StoppedError(f"{cost}, and {self.out} {left}") from None
         self._print(release, ledger, output)
 
-    def _written(self, release: Release, key: Ed25519PrivateKey | None) -> Release:
-        """Sign the release and write it."""
-        release = release if key is None else release.signed(key)
-        release.save(self.out)
-        return release
-
     def _print(self, release: Release, ledger: Ledger, output: Output) -> None:
         """Print what the release has cost, and what its records were charged in total if that is more."""
         from adlm.model.closed_form import sentences, small_classes
@@ -371,7 +365,8 @@ class Request:
         if len({charge.neighbours for charge in charges}) > 1:
             total = f"; these records have {len(charges)} charges, under two relations that do not add up"
         elif len(charges) > len(ledger.made):
-            total = f"; these records have been charged in total: {compose(charges).sentence()}"
+            composed = replace(compose(charges), person=certificate.totals.person)
+            total = f"; these records have been charged in total: {composed.sentence()}"
         for words in sentences(small_classes(release)):
             caution(words)
         figures = {

@@ -12,6 +12,7 @@ import typer
 from adlm.cli.console import (
     Output,
     caution,
+    counted,
     encoder_of_release,
     key_of,
     load_model,
@@ -259,7 +260,7 @@ def _finish(model: Model, figures: dict[str, Any], sentence: str, output: Output
     totals, warning = model.certificate.totals, model.training.get("warning")
     output.result(
         figures | totals.to_dict() | {"stamps": list(model.stamps), "warning": WARNING},
-        f"{sentence} on {figures['n']} records (not private if the records are); "
+        f"{sentence} on {counted(figures['n'], 'record')} (not private if the records are); "
         f"{totals.sentence()}{stamped(model.stamps)}" + (f"; WARNING: {warning}" if warning else ""),
     )
 
@@ -298,7 +299,7 @@ def predict(
     totals = loaded.certificate.totals
     Output(as_json, quiet).result(
         {"out": str(out), "records": records, "stamps": list(loaded.stamps)} | totals.to_dict(),
-        f"{out}: {records} predictions; {totals.sentence()}{stamped(loaded.stamps)}",
+        f"{out}: {counted(records, 'prediction')}; {totals.sentence()}{stamped(loaded.stamps)}",
     )
 
 

@@ -340,8 +340,8 @@ def growth(scale: Scale) -> list[Ratio]:
             n=sizes,
         ),
         _grown("record release, time over d", "records", "side", [14, 28, 56], {"n": base // 4}, scale, 2),
-        _grown("moment release, time over n", "moments", "n", [5 * n for n in sizes], {"k": 100}, scale),
-        _grown("moment release, time over k", "moments", "k", [100, 200, 400], {"n": base}, scale),
+        _grown("release, time over n", "moments", "n", [5 * n for n in sizes], {"k": 100}, scale),
+        _grown("release, time over k", "moments", "k", [100, 200, 400], {"n": base}, scale),
     ]
 
 

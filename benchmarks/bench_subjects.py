@@ -65,7 +65,7 @@ def _settings(batch: int) -> Any:
 
 
 def pipeline_release(given: Given) -> Figures:
-    """From a data set's files to an evaluated model, by a moment release."""
+    """From a data set's files to an evaluated model, by a release."""
     from adlm.data import datasets
     from adlm.mechanism.privatise import privatise
     from adlm.model.fit import fit

@@ -316,7 +316,7 @@ def _costs(claimed: float | None, proved: float | None) -> Outcome:
 
 
 def epochs_release(trial: Trial) -> Outcome:
-    """Train a network on one moment release, for longer and longer: the certificate does not change."""
+    """Train a network on one release, for longer and longer: the certificate does not change."""
     s = trial.settings
     release = release_of(trial, ReleaseRequest(s.get("n"), s.get("neighbours", "replace-one")))
     before, public = canonical(release.certificate.to_dict()), release.features()

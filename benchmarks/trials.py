@@ -27,13 +27,13 @@ Outcome = dict[str, Any]
 UNKNOWN = 12 * "0"  # the mechanism of outcomes that do not name it
 PRESETS = ("quick", "full")
 LABELS = {
-    "moments-pure": "AdLM moment release, pure",
-    "moments": "AdLM moment release, delta 1e-5",
-    "moments-add-remove": "AdLM moment release, delta 1e-5, add-remove",
-    "ilm-moments": "moment release, identical noise",
-    "adlm-moments": "moment release, adaptive noise",
-    "ilm-moments-pure": "moment release, identical noise, pure",
-    "adlm-moments-pure": "moment release, adaptive noise, pure",
+    "moments-pure": "adlm, pure",
+    "moments": "adlm, delta 1e-5",
+    "moments-add-remove": "adlm, delta 1e-5, add-remove",
+    "ilm-moments": "class sums, identical noise",
+    "adlm-moments": "class sums, adaptive noise",
+    "ilm-moments-pure": "class sums, identical noise, pure",
+    "adlm-moments-pure": "class sums, adaptive noise, pure",
     "no-noise": "no noise, the control",
     "adlm-shared": "AdLM, the authors' reading: one noise image a batch, redrawn",
     "ilm-shared": "ILM, the authors' reading; eps2, eps3 as AdLM has them",
@@ -52,7 +52,7 @@ LABELS = {
     "prior": "public prior alone (epsilon 0)",
     "plan-pure": "predicted by adlm plan, pure",
     "plan": "predicted by adlm plan, delta 1e-5",
-    "epochs-release": "network on one moment release",
+    "epochs-release": "network on one release",
     "epochs-psgd": "DP-SGD, the same noise at each step",
 }
 

@@ -117,8 +117,8 @@ def test_growth_is_fitted_from_one_set_of_runs(monkeypatch: pytest.MonkeyPatch) 
         "record release, time over n, exponent": pytest.approx(1),
         "record release, bytes of memory for each further byte of records": pytest.approx(0.5),
         "record release, time over d, exponent": pytest.approx(1),
-        "moment release, time over n, exponent": pytest.approx(1),
-        "moment release, time over k, exponent": pytest.approx(2),
+        "release, time over n, exponent": pytest.approx(1),
+        "release, time over k, exponent": pytest.approx(2),
     }
 
 

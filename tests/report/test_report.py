@@ -137,7 +137,7 @@ def test_a_long_audit_is_folded_under_its_count_with_the_nearest_attack_of_each_
     assert section is not None
     assert "<details><summary>All 31 findings</summary>" in section.body
     assert '30 attacks on the product: <span class="good">holds</span>' in section.body
-    assert '1 attacks on the product: <span class="bad">VIOLATED</span>' in section.body
+    assert '1 attack on the product: <span class="bad">VIOLATED</span>' in section.body
     longest = re.findall(
         r'class="tick">([\d.]+)</text><text x="222" y="\d+" text-anchor="end"></text>', section.body
     )

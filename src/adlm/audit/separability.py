@@ -1,6 +1,6 @@
 """Does a record's feature vector depend on that record alone? To the last bit, under either relation.
 
-The proof of a moment release assumes that the other records' integers are the same in neighbouring data sets.
+The proofs of a release assume that the other records' integers are the same in neighbouring data sets.
 A feature map computes batches in floating point. A batched kernel may round a record differently in a batch
 of another size, at another position, or with another number of threads; no charge covers such changes. So one
 record is removed or replaced and all others are compared. The map is also run on the same records in batches

@@ -292,7 +292,7 @@ def small_classes(release: Release) -> tuple[SmallClass, ...]:
     """Return the classes that may be smaller than the noise on their count.
 
     A class is named when its released count is at most twice the standard deviation of its noise, and
-    three of them below n / M. A moment release spends little on counts, so noise alone does not make a
+    three of them below n / M. A release spends little on counts, so noise alone does not make a
     class small. Where that deviation exceeds n / M, all classes are named. A record release holds no counts,
     so none is named.
     """

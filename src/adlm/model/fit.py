@@ -38,8 +38,8 @@ def fit(
     Parameters
     ----------
     release : noisy numbers and their certificate; the records are not needed.
-    network : a network by name, or any module. It takes the features of a moment release, or the scaled
-        records of a record release. None gives the linear classifier of a moment release in closed form, or
+    network : a network by name, or any module. It takes the public features of the release, or the scaled
+        records of a release of noisy records. None gives the linear model in closed form, or
         the network that a record release was made for.
     plan : how to train a network; by default `default_plan` of as many examples, as in `adlm train`.
     class_weight : weights of errors by class, at no privacy cost: public weights by name, or `balanced`, from
@@ -47,7 +47,7 @@ def fit(
     provenance : of a module's initial weights: `public` when no private record had a part in them, else
         `private`. A certificate is about the release alone, so the model is stamped unless they are
         `public`.
-    features : the features of a moment release, when they are a user-supplied backbone.
+    features : the features of the release, when they are a user-supplied backbone.
     draws : how many labelled vectors to draw from released moments for a network.
     device : `auto`, `cpu`, `cuda` or `mps`.
     checkpoint : file that saves the training of a network after each epoch, and whether to resume from it.

@@ -245,7 +245,7 @@ def mechanism_for(settings: Settings, domain: Domain, relevance: PrivateRelevanc
     if domain.neighbours != "replace-one":
         raise UserError(
             "a record release shows how many records there are, so nothing holds under add-remove; declare "
-            "neighbours = replace-one, or make a moment release."
+            "neighbours = replace-one, or use adlm release."
         )
     if relevance is not None and len(relevance.values) != domain.size:
         raise UserError(f"there are {len(relevance.values)} relevances for {domain.size} features.")

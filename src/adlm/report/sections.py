@@ -147,7 +147,6 @@ MEANINGS = {
     WEAK_EPSILON: f"So large an epsilon bounds nothing: the odds may change e^{MOST_EPSILON} times.",
     WEAK_DELTA: "So large a delta is met by a mechanism that publishes a random record as it is.",
 }
-KINDS = {"moments": "moment", "records": "record"}
 MOST_TILES = 4
 
 
@@ -208,10 +207,11 @@ def plain_words(certificate: Certificate) -> Section:
     totals = certificate.totals
     domain, n = certificate.domain, certificate.settings.get("n")
     many = f"{n:,} records" if isinstance(n, int) else "records whose number is protected"
+    noisy = " of noisy records" if certificate.kind == "records" else ""
     intro = paragraph(
-        f"This {KINDS.get(certificate.kind, certificate.kind)} release was made from {many} of {domain.size} "
-        f"values each, {_answers(domain)}. The records were read to make it; everything "
-        f"trained on it since, for however long, has read the release alone, and costs no further privacy."
+        f"This release{noisy} was made from {many} of {domain.size} values each, {_answers(domain)}. The "
+        "records were read to make it; models are trained on the release alone, for any number of epochs, at "
+        "no further privacy cost."
     )
     relation = paragraph(
         f"The guarantee is for one {totals.unit} ({totals.neighbours}): {relation_words(totals)}. ",
@@ -577,13 +577,13 @@ def audit(found: Mapping[str, Any] | None) -> Section | None:
 def _summary(findings: Sequence[Finding]) -> Markup:
     """Count the verdicts, of the product and of the controls."""
     parts: list[object] = []
-    for control, name in ((False, "attacks on the product"), (True, "controls")):
+    for control, name in ((False, "attack{} on the product"), (True, "control{}")):
         verdicts = Counter(str(f.get("verdict", "")) for f in findings if bool(f.get("control")) is control)
         for verdict, count in verdicts.most_common():
             label = tag(
                 "span", "caught" if control and verdict == "violated" else verdict, class_=_style(verdict)
             )
-            parts += [f"{count} {name}: ", label, ". "]
+            parts += [f"{count} {name.format('s' * (count != 1))}: ", label, ". "]
     return paragraph(*parts)
 
 
@@ -703,7 +703,7 @@ def rerun(certificate: Certificate, folder: str, signature: Signature | None = N
                 "them, and neither shows that noise was drawn."
             ),
             table(("fact", "value"), facts),
-            tag("h3", "Paper"),
+            tag("h3", "The paper of Algorithm 1, which adlm.paper runs"),
             tag("pre", BIBTEX),
         ]
     )

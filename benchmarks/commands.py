@@ -135,7 +135,9 @@ def tables(
     epsilons: Epsilons = None,
     methods: Annotated[
         str,
-        typer.Option(help="Which: public (without privacy), ours, dp-sgd, interpret, diffprivlib."),
+        typer.Option(
+            help="Which: public (without privacy), pure and delta (ours), dp-sgd, interpret, diffprivlib."
+        ),
     ] = ",".join(comparison.METHODS),
     diffprivlib_python: Diffprivlib = None,
     interpret_python: Annotated[

@@ -60,7 +60,7 @@ DIFFPRIVLIB = "diffprivlib linear regression"
 PENALTIES = ("1", "0.1", "0.01")  # diffprivlib's C: its default, and two that did better in validation
 MEASURES = {"accuracy": (100.0, 2), "auc": (1.0, 4)}  # factor and digits that they are shown with
 NUMERIC = {"r2": (1.0, 4), "rmse": (1.0, 4), "mae": (1.0, 4)}
-METHODS = ("public", "ours", "dp-sgd", "interpret", "diffprivlib")  # of tables with classes
+METHODS = ("public", "pure", "delta", "dp-sgd", "interpret", "diffprivlib")  # of tables with classes
 CLASSES_FILE, NUMERIC_FILE = "tables.jsonl", "regression.jsonl"
 
 # ---- public features for other methods, and data sets, encoded by their domain files and split
@@ -449,10 +449,11 @@ def run(
     def cases(split: Split) -> Iterator[Case]:
         for method in (LOGISTIC, BOOSTING) if "public" in chosen else ():
             yield Case(method, "none", None, 1, partial(without_privacy, split, method))
-        if "ours" in chosen:
-            for noise, delta in NOISES:
-                for e in epsilons:
-                    yield _own(split, OURS, noise, e, delta, releases, ours)
+        for e in epsilons if "pure" in chosen else ():
+            yield _own(split, OURS, "pure", e, "0", releases, ours)
+        if "delta" in chosen:
+            for e in epsilons:
+                yield _own(split, OURS, "delta 1e-5", e, "1e-5", releases, ours)
             added = replace(split, table=replace(split.table, neighbours="add-remove"))
             for e in epsilons:
                 yield _own(added, OURS_ADDED, "delta 1e-5", e, "1e-5", few, ours)

@@ -85,9 +85,10 @@ def _show_rows(name: str, rows: list[Line], out: Path, output: Output) -> None:
 
 
 def _typed() -> str:
-    """The command as it was typed, without paths."""
+    """The command as it was typed, without paths to places outside the results."""
     words = [word for word in sys.argv[1:] if word != "--resume"]
-    return " ".join(["adlm", *("PATH" if "/" in word else word for word in words)])
+    hidden = ("PATH" if "/" in word and not word.startswith("results/") else word for word in words)
+    return " ".join(["adlm", *hidden])
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -30,8 +30,6 @@ ITERATIONS = 1000  # of mirror descent for the last model; the inference of mbi
 ROUND_ITERATIONS = 100  # between rounds of AIM, at most, from the model before
 MODEL_MB = 2.0  # AIM: largest junction tree; the authors' default is 80
 ROUNDS = 16  # AIM: for each column, at most, as in the paper
-WIDE = 20  # capped here: a table of more columns has `WIDE_ROUNDS` for each column
-WIDE_ROUNDS = 2
 CANDIDATES = 80  # capped here: a random subset, without records, of what a round chooses from
 ANNEAL = 0.1  # AIM: share of the budget that selects
 
@@ -266,7 +264,7 @@ def aim(codes: np.ndarray, sizes: np.ndarray, rho: float, rows: int, rng: np.ran
             candidates.update(dict.fromkeys(itertools.combinations(clique, size), 0.0))
     for part in candidates:
         candidates[part] = float(sum(len(set(part) & set(clique)) for clique in workload))
-    rounds = len(names) * (ROUNDS if len(names) <= WIDE + 1 else WIDE_ROUNDS)
+    rounds = len(names) * ROUNDS
     sd = math.sqrt(rounds / (2 * (1 - ANNEAL) * rho))
     epsilon = math.sqrt(8 * ANNEAL * rho / rounds)
     measured = [measurer.noisy((name,), sd) for name in names]

@@ -25,7 +25,8 @@ from adlm.domain.table import TableDomain
 from adlm.errors import UserError
 from adlm.mechanism.stages import Terms, calibrate
 from adlm.mechanism.synthetic import CHOICE_MU, ColumnCounts, Counts, PairCounts, stages
-from adlm.model.synthetic import UNIT, Resolution, synthesise, write
+from adlm.model import synthetic as drawing
+from adlm.model.synthetic import UNIT, Margin, Measured, Resolution, synthesise, write
 from adlm.privacy.accounting import Budget, compose
 from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
@@ -122,15 +123,61 @@ def test_conditions_hold_for_every_drawn_record(made: Release) -> None:
     assert len(frame) == 100
     assert set(frame["town"]) == {"north"}
     assert frame["age"].between(30, 40).all()
-    with pytest.raises(UserError, match="no such value"):
-        made.synthesise(10, where={"town": "nowhere"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("town", "nowhere", "--where town=nowhere: town is one of north, south, elsewhere"),
+        ("town", "", "--where town=: town is one of"),
+        ("ill", "perhaps", "ill is one of no, yes"),
+        (
+            "age",
+            "40..30",
+            "--where age=40..30: give a value or a range within the declared bounds, such as age=0..99",
+        ),
+        ("age", "100..120", "within the declared bounds"),
+        ("age", "old", "within the declared bounds"),
+        ("age", "nan..3", "within the declared bounds"),
+        ("pay", "30", "--where pay=30: give a range within"),
+        ("born", "1.5.1995", "a day, or a range of days .* such as born=1990-01-01..1999-12-31"),
+        ("note", "x", "--where names 'note'; the columns are age, pay, town, born, ill"),
+    ],
+)
+def test_a_condition_that_nothing_can_meet_is_refused(
+    made: Release, name: str, value: str, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        made.synthesise(10, where={name: value})
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_file_is_written_a_part_at_a_time(
+    made: Release, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr(drawing, "BATCH", 64)
+    out = tmp_path / f"drawn{suffix}"
+    write(made, 200, out, seed=3)
+    frame = pd.read_csv(out) if suffix == ".csv" else pd.read_parquet(out)
+    assert len(frame) == 200
+    assert frame["age"].equals(made.synthesise(200, seed=3)["age"])
+    with pytest.raises(UserError, match="must end in"):
+        write(made, 200, tmp_path / "drawn.txt")
+    with pytest.raises(UserError, match="drawn records meet the condition"):
+        write(
+            made,
+            200,
+            tmp_path / f"none{suffix}",
+            where={"town": "elsewhere", "age": "0..1", "pay": "999..1000"},
+        )
+    assert not list(tmp_path.glob("*none*"))
 
 
 def test_a_written_file_is_one_of_the_declared_domain(
     made: Release, table: TableDomain, tmp_path: Path
 ) -> None:
     out = tmp_path / "drawn.csv"
-    write(made, synthesise(made, 500), out)
+    write(made, 500, out)
     domain = replace(table, columns=tuple(c for c in table.columns if c.kind != "ignored"))
     again = privatise(out, domain=domain, epsilon=1, size=500, seed=0)
     assert again.certificate.totals.epsilon_proved <= 1
@@ -210,6 +257,34 @@ def test_charges_add_up_to_what_is_spent(table: TableDomain, delta: Fraction) ->
     found = calibrate(stages(table, 4000, gaussian=delta > 0), terms)
     assert 0.45 < compose(found.charges).epsilon_proved <= 1
     assert [charge.proof.split()[-2:] for charge in found.charges] == [["Lemma", n] for n in "121"]
+
+
+def test_bins_are_the_weighted_least_squares_estimate_of_cells_and_margins() -> None:
+    rng = np.random.default_rng(3)
+    bins, classes, sd = np.array([0, 0, 1, 2, 2, 2]), 2, 3.0
+    cells = rng.normal(500, 20, (6, classes))
+    by_class, summed = rng.normal(1000, 20, (3, classes)), rng.normal(2000, 20, (3, 1))
+    margins = (Margin(0, by_class, 80.0), Margin(0, summed, 50.0), Margin(1, by_class, 1.0))
+    found = Measured((cells,), sd, (bins,), margins)
+    rows, values, weights = (
+        [],
+        [],
+        [],
+    )  # the slow twin: every measurement of a (bin, class), and its precision
+    for b in range(3):
+        for k in range(classes):
+            one = np.eye(3 * classes)[b * classes + k]
+            rows += [one, one]
+            values += [cells[bins == b, k].sum(), by_class[b, k]]
+            weights += [1 / (sd**2 * (bins == b).sum()), 1 / 80]
+        rows.append(np.eye(3 * classes)[b * classes : (b + 1) * classes].sum(0))
+        values.append(summed[b, 0])
+        weights.append(1 / 50)
+    root = np.sqrt(weights)
+    wanted = np.linalg.lstsq(np.array(rows) * root[:, None], np.array(values) * root, rcond=None)[0]
+    assert found.pooled(0) == pytest.approx(wanted.reshape(3, classes))
+    for k in range(classes):
+        assert found.binned[0][:, k].sum() == pytest.approx(found.class_counts[k])
 
 
 def choices(scores: list[int], scale: Fraction, runs: int) -> NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -352,31 +352,35 @@ def synth(
 
     With --json: {"out", "rows", "columns", "certificate", "stamps"} and the certificate's totals.
     """
-    from adlm.model.synthetic import synthesise, write
+    from adlm.model.synthetic import write
     from adlm.privacy.release import Release
 
     require_new(out)
-    conditions = dict(_condition(text) for text in where or ())
+    conditions = _conditions(where or ())
     loaded = Release.load(release)
-    records = synthesise(loaded, rows, where=conditions, seed=seed)
-    write(loaded, records, out)
+    columns = write(loaded, rows, out, where=conditions, seed=seed)
     certificate = loaded.certificate
     Output(as_json, quiet).result(
         {
             "out": str(out),
-            "rows": len(records),
-            "columns": records.column_names,
+            "rows": rows,
+            "columns": columns,
             "certificate": f"{out}.certificate.json",
             "stamps": list(certificate.stamps),
         }
         | certificate.totals.to_dict(),
-        f"{out}: {len(records):,} synthetic records, drawn from {release}; {certificate.totals.sentence()}"
+        f"{out}: {rows:,} synthetic records, drawn from {release}; {certificate.totals.sentence()}"
         f"{stamped(certificate.stamps)}",
     )
 
 
-def _condition(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals:
-        raise UserError(f"--where is written like town=north, got {text!r}")
-    return name, value
+def _conditions(texts: Sequence[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--where is written like town=north, got {text!r}")
+        if name in found:
+            raise UserError(f"--where names {name!r} twice; give one value or one range for a column")
+        found[name] = value
+    return found

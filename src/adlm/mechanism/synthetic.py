@@ -48,7 +48,7 @@ from adlm.runtime.arithmetic import root_down, root_up
 PROOF = "docs/proof-synthetic.md"
 # Shares of the tables (of mu^2 with delta, of epsilon without): columns, the choice of pairs, pairs. The head
 # has the rest; under pure epsilon, where parts add up, more of it (held-out records of segment alone).
-TABLES = (Fraction(25, 100), Fraction(10, 100), Fraction(65, 100))
+TABLES = (Fraction(40, 100), Fraction(10, 100), Fraction(50, 100))
 HEAD = {True: Fraction(3, 10), False: Fraction(1, 2)}  # with delta, and without
 # Held-out training records of Adult, satimage, ring and segment, epsilon 1.
 CELLS = (64, 48, 32, 24, 16)  # of a bounded column, in tables of one column: the most with

@@ -9,9 +9,10 @@ Everything here reads the release alone.
 from __future__ import annotations
 
 import datetime
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -100,21 +101,6 @@ class Grid:
         found = np.clip(found, 0, last).astype(np.int64)
         return np.where(encoded[:, 1] > 0.5, self.size - 1, found) if self.has_missing else found
 
-    def may_meet(self, first: Any, last: Any = None) -> NDArray[np.bool_]:
-        """Return the (cells,) that have values in a set of texts, or from `first` to `last`."""
-        out = np.zeros(self.size, dtype=bool)
-        if last is None:
-            levels = [[level] for level in self.column.levels]
-            names = _members(self.column) if self.column.kind == "categorical" else levels
-            out[: len(names)] = [bool(first.intersection(texts)) for texts in names]
-            return out
-        half = 0.5 if self.column.integer or self.column.kind == "date" else 0.0  # values are rounded
-        low = self.column.position(self.column.number(first) - half) - 1e-6
-        high = self.column.position(self.column.number(last) + half) + 1e-6
-        edges = np.array(self.edges)
-        out[: len(edges) - 1] = (edges[:-1] <= high) & (edges[1:] >= low)
-        return out
-
     def positions(self, cells: Integers, generator: np.random.Generator) -> NDArray[Any]:
         """Return what `compact` stores: a code, or a position, uniform within its cell; -1 is missing."""
         if self.column.kind == "categorical":
@@ -139,6 +125,15 @@ class Pair:
     classes: bool
 
 
+@dataclass(frozen=True)
+class Margin:
+    """The (bins, classes) margin of a column in a table of pairs, or its (bins, 1) sum over classes."""
+
+    column: int
+    counts: Reals
+    variance: float
+
+
 @dataclass(frozen=True, eq=False)
 class Measured:
     """Noisy tables in numbers of records, as the curator and the analyst both read them.
@@ -148,11 +143,13 @@ class Measured:
     one_way : (cells, classes) of each column.
     sd : standard deviation of their noise.
     bins : for each column, the bin of each cell in tables of pairs.
+    margins : of the tables of pairs, once these are released.
     """
 
     one_way: tuple[Reals, ...]
     sd: float
     bins: tuple[Integers, ...]
+    margins: tuple[Margin, ...] = ()
 
     @property
     def sizes(self) -> list[int]:
@@ -167,18 +164,38 @@ class Measured:
     @cached_property
     def binned(self) -> list[Reals]:
         """(bins, classes) of each column: not negative, with the class counts as sums."""
-        out = []
-        for table, bins, size in zip(self.one_way, self.bins, self.sizes, strict=True):
-            pooled = np.zeros((size, table.shape[1]))
-            np.add.at(pooled, bins, table)
-            columns = [simplex(pooled[:, k], float(self.class_counts[k])) for k in range(table.shape[1])]
-            out.append(np.stack(columns, 1))
-        return out
+        found = [self.pooled(at).T for at in range(len(self.bins))]
+        return [np.stack(list(map(simplex, table, self.class_counts.tolist())), 1) for table in found]
+
+    def pooled(self, at: int) -> Reals:
+        """(bins, classes) of a column: its cells, summed, and its margins, weighted by inverse variance.
+
+        Least squares, but for several margins without classes, whose common noise is neglected.
+        """
+        table, bins = self.one_way[at], self.bins[at]
+        found, variance = np.zeros((self.sizes[at], table.shape[1])), np.bincount(bins)[:, None] * self.sd**2
+        np.add.at(found, bins, table)
+        for margin in sorted((m for m in self.margins if m.column == at), key=lambda m: -m.counts.shape[1]):
+            summed = table.shape[1] // margin.counts.shape[1]  # classes in one count of the margin
+            gap = margin.counts - found.reshape(len(found), -1, summed).sum(2)
+            gain = summed * variance / (summed * variance + margin.variance)
+            found = found + np.repeat(gain * gap / summed, summed, 1)
+            variance = variance * (1 - gain / summed)
+        return np.asarray(found)
 
     def independent(self, first: int, second: int) -> Reals:
         """Expected (bins, bins, classes) of two columns that are independent within each class."""
         shares = self.binned[second] / self.class_counts
         return np.asarray(self.binned[first][:, None, :] * shares[None, :, :])
+
+
+def shrunk(noisy: Reals, base: Reals, energy: float) -> Reals:
+    """Shrink a noisy table towards what is expected of it, by the noise's part of the difference.
+
+    The estimator of James and Stein; `energy` is the expected sum of squares of the noise.
+    """
+    apart = noisy - base
+    return np.asarray(base + max(0.0, 1 - energy / max(float((apart * apart).sum()), 1e-9)) * apart)
 
 
 def bins_of(grid: Grid, counts: Reals, sd: float, most: int) -> Integers:
@@ -351,7 +368,9 @@ class Synthesiser:
             grids, classes, tensors["synthetic_columns"], tensors["synthetic_bins"], facts["sd_columns"]
         )
         pairs = [Pair(int(a), int(b), bool(c)) for a, b, c in facts["pairs"]]
-        fitted = _fitted(tables, pairs, tensors["synthetic_pairs"], facts["sd_pairs"] / UNIT)
+        noisy, sd = _tables_of(pairs, tables, tensors["synthetic_pairs"]), facts["sd_pairs"] / UNIT
+        tables = replace(tables, margins=tuple(_margins(noisy, sd)))
+        fitted = [_fitted(tables, pair, table, sd) for pair, table in noisy]
         within = tuple(_within(tables, at) for at in range(len(grids)))
         tree = Tree(tables.class_counts, _down_the_tree(tables, fitted), within)
         return cls(table, grids, tree, release)
@@ -376,17 +395,14 @@ class Synthesiser:
             labels = (generator.random((rows, 1)) * below[:, -1:] > below).sum(1).astype(np.int64)
         return kept, labels
 
-    def records(self, rows: int, where: Mapping[str, str], seed: int) -> pa.Table:
-        """Draw records in the declared columns; see `synthesise`.
+    def records(self, rows: int, where: Sequence[Condition], seed: int) -> Iterator[pa.Table]:
+        """Draw records in the declared columns, a part at a time; see `synthesise`.
 
         Conditions on features are met by the tree. Values at the edge of a cell and labels are drawn until
         they meet theirs.
         """
-        if rows < 1:
-            raise UserError(f"rows must be at least 1, got {rows}")
         generator = np.random.default_rng(seed)
         tree = self._tree_given(where)
-        parts: list[pa.Table] = []
         found = tried = 0
         while found < rows:
             if tried >= MOST_TRIES * max(rows, BATCH // 8):
@@ -397,23 +413,95 @@ class Synthesiser:
             wanted = min(BATCH, max(rows - found, BATCH // 8) if where else rows - found)
             part = decoded(self.table, *self.draw(wanted, generator, tree), generator)
             tried += wanted
-            for name, value in where.items():
-                part = part.filter(_meets(self.table, part, name, value))
-            parts.append(part.slice(0, rows - found))
-            found += len(parts[-1])
-        return pa.concat_tables(parts)
+            for condition in where:
+                part = part.filter(condition.met(part[condition.column.name]))
+            part = part.slice(0, rows - found)
+            found += len(part)
+            yield part
 
-    def _tree_given(self, where: Mapping[str, str]) -> Tree:
-        masks = {}
-        for at, grid in enumerate(self.grids):
-            if grid.column.name in where:
-                mask = grid.may_meet(*_wanted(grid.column, where[grid.column.name]))
-                masks[at] = mask.astype(np.float64)
+    def _tree_given(self, where: Sequence[Condition]) -> Tree:
+        grids = {grid.column.name: (at, grid) for at, grid in enumerate(self.grids)}
+        of_features = [(*grids[c.column.name], c) for c in where if c.column.name in grids]
+        masks = {at: condition.cells(grid).astype(np.float64) for at, grid, condition in of_features}
         tree = self.tree.given(masks) if masks else self.tree
         if not tree.classes.sum() > 0:
-            asked = ", ".join(f"{name}={value}" for name, value in where.items())
+            asked = ", ".join(condition.text for condition in where)
             raise UserError(f"no record of this release can meet {asked}; ask for another value")
         return tree
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What drawn values of a column must be: one of some texts, or from `first` to `last`.
+
+    Attributes
+    ----------
+    column : a declared feature, label or target.
+    text : as it was asked, such as `town=north`.
+    texts : allowed values of a column without order.
+    first, last : ends of the range of a numeric or date column, both allowed.
+    """
+
+    column: Column
+    text: str
+    texts: frozenset[str] = frozenset()
+    first: Any = None
+    last: Any = None
+
+    @classmethod
+    def read(cls, table: TableDomain, name: str, value: str) -> Condition:
+        """Read `value` of a column: a text, the name of a declared group, a number, or a range of numbers."""
+        columns = {c.name: c for c in (*table.features, table.answer)}
+        if name not in columns:
+            raise UserError(f"--where names {name!r}; the columns are {', '.join(columns)}")
+        column, text = columns[name], f"{name}={value}"
+        if column.kind not in ("numeric", "target", "date"):
+            groups, allowed = dict(column.groups), column.classes or column.levels
+            if column.kind == "categorical":
+                allowed = tuple(member for members in _members(column) for member in members)
+            texts = frozenset(groups.get(value, (value,))).intersection(allowed)
+            if not texts:
+                raise UserError(f"--where {text}: {name} is one of {', '.join((*groups, *allowed))}")
+            return cls(column, text, texts)
+        low, dots, high = value.partition("..")
+        single = column.kind == "date" or column.integer
+        try:
+            read: Callable[[str], Any] = datetime.date.fromisoformat if column.kind == "date" else float
+            first, last = read(low), read(high if dots or not single else low)
+            ends = [column.number(end) for end in (first, last, column.lower, column.upper)]
+            if not (ends[0] <= ends[1] and ends[1] >= ends[2] and ends[0] <= ends[3]):
+                raise ValueError("an empty range")
+        except (ValueError, UserError):
+            kind = "a day, or a range of days" if column.kind == "date" else "a range"
+            raise UserError(
+                f"--where {text}: give {'a value or ' * column.integer}{kind} within the declared bounds, "
+                f"such as {name}={column.lower}..{column.upper}"
+            ) from None
+        return cls(column, text, first=first, last=last)
+
+    def cells(self, grid: Grid) -> NDArray[np.bool_]:
+        """Return the (cells,) that have values which meet it."""
+        out = np.zeros(grid.size, dtype=bool)
+        if self.texts:
+            levels = [[level] for level in self.column.levels]
+            names = _members(self.column) if self.column.kind == "categorical" else levels
+            out[: len(names)] = [not self.texts.isdisjoint(texts) for texts in names]
+            return out
+        half = 0.5 if self.column.integer or self.column.kind == "date" else 0.0  # values are rounded
+        low = self.column.position(self.column.number(self.first) - half) - 1e-6
+        high = self.column.position(self.column.number(self.last) + half) + 1e-6
+        edges = np.array(grid.edges)
+        out[: len(edges) - 1] = (edges[:-1] <= high) & (edges[1:] >= low)
+        return out
+
+    def met(self, values: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Return which values meet it; a missing one does not."""
+        if self.texts:
+            return compute.is_in(values, value_set=pa.array(sorted(self.texts)))
+        kind = pa.date32() if self.column.kind == "date" else pa.float64()
+        first, last, values = pa.scalar(self.first, kind), pa.scalar(self.last, kind), values.cast(kind)
+        found = compute.and_(compute.greater_equal(values, first), compute.less_equal(values, last))
+        return found.fill_null(False)
 
 
 def decoded(
@@ -449,35 +537,51 @@ def synthesise(
     -------
     An Arrow table of the declared columns, without ignored ones; missing cells are null.
     """
+    return pa.concat_tables(drawn_parts(release, rows, where or {}, seed))
+
+
+def drawn_parts(release: Release, rows: int, where: Mapping[str, str], seed: int) -> Iterator[pa.Table]:
+    """Draw as `synthesise` does, a part of the records at a time."""
+    if rows < 1:
+        raise UserError(f"rows must be at least 1, got {rows}")
     table = table_of(release)
-    names = [c.name for c in (*table.features, table.answer)]
-    for name in where or {}:
-        if name not in names:
-            raise UserError(f"--where names {name!r}; the columns are {', '.join(names)}")
-    return Synthesiser.of(release).records(rows, where or {}, seed)
+    conditions = [Condition.read(table, name, value) for name, value in where.items()]
+    return Synthesiser.of(release).records(rows, conditions, seed)
 
 
-def write(release: Release, records: pa.Table, out: Path) -> None:
-    """Write drawn records as CSV or Parquet, as their domain declares, with their certificate beside them.
+def write(
+    release: Release, rows: int, out: Path, *, where: Mapping[str, str] | None = None, seed: int = 0
+) -> list[str]:
+    """Draw records into a CSV or Parquet file, as their domain declares, with their certificate beside it.
+
+    Records are written as they are drawn, so memory does not grow with their number.
 
     Parameters
     ----------
-    release : that they were drawn from.
-    records : from `synthesise`.
+    release, rows, where, seed : as for `synthesise`.
     out : a new file, `.csv` or `.parquet`; the certificate is written to `OUT.certificate.json`.
+
+    Returns
+    -------
+    The names of the columns.
     """
     if out.suffix not in (".csv", ".parquet"):
         raise UserError(f"--out must end in .csv or .parquet, got {out.name!r}")
-    table = table_of(release)
+    table, parts = table_of(release), drawn_parts(release, rows, where or {}, seed)
+    first = next(parts)
     with new_file(out, what="synthetic table") as stream:
         if out.suffix == ".parquet":
-            parquet.write_table(records, stream)
+            with parquet.ParquetWriter(stream, first.schema) as writer:
+                for part in itertools.chain([first], parts):
+                    writer.write_table(part)
         else:
-            texts = _texts(table, records)
             options = csv.WriteOptions(include_header=table.header, delimiter=table.delimiter or ",")
-            csv.write_csv(texts, stream, options)
+            with csv.CSVWriter(stream, _texts(table, first).schema, write_options=options) as writer:
+                for part in itertools.chain([first], parts):
+                    writer.write_table(_texts(table, part))
     beside = out.with_name(f"{out.name}.certificate.json")
     write_file(beside, canonical(release.certificate.to_dict()), what="certificate")
+    return list(first.column_names)
 
 
 # ---- beside real records
@@ -557,34 +661,37 @@ def compare(
 # ---- fitting
 
 
-def _fitted(
-    tables: Measured, pairs: Sequence[Pair], flat: Integers, sd: float
-) -> list[tuple[int, int, Reals]]:
-    """Estimate the (bins, bins, classes) table of each pair.
+def _tables_of(pairs: Sequence[Pair], tables: Measured, flat: Integers) -> list[tuple[Pair, Reals]]:
+    """Read the flat released tables of pairs, (bins, bins, classes), or (bins, bins, 1) without classes."""
+    classes, sizes = len(tables.class_counts), tables.sizes
+    shapes = [(sizes[pair.first], sizes[pair.second], classes if pair.classes else 1) for pair in pairs]
+    parts = np.split(flat / UNIT, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
+    return [(pair, part.reshape(shape)) for pair, part, shape in zip(pairs, parts, shapes, strict=True)]
 
-    A noisy table is shrunk towards independence within classes (James and Stein), and then fitted to the
-    tables of its columns.
+
+def _margins(noisy: Sequence[tuple[Pair, Reals]], sd: float) -> Iterator[Margin]:
+    """List what tables of pairs say of their columns."""
+    for pair, table in noisy:
+        yield Margin(pair.first, table.sum(1), table.shape[1] * sd * sd)
+        yield Margin(pair.second, table.sum(0), table.shape[0] * sd * sd)
+
+
+def _fitted(tables: Measured, pair: Pair, noisy: Reals, sd: float) -> tuple[int, int, Reals]:
+    """Estimate the (bins, bins, classes) table of a pair.
+
+    It is shrunk towards independence within classes, and then fitted to the tables of its columns.
     """
-    sizes, classes = tables.sizes, len(tables.class_counts)
-    out, start = [], 0
-    for pair in pairs:
-        shape = (sizes[pair.first], sizes[pair.second]) + ((classes,) if pair.classes else ())
-        noisy = flat[start : start + math.prod(shape)].reshape(shape) / UNIT
-        start += noisy.size
-        expected = tables.independent(pair.first, pair.second)
-        base = expected if pair.classes else expected.sum(2)
-        apart = noisy - base
-        weight = max(0.0, 1 - noisy.size * sd * sd / max(float((apart * apart).sum()), 1e-9))
-        found = np.maximum(base + weight * apart, 0)
-        if not pair.classes:
-            found = expected * (found / np.maximum(base, 1e-9))[:, :, None]
-        found = found + 1e-6 * expected + 1e-12
-        first, second = tables.binned[pair.first], tables.binned[pair.second]
-        for _ in range(FITTING_STEPS):
-            found = found * (first / np.maximum(found.sum(1), 1e-12))[:, None, :]
-            found = found * (second / np.maximum(found.sum(0), 1e-12))[None, :, :]
-        out.append((pair.first, pair.second, found))
-    return out
+    expected = tables.independent(pair.first, pair.second)
+    base = expected if pair.classes else expected.sum(2, keepdims=True)
+    found = np.maximum(shrunk(noisy, base, noisy.size * sd * sd), 0)
+    if not pair.classes:
+        found = expected * (found / np.maximum(base, 1e-9))
+    found = found + 1e-6 * expected + 1e-12
+    first, second = tables.binned[pair.first], tables.binned[pair.second]
+    for _ in range(FITTING_STEPS):
+        found = found * (first / np.maximum(found.sum(1), 1e-12))[:, None, :]
+        found = found * (second / np.maximum(found.sum(0), 1e-12))[None, :, :]
+    return pair.first, pair.second, found
 
 
 def _down_the_tree(
@@ -628,9 +735,8 @@ def _within(tables: Measured, at: int) -> Reals | None:
         for code in range(classes):
             part = table[cells, code]
             base = shares * max(float(part.sum()), 1.0)
-            apart = part - base
-            weight = max(0.0, 1 - len(cells) * tables.sd**2 / max(float((apart * apart).sum()), 1e-9))
-            out[cells, one * classes + code] = np.maximum(base + weight * apart, 0) + 1e-9
+            found = shrunk(part, base, len(cells) * tables.sd**2)
+            out[cells, one * classes + code] = np.maximum(found, 0) + 1e-9
     return out
 
 
@@ -706,41 +812,3 @@ def _texts(table: TableDomain, records: pa.Table) -> pa.Table:
                 values = compute.replace_substring(values, ".", table.decimal)
         out[column.name] = values.fill_null(empty)
     return pa.table(out)
-
-
-def _wanted(column: Column, value: str) -> tuple[Any, Any] | tuple[set[str]]:
-    """Read a condition: the two ends of a range, or a set of texts."""
-    if column.kind in ("numeric", "target", "date"):
-        low, dots, high = value.partition("..")
-        try:
-            if not dots and column.kind != "date" and not column.integer:
-                raise ValueError("a single number is never drawn")
-            read = datetime.date.fromisoformat if column.kind == "date" else float
-            return read(low), read(high if dots else low)
-        except ValueError:
-            raise UserError(
-                f"--where {column.name}={value}: give a range such as 30..40, or a value of an integer column"
-            ) from None
-    texts = {text for texts in _members(column) for text in texts} if column.kind == "categorical" else set()
-    allowed = (
-        texts | set(column.classes) | set(column.levels if column.kind in ("ordinal", "boolean") else ())
-    )
-    wanted = set(dict(column.groups).get(value, (value,))) & allowed
-    if not wanted:
-        raise UserError(f"--where {column.name}={value}: the column has no such value")
-    return (wanted,)
-
-
-def _meets(table: TableDomain, records: pa.Table, name: str, value: str) -> pa.Array:
-    """Return which records meet a condition."""
-    values = records[name]
-    wanted = _wanted(next(c for c in table.columns if c.name == name), value)
-    if len(wanted) == 1:
-        return compute.is_in(values, value_set=pa.array(sorted(wanted[0])))
-    first, last = (
-        pa.scalar(end, pa.date32() if isinstance(end, datetime.date) else pa.float64()) for end in wanted
-    )
-    if not isinstance(wanted[0], datetime.date):
-        values = values.cast(pa.float64())
-    found = compute.and_(compute.greater_equal(values, first), compute.less_equal(values, last))
-    return found.fill_null(False)

@@ -665,8 +665,8 @@ def _tables_of(pairs: Sequence[Pair], tables: Measured, flat: Integers) -> list[
     """Read the flat released tables of pairs, (bins, bins, classes), or (bins, bins, 1) without classes."""
     classes, sizes = len(tables.class_counts), tables.sizes
     shapes = [(sizes[pair.first], sizes[pair.second], classes if pair.classes else 1) for pair in pairs]
-    parts = np.split(flat / UNIT, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
-    return [(pair, part.reshape(shape)) for pair, part, shape in zip(pairs, parts, shapes, strict=True)]
+    parts = np.split(flat / UNIT, np.cumsum([math.prod(shape) for shape in shapes]))  # and an empty one
+    return [(pair, part.reshape(shape)) for pair, part, shape in zip(pairs, parts[:-1], shapes, strict=True)]
 
 
 def _margins(noisy: Sequence[tuple[Pair, Reals]], sd: float) -> Iterator[Margin]:

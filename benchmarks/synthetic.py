@@ -124,7 +124,7 @@ def run(
 
     rows = run_rows(out / FILE, names, split_of, cases, resume=resume, data=data)
     if speed:
-        row = dict(zip(FIELDS, (SPEED, OURS, "delta 1e-5", "1", 1), strict=True))
+        row: Line = dict(zip(FIELDS, (SPEED, OURS, "delta 1e-5", "1"), strict=True)) | {"runs": 1}
         work = [(row_key(row), lambda: row | {"measures": {k: [v, 0.0] for k, v in timed().items()}})]
         rows += run_lines(out / FILE, work, row_key, resume=resume)
     write_page(out / FILE)

@@ -39,7 +39,7 @@ GOLDEN = {
     "digits, perturbed loss": "e1ddeb6d3cdca6eb72814d8aaa04a39d5061a65401776d0fc838fba075417d43",
     "records": "4b9a08cc7272434015e272c7c0838134979d31c36ba6c700da50043708603f56",
     "table": "292b7f324244d52b7053da6649d63abd8e8ec2493d9aef15c84e16a5950bc98f",
-    "table, rounds": "a0621c47e6890bfd5672df3bf53fb86fd88ee5165e0c1b12f79058ef25a552d0",
+    "table, rounds": "100739ed50c074822fff9dab72581e049b16ef7710268541f5d79a2eae7da07e",
 }
 
 

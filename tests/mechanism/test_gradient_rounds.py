@@ -19,9 +19,11 @@ from adlm.engine.passes import PartStore, Records
 from adlm.errors import UserError
 from adlm.mechanism.gradient_rounds import (
     Centred,
+    Confidences,
     GradientClip,
     PredictedSum,
     RoundSum,
+    confidences_sensitivity,
     feature_integers,
     on_grid,
     predicted_sensitivity,
@@ -42,6 +44,7 @@ from adlm.model.head import (
     calibrated_head,
     feature_mean,
     final_head,
+    tempered_head,
 )
 from adlm.model.training import default_plan
 from adlm.privacy.accounting import Budget, compose
@@ -182,6 +185,38 @@ def test_sums_of_predicted_probabilities_move_as_far_as_is_charged(neighbours: s
     else:
         moved = [float(np.linalg.norm(a - b)) for a in sums for b in sums]
     assert 0.999 * bound < max(moved) <= bound
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_no_record_moves_the_sums_of_confidences_beyond_their_bound(classes: int) -> None:
+    clip, rng = GradientClip(PLAN.clip_norm, PLAN.constant), np.random.default_rng(classes)
+    weights = np.zeros((classes, 3))
+    weights[1, 1] = 2000.0 * WEIGHT_UNIT  # certain of class 1 where the first feature is positive
+    count = Confidences(clip, Head(weights, PLAN.constant))
+    codes = np.array([1, 0, *rng.integers(0, classes, 60)])
+    z = np.array([[9000, 0], [0, 0], *rng.integers(-9000, 9000, (60, 2))]).astype(np.int16)
+    rows = [count(on_grid(z[i : i + 1], codes[i : i + 1], clip))[0].astype(float) for i in range(len(z))]
+    together = count(on_grid(z, codes, clip))[0]
+    assert np.array_equal(np.sum(rows, 0), together)  # whatever the batch
+    bound = float(confidences_sensitivity(classes))
+    moved = [float(np.linalg.norm(a - b)) for a in [*rows, np.zeros(len(rows[0]))] for b in rows]
+    assert 0.999 * bound < max(moved) <= bound
+
+
+def test_a_head_is_as_sure_as_it_is_right() -> None:
+    rng, clip = np.random.default_rng(3), GradientClip(PLAN.clip_norm, PLAN.constant)
+    z = rng.integers(-12000, 12000, (4000, 2)).astype(np.int16)
+    codes = ((z[:, 0] > 0) ^ (rng.random(4000) < 0.25)).astype(np.int64)
+    head = Head(np.array([[0.0, 0, 0], [0, 9.0, 0]]) * WEIGHT_UNIT, PLAN.constant)
+    sums = Confidences(clip, head)(on_grid(z, codes, clip))[0]
+    table, step = np.array([[2000, 0, 0], [2000, 0, 0]]), np.ones(3)
+    cooled = tempered_head(head, sums[:1], sums[1:], 0.0, table, step)
+    probability = clip.probabilities(z, cooled)
+    right = (probability.argmax(1) == codes).mean()
+    assert clip.probabilities(z, head).max(1).mean() > right + 0.1
+    assert abs(probability.max(1).mean() - right) < 0.01
+    drowned = tempered_head(head, sums[:1], sums[1:], 1e5 * RESIDUAL_UNIT, table, step)
+    assert np.array_equal(drowned.integers, head.integers)
 
 
 def test_offsets_follow_the_counts_and_noise_alone_moves_them_little() -> None:

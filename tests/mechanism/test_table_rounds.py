@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -22,6 +23,7 @@ from adlm.model import closed_form as tables
 from adlm.model.closed_form import log_shares
 from adlm.model.draws import draw_records, draw_table
 from adlm.model.fit import fit
+from adlm.model.head import RESIDUAL_UNIT
 from adlm.model.metrics import measure
 from adlm.model.training import default_plan
 from adlm.privacy.accounting import Budget, compose
@@ -147,7 +149,7 @@ def test_predicted_shares_agree_with_the_counts_on_an_imbalanced_table() -> None
     columns = tuple(Column(f"x{j}", "numeric", 0, 1) for j in range(6))
     table = TableDomain((*columns, Column("y", "label", classes=("no", "yes"))))
     x, y = rare_records(20_000, 1)
-    release = privatise(lambda: [(x, y)], domain=table, epsilon=1, delta="1e-5", seed=1)
+    release = privatise(lambda: [(x, y)], domain=table, epsilon=0.3, delta="1e-5", seed=1)
     test, truth = rare_records(10_000, 2)
     shares = fit(release).probabilities(test).mean(0)
     assert abs(shares[1] - truth.mean()) < 0.012
@@ -157,17 +159,40 @@ def test_predicted_shares_agree_with_the_counts_on_an_imbalanced_table() -> None
     assert abs(fit(without).probabilities(test).mean(0)[1] - truth.mean()) > abs(shares[1] - truth.mean())
 
 
+def test_a_model_is_as_sure_of_noisy_labels_as_it_is_right() -> None:
+    columns = tuple(Column(f"x{j}", "numeric", 0, 1) for j in range(6))
+    table = TableDomain((*columns, Column("y", "label", classes=("no", "yes"))))
+
+    def noisy_labels(n: int, seed: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        rng = np.random.default_rng(seed)
+        x = rng.random((n, 6)).astype(np.float32)
+        return x, ((x[:, 0] > 0.5) ^ (rng.random(n) < 0.3)).astype(np.int64)
+
+    x, y = noisy_labels(4_000, 1)
+    release = privatise(lambda: [(x, y)], domain=table, epsilon=1, delta="1e-5", seed=1)
+    test, truth = noisy_labels(10_000, 2)
+
+    def overconfidence(tensors: dict[str, torch.Tensor]) -> float:
+        probability = fit(Release(tensors, release.certificate)).probabilities(test)
+        return float(probability.max(1).mean() - (probability.argmax(1) == truth).mean())
+
+    without = {name: t for name, t in release.tensors.items() if name != "confidences"}
+    assert abs(overconfidence(dict(release.tensors))) < 0.03
+    assert overconfidence(without) > 0.08
+
+
 def test_a_drowned_model_gives_the_largest_class_and_says_so_but_still_ranks() -> None:
     columns = tuple(Column(f"x{j}", "numeric", 0, 1) for j in range(6))
     table = TableDomain((*columns, Column("y", "label", classes=("no", "yes"))))
     x, y = rare_records(20_000, 1)
-    release = privatise(lambda: [(x, y)], domain=table, epsilon=1, delta="1e-5", seed=1)
+    release = privatise(lambda: [(x, y)], domain=table, epsilon=0.3, delta="1e-5", seed=1)
     tensors = dict(release.tensors) | {"correct": torch.zeros(1, dtype=torch.int64)}
     drowned = Release(tensors, release.certificate)
     largest = round(20_000 * float(log_shares(release).exp().max()))
-    unsure = dict(tensors) | {"correct": torch.tensor([largest + 1])}
+    unit = int(release.certificate.settings["correct_unit"])
+    unsure = dict(tensors) | {"correct": torch.tensor([(largest + 1) * unit])}
     assert "too large to tell" in str(fit(Release(unsure, release.certificate)).training["warning"])
-    sure = dict(tensors) | {"correct": torch.tensor([19_900])}
+    sure = dict(tensors) | {"correct": torch.tensor([19_900 * unit])}
     assert "warning" not in fit(Release(sure, release.certificate)).training
     model, network = fit(drowned), fit(drowned, "mlp", draws=500)
     test, truth = rare_records(5_000, 2)
@@ -227,7 +252,7 @@ def test_the_count_of_right_records_has_more_of_the_budget_where_noise_would_hid
     for n in (400, 100_000):
         table, budget = made_table(neighbours), (Fraction(1), Fraction(1, 10**5))
         plan = plan_table(table, n, *budget)
-        noise[n] = calibrated_plan(plan, table, Budget(*budget)).scales[-1] / n
+        noise[n] = calibrated_plan(plan, table, Budget(*budget)).scales[-1] / RESIDUAL_UNIT / n
     assert noise[400] < 0.05  # a fiftieth of the budget would leave more than twice as much
     assert noise[100_000] < 0.001
 

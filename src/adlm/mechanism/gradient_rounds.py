@@ -22,12 +22,14 @@ from adlm.engine.passes import Part
 from adlm.errors import UserError
 from adlm.mechanism.stages import Run, Stage
 from adlm.model.head import (
+    CONFIDENCE_UNIT,
     ERROR_BOUND,
     ERROR_UNIT,
     FARTHEST,
     FEATURE_UNIT,
     GRADIENT_UNIT,
     RESIDUAL_UNIT,
+    TEMPERATURES,
     WEIGHT_UNIT,
     Descent,
     GradientRounds,
@@ -158,9 +160,9 @@ class GradientClip:
             scores[:, rows] = torch.mm(values, weights).numpy().T[:classes]
         return scores.T
 
-    def probabilities(self, z: OnGrid, head: Head) -> Reals:
-        """Return (n, M) predicted probabilities, the same in any batch."""
-        scores = self.scores(z, head)
+    def probabilities(self, z: OnGrid, head: Head, temperature: float = 1.0) -> Reals:
+        """Return (n, M) predicted probabilities at a temperature, a power of two; the same in any batch."""
+        scores = self.scores(z, head) / temperature
         scores -= scores.max(1)[:, None]
         probability = exact.exp(scores)
         probability *= PROBABILITY_UNIT
@@ -371,6 +373,40 @@ class RightCount:
 
 
 @dataclass(frozen=True)
+class Confidences:
+    """Partial sums of correct predictions, and of confidences at each of TEMPERATURES: (1 + T,).
+
+    The confidence of a record is its largest predicted probability less 1/M. Correct predictions are in
+    steps of 1 / RESIDUAL_UNIT, confidences in steps of 1 / CONFIDENCE_UNIT.
+    """
+
+    block_rows: ClassVar[int] = ROWS
+    clip: GradientClip
+    head: Head
+
+    def __call__(self, part: Part) -> tuple[Integers, ...]:
+        """Sum, each confidence rounded down."""
+        z, codes, _ = part
+        classes = len(self.head.integers)
+        sums = [RESIDUAL_UNIT * (self.clip.scores(z, self.head).argmax(1) == codes).sum()]
+        for temperature in TEMPERATURES:
+            largest = self.clip.probabilities(z, self.head, temperature).max(1)
+            steps = np.floor(np.maximum(largest - 1 / classes, 0.0) * CONFIDENCE_UNIT)
+            sums.append(steps.sum())
+        return (np.array(sums, dtype=np.int64),)
+
+
+def confidences_sensitivity(classes: int) -> Fraction:
+    """Return the L2 distance of neighbours' sums of `Confidences`, under either relation.
+
+    Each entry of a record lies between 0 and its largest value, so a replaced record moves a sum no further
+    than one that is added.
+    """
+    most = math.ceil(CONFIDENCE_UNIT * (1 - 1 / classes))
+    return root_up(Fraction(RESIDUAL_UNIT**2 + len(TEMPERATURES) * most**2))
+
+
+@dataclass(frozen=True)
 class PredictedSum:
     """Partial sums of the probabilities that a head predicts: (M,) in steps of 1 / RESIDUAL_UNIT."""
 
@@ -504,6 +540,28 @@ def predicted_stage(share: Fraction, rounds: GradientRounds, times: int, neighbo
 
     moved, what = predicted_sensitivity(neighbours), "sums of predicted probabilities"
     return Stage(what, share, "gaussian", moved, f"{PROOF} Theorem 3", summed, then, times)
+
+
+def confidence_stage(share: Fraction, rounds: GradientRounds, classes: int) -> Stage:
+    """Sum correct predictions and confidences of the final head, from which its temperature follows.
+
+    Parameters
+    ----------
+    share : of the budget, in mu^2.
+    rounds : the public settings.
+    classes : number of classes.
+    """
+
+    def summed(run: Run) -> Confidences:
+        assert run.head is not None
+        return Confidences(clip_of(rounds), run.head)
+
+    def then(run: Run, sums: Integers, scale: int) -> None:
+        run.tensors |= {"correct": sums[:1], "confidences": sums[1:]}
+        run.facts |= {"sd_correct": scale, "correct_unit": RESIDUAL_UNIT}
+
+    what, moved = "correct predictions and confidences", confidences_sensitivity(classes)
+    return Stage(what, share, "gaussian", moved, f"{PROOF} Theorem 4", summed, then)
 
 
 def correct_stage(share: Fraction, rounds: GradientRounds) -> Stage:

@@ -5,7 +5,7 @@ constant stands in `SETTLED`, with the data that it was settled on; docs/reprodu
 
 Which mechanism when: under pure epsilon the loss is perturbed once, except that few images, or a small
 budget, get class sums. With delta there are gradient rounds, except that images of little signal get class
-sums.
+sums, and tables of two classes and a strong signal a perturbed loss.
 """
 
 from __future__ import annotations
@@ -106,8 +106,7 @@ class Constants:
     # features and stages of a table with gradient rounds: the six tables, and Adult whole and in parts
     fourier_range: tuple[int, int] = (200, 512)  # random Fourier features of the ordered columns
     fourier_each: int = 8  # for each ordered column
-    very_many_records: int = 200_000  # from which the fewest are `fourier_of_many`
-    fourier_of_many: int = 100
+    fourier_signal: float = 10_000.0  # from which they are the most; made tables of 100,000 records
     categorical_signal: float = 300.0  # mostly categories: from this signal on no Fourier features, and
     categorical_energy: float = 0.25  # values weigh less than bins
     indicators_share: Fraction = Fraction(1, 20)
@@ -503,8 +502,7 @@ def _perturbed(
     noise = float(objective.gradient_bound) * wide / left
     if neighbours == "add-remove":
         noise /= 2
-    least = 4 * float(objective.curvature) * objective.length**2 / left  # at most a quarter of epsilon
-    objective = replace(objective, ridge=float(f"{max(strength * noise, least):.4g}"))
+    objective = replace(objective, ridge=_ridge(objective, strength * noise, left))
     laplace = objective.noise == "laplace"
     return Plan(
         "perturbed loss",
@@ -519,6 +517,12 @@ def _perturbed(
         fourier=fourier,
         reasons=(f"a ridge of {objective.ridge:.3g}, in proportion to the noise in the loss",),
     )
+
+
+def _ridge(objective: Objective, wanted: float, epsilon: float) -> float:
+    """Return a ridge that costs at most a quarter of epsilon."""
+    least = 4 * float(objective.curvature) * objective.length**2 / epsilon
+    return float(f"{max(wanted, least):.4g}")
 
 
 # ---- Tables
@@ -591,16 +595,11 @@ def _table_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction
     mu = float(gaussian_mu(epsilon, delta)) * math.sqrt(left * (1 - SETTLED.table_sums_share))
     signal = signal_of(n, mu, table.neighbours, table.contributions)
     categories_lead = mostly_categorical(table) and signal >= SETTLED.categorical_signal
-    count = fourier or (0 if categories_lead else fourier_count(table, n))
-    clip_norm = _wider(SETTLED.wider_clips, signal)
-    longest = SETTLED.table_step
-    rounds = plan_rounds(n, signal, path=SETTLED.table_path, longest_step=longest, clip_norm=clip_norm)
-    rounds = fewer_rounds(rounds, len(table.features))
+    count = fourier or (0 if categories_lead else fourier_count(table, signal))
     check = check_share(signal, table.neighbours)
-    reasons = (
-        f"{rounds.rounds} gradient rounds with steps of {rounds.step:g}: the signal n mu / sensitivity is "
-        f"{signal:.0f}",
-        f"gradients are clipped at {rounds.clip_norm:g}",
+    shares = table_shares(SETTLED.indicators_share, values, SETTLED.table_sums_share, check)
+    width = ScaledTable.width_of(table, count)
+    scaled = (
         f"{count} random Fourier features of the ordered columns together"
         + ("; values weigh less than bins: most columns are categories" if categories_lead else ""),
         f"{_per_cent(SETTLED.indicators_share)} of the budget counts indicators, to centre "
@@ -609,20 +608,29 @@ def _table_rounds(table: TableDomain, n: int, epsilon: Fraction, delta: Fraction
         + f"; {_per_cent(SETTLED.table_sums_share)} of the rest goes to class sums",
         f"{_per_cent(check)} of the rest counts correct predictions",
     )
-    shares = table_shares(SETTLED.indicators_share, values, SETTLED.table_sums_share, check)
-    return Plan(
+    plan = Plan(
         "gradient rounds",
         len(table.label.classes),
-        ScaledTable.width_of(table, count),
+        width,
         "gaussian",
         shares,
         sums_constant=TABLE_CONSTANT,
-        rounds=rounds,
         form="scaled",
         fourier=count,
         value_energy=SETTLED.categorical_energy if categories_lead else VALUE_ENERGY,
-        reasons=reasons,
+        reasons=scaled,
     )
+    clip_norm = _wider(SETTLED.wider_clips, signal)
+    longest = SETTLED.table_step
+    rounds = plan_rounds(n, signal, path=SETTLED.table_path, longest_step=longest, clip_norm=clip_norm)
+    rounds = fewer_rounds(rounds, len(table.features))
+    reasons = (
+        f"{rounds.rounds} gradient rounds with steps of {rounds.step:g}: the signal n mu / sensitivity is "
+        f"{signal:.0f}",
+        f"gradients are clipped at {rounds.clip_norm:g}",
+        *scaled,
+    )
+    return replace(plan, rounds=rounds, reasons=reasons)
 
 
 TABLE_CONSTANT = 0.7  # share of a record's length that counts it; 0.7 costs replace-one nothing
@@ -696,19 +704,18 @@ def _per_cent(share: Fraction) -> str:
     return f"{float(100 * share):g} %"
 
 
-def fourier_count(table: TableDomain, n: int) -> int:
-    """Return the number of random Fourier features: more where they have more columns to mix.
+def fourier_count(table: TableDomain, signal: float) -> int:
+    """Return the number of random Fourier features: more for more columns, and most where noise allows it.
 
     Parameters
     ----------
     table : the declared table.
-    n : number of records, public or guessed.
+    signal : n mu over the sensitivity of a gradient, in clip norms.
     """
     ordered = sum(is_ordered(column) for column in table.features)
-    if not ordered:
-        return 0
     fewest, most = SETTLED.fourier_range
-    fewest = fewest if n <= SETTLED.very_many_records else SETTLED.fourier_of_many
+    if not ordered or signal >= SETTLED.fourier_signal:
+        return most if ordered else 0
     return min(max(SETTLED.fourier_each * ordered, fewest), most)
 
 

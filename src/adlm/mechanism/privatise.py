@@ -96,7 +96,10 @@ def stages_of(plan: Plan, subject: Domain | TableDomain) -> tuple[Stage, ...]:
     if "predicted" in shares:
         times = planner.SETTLED.offset_corrections
         corrected = (gradient_rounds.predicted_stage(shares["predicted"], rounds, times, relation),)
-    return (*first, sums, learnt, *corrected, gradient_rounds.correct_stage(shares["check"], rounds))
+    check = gradient_rounds.correct_stage(shares["check"], rounds)
+    if table is not None:
+        check = gradient_rounds.confidence_stage(shares["check"], rounds, plan.classes)
+    return (*first, sums, learnt, *corrected, check)
 
 
 def sums_clip(plan: Plan) -> Clip:

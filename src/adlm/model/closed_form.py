@@ -29,6 +29,7 @@ from adlm.model.head import (
     feature_mean,
     final_head,
     objective_head,
+    tempered_head,
 )
 from adlm.model.model import Model
 from adlm.privacy.release import Release
@@ -42,7 +43,7 @@ def has_head(release: Release) -> bool:
 
 
 def released_head(release: Release) -> Head:
-    """Return the linear model of a release, bit for bit the one that its check counted."""
+    """Return the linear model of a release, the same bits on every machine."""
     tensors, settings = release.tensors, release.certificate.settings
     if not has_head(release):
         raise UserError("this release has no linear model; one comes from its class sums")
@@ -57,6 +58,9 @@ def released_head(release: Release) -> Head:
     head = final_head(tensors["gradients"].numpy(), rounds, offsets)
     for row in tensors["predicted"].numpy() if "predicted" in tensors else ():
         head = calibrated_head(head, sums, step, sd, row, float(settings["sd_predicted"]))
+    if "confidences" in tensors:
+        counted = tensors["correct"].numpy(), tensors["confidences"].numpy()
+        head = tempered_head(head, *counted, float(settings["sd_correct"]), sums, step)
     return head.uncentred(feature_mean(sums, step, sd)) if rounds.centred else head
 
 
@@ -125,8 +129,9 @@ def _released_accuracy(release: Release) -> tuple[float, float] | None:
     """Noisy share of private records that are classified correctly, and its noise's standard deviation."""
     if "correct" not in release.tensors:
         return None
-    n = max(release.moments().n, 1.0)
-    return float(release.tensors["correct"][0]) / n, float(release.certificate.settings["sd_correct"]) / n
+    settings = release.certificate.settings
+    each = max(release.moments().n, 1.0) * float(settings.get("correct_unit", 1))
+    return float(release.tensors["correct"][0]) / each, float(settings["sd_correct"]) / each
 
 
 def estimated_accuracy(release: Release) -> tuple[float, float] | None:

@@ -31,6 +31,10 @@ WEIGHT_UNIT = 1 << 20  # grid steps in one unit of a weight
 # root of k that turns a bound on each weight into one on their length, for k below 2^14.
 LARGEST_WEIGHT = 1 << 11
 VECTOR = 8  # doubles
+CONFIDENCE_UNIT = (
+    RESIDUAL_UNIT // 2
+)  # grid steps in one unit of a confidence: half the weight of a prediction
+TEMPERATURES = (4.0, 2.0, 1.0, 0.5)  # at which a release sums confidences; powers of two, falling
 
 
 @dataclass(frozen=True)
@@ -233,6 +237,42 @@ def calibrated_head(
     integers[:, 0] += np.rint(steps * (WEIGHT_UNIT / head.constant))
     limit = float(LARGEST_WEIGHT * WEIGHT_UNIT)
     return Head(np.clip(integers, -limit, limit), head.constant)
+
+
+def tempered_head(
+    head: Head, correct: Integers, confidences: Integers, sd: float, class_sums: Integers, step: Reals
+) -> Head:
+    """Divide the scores of a head by the temperature at which its mean confidence is its accuracy.
+
+    Clipped gradients hold back the records that are wrong, which makes a model too sure. Differences within
+    the noise are left. Single operations of IEEE arithmetic alone: the same bits on every machine.
+
+    Parameters
+    ----------
+    head : the head whose confidences were summed.
+    correct : (1,) released sum, in steps of 1 / RESIDUAL_UNIT.
+    confidences : (T,) released sums at TEMPERATURES, in steps of 1 / CONFIDENCE_UNIT.
+    sd : standard deviation of the noise on each of them, in steps.
+    class_sums, step : (M, 1 + k) released counts and sums, and their grid steps.
+    """
+    total = 0.0
+    for count in class_sums[:, 0]:
+        total += float(count) * float(step[0])
+    mean_chance = max(total, 1.0) / len(class_sums)
+    sums = [float(c) / CONFIDENCE_UNIT + mean_chance for c in confidences]
+    right = float(correct[0]) / RESIDUAL_UNIT
+    noise = math.sqrt((sd / RESIDUAL_UNIT) ** 2 + (sd / CONFIDENCE_UNIT) ** 2)
+    apart = sums[TEMPERATURES.index(1.0)] - right
+    kept = noise * noise / max(apart * apart, 1e-300)  # of the difference, by which noise explains it
+    if kept >= 1:
+        return head
+    wanted, inverse = right + kept * apart, [1 / temperature for temperature in TEMPERATURES]
+    factor = inverse[0] if wanted <= sums[0] else inverse[-1]
+    for low, high, below, above in zip(sums, sums[1:], inverse, inverse[1:], strict=False):
+        if low < wanted <= high:
+            factor = below + (above - below) * ((wanted - low) / (high - low))
+            break
+    return Head(np.rint(head.integers * factor), head.constant)
 
 
 def final_head(gradients: Integers, plan: GradientRounds, offsets: Reals) -> Head:

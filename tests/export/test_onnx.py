@@ -208,6 +208,7 @@ def test_arrays_in_their_own_units_are_served_with_the_same_predictions(tmp_path
         ({"name": "prior-projection", "family": "drawn", "shape": [64]}, (64,)),
         ({"name": "prior-projection", "family": "garments", "shape": [1, 20, 24]}, (1, 20, 24)),
         ({"name": "natural", "width": 50, "weights": "natural-32"}, (3, 32, 32)),
+        ({"name": "natural", "width": 50, "weights": "natural-32", "shape": [40, 48]}, (40, 48)),
         (
             {
                 "name": "pair-products",

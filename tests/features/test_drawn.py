@@ -130,20 +130,6 @@ def test_rows_have_unit_norm_and_the_spec_builds_the_same_map(family: str) -> No
     assert features.prior.within.shape == (features.width, features.width)
 
 
-def test_more_directions_than_are_kept_by_default() -> None:
-    wide = PriorProjection("drawn", width=800)
-    images = torch.rand(3, 28, 28, generator=torch.Generator().manual_seed(1))
-    default = PriorProjection("drawn")
-    torch.testing.assert_close(
-        torch.nn.functional.normalize(wide(images)[:, : default.width], dim=1), default(images)
-    )
-    assert build(wide.spec()).fingerprint() == wide.fingerprint()
-    assert default.prior is not None
-    assert default.prior.within.shape == (default.width, default.width)
-    with pytest.raises(UserError, match="1 to 800 directions"):
-        PriorProjection("drawn", width=801)
-
-
 def test_a_narrowed_map_projects_on_its_own_directions_alone() -> None:
     """And says the same as the wide map, cut and scaled; for as many records as take several blocks."""
     wide, images = PriorProjection("drawn"), strokes.draw(10, 15, torch.Generator().manual_seed(1))[0]

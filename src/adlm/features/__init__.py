@@ -62,7 +62,7 @@ SHIPPED: dict[str, Callable[[Mapping[str, Any]], Features]] = {
     "scaled-table": ScaledTable.from_spec,
     "centred-table": CentredTable.from_spec,
     "indicator-table": IndicatorTable.from_spec,
-    "prior-projection": lambda spec: PriorProjection(spec["family"], tuple(spec["shape"]), spec.get("width")),
+    "prior-projection": lambda spec: PriorProjection(spec["family"], tuple(spec["shape"])),
     "natural": lambda spec: NaturalImages(tuple(spec.get("shape", COLOUR)), int(spec["width"])),
 }
 

@@ -30,7 +30,7 @@ FLATTEST = 1.0  # least standard deviation of the ink's height, in rows
 FAINTEST = 1e-3  # least ink
 SIZE = 28  # images of other sizes are resized to this
 WEIGHTS = Path(__file__).parent / "weights"
-WIDTHS = {"drawn": 300, "garments": 600}  # directions that are kept by default
+WIDTHS = {"drawn": 300, "garments": 600}  # directions that are kept
 FAMILIES = tuple(WIDTHS)
 CLASS_SEPARATION = {
     "drawn": 1.06,
@@ -147,16 +147,13 @@ class PriorProjection(Features):
         written or drawn with a pen) or ``garments`` (random silhouettes, for pictures of single objects on an
         empty background). The choice is public: it depends on the kind of images, not on records.
     shape : of one record: (H, W), (1, H, W), or (H * W,) of a square image. Bright ink on a dark background.
-    width : how many of the stored directions to keep; by default those that suit the family.
     """
 
     centre: Tensor
     projection: Tensor
     batch = 2048
 
-    def __init__(
-        self, family: str = "drawn", shape: tuple[int, ...] = (SIZE, SIZE), width: int | None = None
-    ) -> None:
+    def __init__(self, family: str = "drawn", shape: tuple[int, ...] = (SIZE, SIZE)) -> None:
         super().__init__()
         if family not in FAMILIES:
             raise UserError(f"family must be one of {', '.join(FAMILIES)} (got {family!r})")
@@ -169,10 +166,7 @@ class PriorProjection(Features):
         plain = self.image == (SIZE, SIZE)
         self.frame = None if plain else Resized(self.image, SIZE - 2 * margin, "bicubic", margin)
         stored = load_file(WEIGHTS / f"{family}.safetensors")
-        most = stored["projection"].shape[1]
-        self.width = WIDTHS[family] if width is None else width
-        if not 1 <= self.width <= most:
-            raise UserError(f"the prior {family!r} has 1 to {most} directions, got width {width}")
+        most, self.width = stored["projection"].shape[1], WIDTHS[family]
         self.register_buffer("centre", stored["centre"].float())
         self.register_buffer("projection", stored["projection"][:, : self.width].float().contiguous())
         self.directions = Directions(self.projection)
@@ -182,7 +176,7 @@ class PriorProjection(Features):
             within=stored["within"].float() / most,  # stored times width, to suit 16 bits
             mean=stored["mean"].float(),
         )
-        self.prior = prior if self.width == most else narrow(prior, self.width)
+        self.prior = narrow(prior, self.width)
 
     def rounds_width(self, signal: float) -> int:
         """Return how many leading coordinates suit gradient rounds of that signal."""
@@ -220,15 +214,14 @@ class PriorProjection(Features):
 
         process = strokes if self.family == "drawn" else shapes
         images, _ = process.draw(classes, per_class, torch.Generator().manual_seed(seed))
-        unresized = PriorProjection(self.family, width=self.width) if self.frame is not None else self
+        unresized = self if self.frame is None else PriorProjection(self.family)
         with torch.inference_mode():
             mapped: Tensor = unresized(images.reshape(-1, *unresized.shape))
         return mapped.reshape(classes, per_class, self.width)
 
     def spec(self) -> dict[str, Any]:
-        """Describe the map: its name, family and shape, and its width if that is not the default."""
-        width = {} if self.width == WIDTHS[self.family] else {"width": self.width}
-        return {"name": "prior-projection", "family": self.family, "shape": list(self.shape)} | width
+        """Describe the map: its name, family and shape."""
+        return {"name": "prior-projection", "family": self.family, "shape": list(self.shape)}
 
 
 def _image_shape(shape: tuple[int, ...]) -> tuple[int, int]:

@@ -53,7 +53,6 @@ def symmetric(triangle: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
 
 Reals = npt.NDArray[np.float64]
 
-GRID = 2.0**20
 LEAST = -32.0  # exponents below this give exp(LEAST), which rounds to zero on a grid of 2^-30
 _EACH = 256  # entries of the table in a step of 1
 _SERIES = tuple(1 / math.factorial(i) for i in range(4, -1, -1))
@@ -67,7 +66,12 @@ def exp(x: Reals) -> Reals:
     value = _table()[nearest.astype(np.intp)]
     nearest *= 1 / _EACH
     rest += nearest
-    value *= _horner(_SERIES, rest)
+    series = rest * _SERIES[0]
+    for coefficient in _SERIES[1:-1]:
+        series += coefficient
+        series *= rest
+    series += _SERIES[-1]
+    value *= series
     return value
 
 
@@ -84,24 +88,3 @@ def _table() -> Reals:
         integers = [float(Decimal(-i).exp()) for i in range(int(-LEAST) + 1)]
         fractions = [float((Decimal(-i) / _EACH).exp()) for i in range(_EACH)]
     return np.outer(integers, fractions).ravel()
-
-
-def product(rows: Reals, weights: Reals) -> Reals:
-    """Return rows @ weights, both rounded to a grid of 2^-20, so that every sum of doubles is exact.
-
-    Rows have entries in [0, 1]. The sums stay below 2^53 grid steps as long as the absolute values of a
-    column of weights, each times its entry of a row, add up to less than 2^13.
-    """
-    scaled = rows * GRID
-    total = np.rint(scaled, out=scaled) @ np.rint(weights * GRID)
-    total *= 1 / GRID**2
-    return np.asarray(total)
-
-
-def _horner(coefficients: tuple[float, ...], x: Reals) -> Reals:
-    value = x * coefficients[0]
-    for coefficient in coefficients[1:-1]:
-        value += coefficient
-        value *= x
-    value += coefficients[-1]
-    return value

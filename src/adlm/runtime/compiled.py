@@ -83,11 +83,6 @@ def larger(a: Lanes, b: Lanes) -> Lanes:
     return np.where(a > b, a, b)
 
 
-def smaller(a: Lanes, b: Lanes) -> Lanes:
-    """The smaller of two numbers: b unless a < b."""
-    return np.where(a < b, a, b)
-
-
 def fused(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
     """a b + c, rounded once."""
     product = a.astype(np.float64) * b.astype(np.float64)  # exact
@@ -174,10 +169,8 @@ def prepare() -> None:
 
         return generate
 
-    def chosen(sign: str) -> Callable[..., Any]:
-        return lambda context, builder, form, arguments: builder.select(
-            builder.fcmp_ordered(sign, *arguments), *arguments
-        )
+    def choose(context: Any, builder: Any, form: Any, arguments: Any) -> Any:
+        return builder.select(builder.fcmp_ordered(">", *arguments), *arguments)
 
     arrays = [
         signature(types.CPointer(kind), types.Array(kind, 1, "C", readonly=fixed))
@@ -193,8 +186,7 @@ def prepare() -> None:
     declare(operator.add, two, instruction("fadd"))
     declare(operator.sub, two, instruction("fsub"))
     declare(operator.mul, two, instruction("fmul"))
-    declare(larger, two, chosen(">"))
-    declare(smaller, two, chosen("<"))
+    declare(larger, two, choose)
     declare(root, [signature(lanes, lanes)], routine(f"llvm.sqrt.v{LANES}f32"))
     declare(fused, [signature(lanes, lanes, lanes, lanes)], routine(f"llvm.fma.v{LANES}f32"))
 

@@ -288,6 +288,16 @@ def test_every_path_that_the_paper_is_mapped_to_exists() -> None:
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
+def test_the_architecture_names_every_room_and_files_that_exist() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    rooms = {path.parent.name for path in (ROOT / "src" / "adlm").glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `adlm\.(\w+)` \|", text, re.MULTILINE)) == rooms
+    paths = set(re.findall(r"`((?:\w+/)+\w+\.\w+)`", text))
+    assert len(paths) > 20
+    places = (ROOT, ROOT / "src" / "adlm")
+    assert [path for path in sorted(paths) if not any((place / path).exists() for place in places)] == []
+
+
 def test_every_row_that_maps_the_paper_has_a_verdict() -> None:
     """In the tables of the paper's own content; the last ones say why, or tell of the authors' code."""
     verdicts = ("exact", "deviates", "holds", "refuted", "reproduced", "not found")

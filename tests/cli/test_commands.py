@@ -23,6 +23,7 @@ from tests.declared import column
 import adlm.cli
 from adlm import Ledger, Model, Release, TrainingConfig, UserError, __version__, fit
 from adlm.cli.app import BENCHMARKS, COMMANDS, app
+from adlm.paper import networks
 from adlm.privacy.accounting import Charge
 from adlm.privacy.certificate import SEEDED, WEAK_DELTA, WEAK_EPSILON
 
@@ -52,7 +53,8 @@ def model(release: Path) -> Path:
 @pytest.fixture(scope="module")
 def table(place: Path) -> Path:
     """A release of the small table, whose noise is from a seed, and its model."""
-    run("release", "t.csv", "--domain", "t.toml", "--epsilon", "9", "--seed", "2", "--out", "TR")
+    told = run("release", "t.csv", "--domain", "t.toml", "--epsilon", "9", "--seed", "2", "--out", "TR")
+    assert re.search(r"epsilon 8\.9\d+, .*\(asked 9, used 8\.9\d+\)", told)
     run("train", "TR", "--out", "TM")
     return place / "TM"
 
@@ -349,12 +351,14 @@ def test_a_record_release_says_what_is_claimed_and_what_is_proved(place: Path) -
     ("network", "batch_size"), [(None, 1800), ("paper-cifar10", 7200), ("mlp", 1800)], ids=str
 )
 def test_a_network_brings_its_own_batch_size(network: str | None, batch_size: int, place: Path) -> None:
+    """The paper's, and at most the number of records."""
+    assert networks.batch_size(network) == batch_size
     asked = [] if network is None else ["--network", network]
     run("release-records", "--allocation", "identical", "--data", "digits", "--limit", "30",
         "--delta-h0", "1e5", "--epsilon", "50", "--out", f"BS-{network}", *asked)  # fmt: skip
     settings = json.loads((place / f"BS-{network}" / "certificate.json").read_text())["settings"]
     assert settings["network"] == (network or "paper-mnist")
-    assert settings["batch_size"] == batch_size
+    assert settings["batch_size"] == 30
     assert (settings["delta_h0"], settings["delta_h0_rule"]) == ("100000", "given")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,19 @@ def head_of(text: str) -> dict[str, Any]:
     found = yaml.safe_load(head)
     assert isinstance(found, dict)
     return found
+
+
+def test_the_tag_of_the_paper_is_for_adaptive_laplace_noise_alone(folder: Path) -> None:
+    subject = find(folder / "M")
+    adaptive = {"asked": {"allocation": "linear"}}
+    for certificate, settings, expected in (
+        (moments().certificate, {}, False),
+        (moments().certificate, adaptive, True),
+        (subject.certificate, adaptive, False),  # Gaussian
+    ):
+        changed = replace(certificate, settings={**certificate.settings, **settings})
+        tags = head_of(model_card(replace(subject, certificate=changed)))["tags"]
+        assert ("adaptive-laplace-mechanism" in tags) is expected
 
 
 def test_the_head_is_yaml_that_a_hub_reads(folder: Path, tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def release_records(
     network: Annotated[
         str | None, "The network to train; mlp, paper-mnist or paper-cifar10 by default."
     ] = None,
-    batch_size: Annotated[int | None, "|L|. By default 7200 for paper-cifar10, 1800 for every other."] = None,
+    batch_size: Annotated[int | None, "|L|; by default 1800 (paper-cifar10: 7200), at most n."] = None,
     delta_h0: Annotated[str, "counted, per-patch (the authors' code) or a number."] = "counted",
     mode: Annotated[str, "economical or literal loss noise."] = "economical",
     loss: Annotated[str, "cross-entropy or square."] = "cross-entropy",
@@ -193,7 +193,7 @@ def release_records(
                 records,
                 networks.build(name, shape, len(records.domain.classes)),
                 Budgets.split(epsilon, tuple(split.split(",")), method),
-                networks.batch_size(name) if batch_size is None else batch_size,
+                min(networks.batch_size(name), len(records.x)) if batch_size is None else batch_size,
                 explained=explained,
                 options=RecordOptions(delta_rule, allocation, loss, mode),
                 ledger=ledger,

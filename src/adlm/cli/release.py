@@ -180,6 +180,8 @@ def release_records(
         )
 
     def make(ledger: Ledger, source: Source) -> Release:
+        import numpy as np
+
         from adlm.paper import Budgets, RecordOptions, make_release, networks
 
         records = request.records() if declared is None else _read(str(file), declared)
@@ -193,7 +195,7 @@ def release_records(
                 records,
                 networks.build(name, shape, len(records.domain.classes)),
                 Budgets.split(epsilon, tuple(split.split(",")), method),
-                min(networks.batch_size(name), len(records.x)) if batch_size is None else batch_size,
+                min(networks.batch_size(name), np.shape(records.x)[0]) if batch_size is None else batch_size,
                 explained=explained,
                 options=RecordOptions(delta_rule, allocation, loss, mode),
                 ledger=ledger,

@@ -175,6 +175,10 @@ def benchmarks() -> typer.Typer:
     if str(CHECKOUT) not in sys.path:  # before site-packages: Opacus installs a package `benchmarks` too
         sys.path.insert(0, str(CHECKOUT))
     found: typer.Typer = importlib.import_module("benchmarks.commands").app
+    for group in (found, *(each.typer_instance for each in found.registered_groups)):
+        for command in group.registered_commands if group is not None else ():
+            if command.help is None and command.callback is not None:  # not yet
+                command.help = paragraphs(_with_help(command.callback)).partition("With --json")[0]
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import operator
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -16,6 +15,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
+from platformdirs import user_cache_dir
 
 # ---- A vector of float32 numbers at a time, for loops that Numba compiles.
 #
@@ -240,8 +240,8 @@ def _one_process() -> Iterator[None]:
         with contextlib.suppress(ImportError, OSError):
             import fcntl
 
-            path = Path(tempfile.gettempdir()) / f"adlm-compiling-{os.getuid()}"
-            fcntl.flock(stack.enter_context(path.open("w")), fcntl.LOCK_EX)
+            path = Path(user_cache_dir("adlm", ensure_exists=True)) / "compiling"
+            fcntl.flock(stack.enter_context(path.open("a")), fcntl.LOCK_EX)
         yield
 
 

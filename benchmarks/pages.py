@@ -516,6 +516,9 @@ COMPARED = (
 )
 
 
+OLDER_NOTE = f"{runner.OLDER.capitalize()}: measured before it, or its settings, last changed."
+
+
 def overview(results: Path) -> str:
     """One small table of accuracy at delta 1e-5 for the README: ours and DP-SGD on every data set."""
     budgets, lines = ("0.1", "0.5", "1", "3", "8"), []
@@ -538,7 +541,8 @@ def overview(results: Path) -> str:
                 older = f", {runner.OLDER}" if any(each and each[1] for each in found) else ""
                 lines.append([first, label + older, *(percent(each and each[0]) for each in found)])
                 first = ""
-    return grid(["accuracy, %", "at epsilon", *budgets], lines)
+    made = grid(["accuracy, %", "at epsilon", *budgets], lines)
+    return f"{made}\n\n{OLDER_NOTE}" if runner.OLDER in made else made
 
 
 BLOCK = re.compile(r"<!-- results: (?P<path>\S+)(?P<words>[^>]*?) -->\n.*?<!-- /results -->", re.DOTALL)

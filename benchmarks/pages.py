@@ -477,9 +477,8 @@ def draw_published(summary: Summary, folder: Path) -> Path:
     theirs = published.rows_of(summary["data"])
     for status, (mark, colour) in MARKS.items():
         for public in (False, True):  # whether photographs of other people were used
-            own = [r for r in theirs if r.status == status]
             own = [
-                r for r in own if (r.public_data not in ("", "none", "images of random processes")) == public
+                r for r in theirs if r.status == status and (r.public_data not in NO_PHOTOGRAPHS) == public
             ]
             points = [f for row in own for f in row.figures()]
             if points:

@@ -219,14 +219,14 @@ def _epochs() -> tuple[Group, ...]:
 
 def _allocation(seeds: int) -> tuple[Group, ...]:
     """Class sums alone at a fixed width, identical noise against noise by relevance; pure and not."""
-    widths = (60, 200, 400, 800)
+    widths = (60, 150, 300)
     return tuple(
         Group(
             f"{method}{suffix}",
             ("0.05", "0.25"),
             seeds,
             delta,
-            {"k": k, "second": 0, "allocation": allocation, "wide": max(widths)},
+            {"k": k, "second": 0, "allocation": allocation},
         )
         for suffix, delta in (("-pure", "0"), ("", DELTA))
         for k in widths
@@ -280,7 +280,7 @@ EXPERIMENTS = {
             "Noise by relevance against identical noise, at widths that suit the budget and not",
             "mnist",
             "allocation",
-            _allocation(8),
+            _allocation(5),
             _allocation(20),
         ),
     )

@@ -22,7 +22,7 @@ from adlm.data import datasets
 from adlm.domain import Domain
 from adlm.engine.records import featurise
 from adlm.errors import UserError
-from adlm.features import Features, Narrowed, PairProducts, build, for_domain
+from adlm.features import Features, Narrowed, PairProducts, for_domain
 from adlm.features import narrowed as features_of
 from adlm.mechanism.forecast import forecast
 from adlm.mechanism.planner import Plan, plan_arrays, plan_class_sums
@@ -73,16 +73,15 @@ def scaled(data: str, part: str) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def features(data: str, wide: int | None = None) -> Features:
-    """The public features for a data set; `wide` is a larger number of directions than the default."""
-    suited = for_domain(datasets.domain(data))
-    return suited if wide is None else build(suited.spec() | {"width": wide})
+def features(data: str) -> Features:
+    """The public features for a data set."""
+    return for_domain(datasets.domain(data))
 
 
 @lru_cache(maxsize=8)
-def vectors(data: str, part: str, wide: int | None = None) -> npt.NDArray[np.float32]:
+def vectors(data: str, part: str) -> npt.NDArray[np.float32]:
     """All features of a split, (n, width), cached on disk; without products, which are fast to compute."""
-    plain = without_products(features(data, wide))
+    plain = without_products(features(data))
     return featurise(split(data, part).x, datasets.domain(data), plain, cache=True)
 
 
@@ -121,8 +120,8 @@ def leading(data: str, part: str, width: int, n: int | None = None) -> tuple[Ten
 class ReleaseRequest:
     """Settings of a release besides its budget; by default those of `adlm.privatise`.
 
-    `n` selects the first records, `wide` uses more public directions than the default. `second` 0 gives class
-    sums alone, as stored trials name it; `k` and `allocation` override the planner.
+    `n` selects the first records. `second` 0 gives class sums alone, as stored trials name it; `k` and
+    `allocation` override the planner.
     """
 
     n: int | None = None
@@ -130,7 +129,6 @@ class ReleaseRequest:
     k: int | None = None
     second: int | None = None
     allocation: str | None = None
-    wide: int | None = None
 
 
 def domain(data: str, neighbours: str = "replace-one") -> Domain:
@@ -143,7 +141,7 @@ def planned(data: str, epsilon: str, delta: str, request: ReleaseRequest) -> Pla
     n, classes = len(split(data, "train").first(request.n).y), len(datasets.domain(data).classes)
     choose = plan_arrays if request.second is None else plan_class_sums
     return choose(
-        features(data, request.wide),
+        features(data),
         n,
         classes,
         float(epsilon),
@@ -157,9 +155,9 @@ def planned(data: str, epsilon: str, delta: str, request: ReleaseRequest) -> Pla
 def release_of(trial: Trial, request: ReleaseRequest) -> Release:
     """Make the same release as `adlm.privatise`, from cached features, with the trial's seed."""
     plan = planned(trial.data, trial.epsilon, trial.delta, request)
-    released = features_of(features(trial.data, request.wide), plan.k)
+    released = features_of(features(trial.data), plan.k)
     codes = split(trial.data, "train").first(request.n).y
-    z = taken(released, vectors(trial.data, "train", request.wide)[: request.n])
+    z = taken(released, vectors(trial.data, "train")[: request.n])
     return release_by_plan(
         lambda: [(z[i : i + ROWS], codes[i : i + ROWS]) for i in range(0, len(z), ROWS)],
         domain(trial.data, request.neighbours),
@@ -171,9 +169,9 @@ def release_of(trial: Trial, request: ReleaseRequest) -> Release:
     )
 
 
-def measured(head: nn.Module, data: str, released: Features, wide: int | None = None) -> Measures:
+def measured(head: nn.Module, data: str, released: Features) -> Measures:
     """Measure a head on the features of a release against the test records."""
-    z = torch.from_numpy(taken(released, vectors(data, "test", wide)))
+    z = torch.from_numpy(taken(released, vectors(data, "test")))
     with torch.inference_mode():
         sure = head.eval()(z).double().softmax(1)
     return measure(sure.numpy(), split(data, "test").y)
@@ -198,7 +196,7 @@ def moments(trial: Trial) -> Outcome:
     request = ReleaseRequest(**trial.settings)
     release = release_of(trial, request)
     try:
-        found = measured(fit(release).head, trial.data, release.features(), request.wide)
+        found = measured(fit(release).head, trial.data, release.features())
         reached = {"accuracy": found.accuracy, "calibration_error": found.calibration_error}
     except UserError:  # under add-remove, the noisy counts of a small data set can sum to no records
         reached = {"accuracy": 1 / len(release.certificate.domain.classes)}

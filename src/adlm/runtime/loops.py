@@ -144,6 +144,14 @@ def _to_grid(
     return True
 
 
+def _exponential(x: float, table: Reals, series: Reals) -> Any:
+    """e^x of one number, by the operations of `runtime.arithmetic.exp`."""
+    nearest = np.rint(x * -256.0)
+    rest = x + nearest * (1 / 256.0)
+    factor = (rest * series[0] + series[1]) * rest
+    return table[int(nearest)] * (((factor + series[2]) * rest + series[3]) * rest + series[4])
+
+
 def _two_class_gradient(
     z: npt.NDArray[np.int16],
     codes: npt.NDArray[Any],
@@ -178,12 +186,8 @@ def _two_class_gradient(
             margins[i] = margin * score
         for i in range(rows):
             rest = max(-abs(margins[i]), least)
-            nearest = np.rint(rest * -256.0)
-            value = table[int(nearest)]
-            rest += nearest * (1 / 256.0)
-            factor = (rest * series[0] + series[1]) * rest
-            factor = ((factor + series[2]) * rest + series[3]) * rest + series[4]
-            less = np.rint(value * factor * probability)  # of the class with the smaller score
+            # of the class with the smaller score
+            less = np.rint(_exponential(rest, table, series) * probability)
             both = less + probability
             is_second = 1.0 if codes[start + i] == 1 else 0.0
             second = (probability if margins[i] >= 0 else less) / both - is_second
@@ -252,12 +256,7 @@ def _softmax_gradient(
             both = 0.0
             for m in range(classes):
                 rest = max(given[m] - top, least)
-                nearest = np.rint(rest * -256.0)
-                value = table[int(nearest)]
-                rest += nearest * (1 / 256.0)
-                factor = (rest * series[0] + series[1]) * rest
-                factor = ((factor + series[2]) * rest + series[3]) * rest + series[4]
-                target[m] = np.rint(value * factor * probability)
+                target[m] = np.rint(_exponential(rest, table, series) * probability)
                 both += target[m]
             square = 0.0
             for m in range(classes):
@@ -319,12 +318,8 @@ def _two_class_predicted(
         for j in range(z.shape[1]):
             margin += np.int64(values[j]) * np.int64(weights[1 + j])
         rest = max(-abs(margin * score), least)
-        nearest = np.rint(rest * -256.0)
-        value = table[int(nearest)]
-        rest += nearest * (1 / 256.0)
-        factor = (rest * series[0] + series[1]) * rest
-        factor = ((factor + series[2]) * rest + series[3]) * rest + series[4]
-        less = np.rint(value * factor * probability)  # of the class with the smaller score
+        # of the class with the smaller score
+        less = np.rint(_exponential(rest, table, series) * probability)
         both = less + probability
         larger = 1 if margin >= 0 else 0
         total[larger] += np.int64(np.floor(probability / both * grid))

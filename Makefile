@@ -44,8 +44,8 @@ reproduce: $(DEV) ## The quick presets of every experiment, resumed where they s
 	$(BIN)/adlm experiment all --preset quick --resume
 	$(BIN)/adlm experiment tables --resume
 
-audit: $(DEV) ## The long audit, with the controls that must be caught
-	$(BIN)/python -m tests.audit.long_reading & readers=$$!; $(BIN)/adlm audit --long --controls && wait $$readers
+audit: $(DEV) ## The audit, with the controls that must be caught, and a long search over readers
+	$(BIN)/python -m tests.audit.long_reading & readers=$$!; $(BIN)/adlm audit --controls && wait $$readers
 
 docs: $(DEV) ## The documentation, strictly
 	$(BIN)/mkdocs build --strict

@@ -15,9 +15,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 from tests.audit.reading import Read, Reader, finding, product, rows_of, search
-from tests.audit.reading_case import Written
-from tests.audit.reading_cases import Form, text_files
-from tests.audit.typed_cases import frames
+from tests.audit.reading_cases import Form, Written, frames, text_files
 
 from adlm.audit.statistics import Finding
 from adlm.data.csv import DELIMITERS

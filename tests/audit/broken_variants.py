@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from adlm.audit.replay import DivergedError, Records, Subject, replay
 from adlm.audit.runner import Control, attacked, caught
-from adlm.audit.separability import batch_separability, trial_images
+from adlm.audit.separability import batch_separability, trial_records
 from adlm.audit.statistics import Finding, Reals
 from adlm.audit.subjects import (
     DELTA,
@@ -126,7 +126,7 @@ def batch_rounding(runs: int, source: Source) -> Finding:
     """Features whose last bits depend on the size of their batch."""
     del runs, source  # the features of every record are compared, bit by bit
     name = "features rounded by the size of their batch"
-    finding = batch_separability(BatchRounded((20,)), trial_images(70, (20,)), "add-remove", name)
+    finding = batch_separability(BatchRounded((20,)), trial_records(70, (20,)), "add-remove", name)
     return replace(finding, control=True)
 
 

@@ -18,8 +18,7 @@ from random import Random
 
 import numpy as np
 import numpy.typing as npt
-from tests.audit.reading_case import FOREIGN, TAG, Case, Written
-from tests.audit.reading_cases import FORMS, Form
+from tests.audit.reading_cases import FOREIGN, FORMS, TAG, Case, Form, Written
 
 from adlm.audit.statistics import Finding
 from adlm.data.reading import read_batches, read_frame

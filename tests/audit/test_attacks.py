@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 from scipy.stats import binom
-from tests.audit.weakened import Weakened
 from tests.audit.worst import ALL, worst_of
 
 from adlm.audit.attacks import (
@@ -37,9 +36,11 @@ from adlm.audit.attacks import (
     stated_guesses,
     support,
 )
+from adlm.audit.replay import Tap
 from adlm.audit.statistics import CAUGHT, HOLDS, VIOLATED, guess_bound, threshold_bound
 from adlm.audit.subjects import DELTA
 from adlm.privacy.accounting import Charge, Mechanism
+from adlm.privacy.ledger import Ledger
 from adlm.privacy.noise import Source
 
 EACH = pytest.mark.parametrize(
@@ -69,7 +70,7 @@ def test_released_gaussian_class_sums_are_attacked_to_nine_tenths_of_their_epsil
 
 
 def test_half_the_noise_shows_in_the_released_numbers() -> None:
-    weak = Weakened(Source.seeded_with(7), Fraction(1, 2))
+    weak = Tap(Source.seeded_with(7), Ledger(), weaken=Fraction(1, 2))
     finding = released_class_sums(Fraction(1, 2), Fraction(0), "add-remove", 100_000, weak)
     assert finding.verdict == VIOLATED
 
@@ -78,9 +79,7 @@ def test_half_the_noise_shows_in_the_released_numbers() -> None:
 def test_sums_are_attacked_to_nine_tenths_of_their_epsilon(name: str) -> None:
     """From what replay found to go into the noise, where the search looked for the neighbours."""
     for subject in (s for s in ALL if s.name == name):
-        found = distinguish(
-            subject, worst_of(subject)[0], 100_000, Source.seeded_with(6), focus=0, alpha=0.05
-        )
+        found = distinguish(subject, worst_of(subject)[0], 0, 100_000, Source.seeded_with(6), alpha=0.05)
         assert 0.9 * float(found.proved) <= found.lower <= float(found.proved)
 
 
@@ -103,7 +102,7 @@ def test_half_the_noise_shows_in_any_number_of_dimensions(mechanism: Mechanism, 
     for noise, caught in ((Fraction(1), False), (Fraction(1, 2), True)):
         laws = (law(mechanism, width, loss, noise),)
         drawn = scores(laws, 3000, source)
-        found = judge("x", "add-remove", [charge], drawn, laws=laws)
+        found = judge("x", "add-remove", [charge], drawn, laws)
         assert (found.verdict == VIOLATED) is caught
 
 
@@ -134,7 +133,7 @@ def test_a_product_of_several_laws_is_attacked_by_the_sum_of_their_ratios() -> N
     gaussian = Charge("x", "gaussian", "add-remove", Fraction(1), Fraction(1), "nowhere: a test", DELTA)
     for noise, caught in ((Fraction(1), False), (half, True)):
         laws = (law("laplace", 8, 1, noise), law("radial", 8, 1, noise), law("gaussian", 8, 1, noise))
-        found = judge("x", "add-remove", [laplace, radial, gaussian], scores(laws, 3000, source), laws=laws)
+        found = judge("x", "add-remove", [laplace, radial, gaussian], scores(laws, 3000, source), laws)
         assert (found.verdict == VIOLATED) is caught
 
 
@@ -165,10 +164,10 @@ def test_noise_of_a_few_steps_is_held_against_noise_on_integers(scale: int) -> N
     stated = Law("laplace", Fraction(scale), np.array([1.0]), np.zeros(1))
     best = stated_guesses((stated,), np.random.default_rng(0), 0.5)(1.0)
     assert best == pytest.approx(1 / (1 + math.exp(-1 / scale)), abs=0.005)
-    found = judge("x", "add-remove", [charge], scores((stated,), 200_000, source), laws=(stated,))
+    found = judge("x", "add-remove", [charge], scores((stated,), 200_000, source), (stated,))
     assert found.verdict == HOLDS
     half = replace(stated, scale=Fraction(scale, 2), stretch=0.5)
-    found = judge("x", "add-remove", [charge], scores((half,), 100_000, source), laws=(half,))
+    found = judge("x", "add-remove", [charge], scores((half,), 100_000, source), (half,))
     assert found.verdict == VIOLATED
 
 
@@ -180,7 +179,7 @@ def test_a_choice_is_attacked_by_the_odds_of_what_was_chosen() -> None:
     one, two = np.array([3.0, 0.0, 1.0]), np.array([0.0, 3.0, 1.0])
     for scale, caught in ((Fraction(2), False), (Fraction(1, 2), True)):
         laws = (Law("choice", scale, one, two, float(scale / 2)),)
-        found = judge("x", "add-remove", [charge], scores(laws, 1500, source), laws=laws)
+        found = judge("x", "add-remove", [charge], scores(laws, 1500, source), laws)
         assert (found.verdict == VIOLATED) is caught, found.note
 
 
@@ -207,7 +206,7 @@ def test_canaries_bound_epsilon_in_one_run_and_longer_training_gives_nothing_awa
 
 
 def test_canaries_catch_a_quarter_of_the_noise_in_one_run() -> None:
-    weak = Weakened(Source.seeded_with(7), Fraction(1, 4))
+    weak = Tap(Source.seeded_with(7), Ledger(), weaken=Fraction(1, 4))
     assert canaries(200, "add-remove", weak, np.random.default_rng(0), ())[0].verdict == VIOLATED
 
 

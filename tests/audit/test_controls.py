@@ -52,11 +52,11 @@ def test_half_the_noise_is_caught_in_every_part_of_every_mechanism(subject: Subj
     source, weak = Source.seeded_with(7), replace(subject, weaken=HALF)
     worst = worst_of(subject, HALF)
     charges = worst[None].comparison.charges
-    for focus in weak.charges:
-        found = distinguish(weak, worst[focus], RUNS, source, focus=focus, alpha=LEVEL, minima=MINIMA)
+    for charge in weak.charges:
+        found = distinguish(weak, worst[charge], charge, RUNS, source, alpha=LEVEL, minima=MINIMA)
         assert found.verdict == VIOLATED, (found.mechanism, found.note)
-        if focus not in weak.losses and "choice" not in charges[focus].what:
-            assert worst[focus].comparison.powers[focus] > declared(charges[focus]), charges[focus].what
+        if charge not in weak.losses and "choice" not in charges[charge].what:
+            assert worst[charge].comparison.powers[charge] > declared(charges[charge]), charges[charge].what
     assert report(weak, worst, TRIED).fault or weak.losses
 
 

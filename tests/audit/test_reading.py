@@ -16,8 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.audit.broken_readers import READING, WRONG
 from tests.audit.reading import Outcome, Read, finding, others_changed, product, search
-from tests.audit.reading_case import Case, Written, declared
-from tests.audit.reading_cases import FORMS, text_files
+from tests.audit.reading_cases import FORMS, Case, Written, declared, text_files
 
 from adlm.audit.statistics import CAUGHT, HOLDS, VIOLATED
 from adlm.data.reading import read_batches

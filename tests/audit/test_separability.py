@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from adlm.audit.separability import (
-    IMAGE_MAPS,
+    MAPS,
     batch_separability,
     moved,
     product_separability,
     regrouped,
     separability,
-    trial_images,
+    trial_records,
 )
 from adlm.audit.statistics import VIOLATED
 from adlm.domain import NEIGHBOURS, Domain
@@ -68,11 +68,11 @@ def test_the_products_features_keep_records_apart() -> None:
     assert found[-1].mechanism == "features in batches: random directions"
 
 
-@pytest.mark.parametrize("name", IMAGE_MAPS)
-def test_image_features_are_the_same_bits_however_records_are_batched(name: str) -> None:
+@pytest.mark.parametrize("name", MAPS)
+def test_features_are_the_same_bits_however_records_are_batched(name: str) -> None:
     """In batches of any size, alone, shuffled, at any place and with any number of threads."""
-    made, shape, n = IMAGE_MAPS[name]
-    assert regrouped(made(), trial_images(n, shape)) == []
+    made, shape, n = MAPS[name]
+    assert regrouped(made(), trial_records(n, shape)) == []
 
 
 class InBlocksOfTheirBatch(PriorProjection):
@@ -108,7 +108,7 @@ class ByTheThreads(Identity):
 
 @pytest.mark.parametrize("features", [ByTheBatch, ByThePlace, ByTheThreads])
 def test_last_bits_that_follow_the_batch_are_caught(features: type[Identity]) -> None:
-    found = batch_separability(features((5,)), trial_images(40, (5,)), "add-remove", "wrong")
+    found = batch_separability(features((5,)), trial_records(40, (5,)), "add-remove", "wrong")
     assert found.verdict == VIOLATED
 
 
@@ -117,7 +117,7 @@ def test_a_map_in_floating_point_stays_close_to_the_exact_one() -> None:
 
     The contrast of such an image is next to the last bits of its average, and those follow the batch.
     """
-    x = trial_images(40, (28, 28))
+    x = trial_records(40, (28, 28))
     difference = (InBlocksOfTheirBatch("drawn")(x) - PriorProjection("drawn")(x)).norm(dim=1)
     plain = x.flatten(1).std(1) > 0.01
     assert float(difference[plain].max()) < 1e-5

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.audit import reading_cases
-from tests.audit.reading_case import Written
+from tests.audit.reading_cases import Written
 
-from adlm.audit.artefacts import (
+from adlm.audit.statistics import HOLDS, VIOLATED
+from adlm.audit.written_files import (
     DIVERGED,
     EPSILON,
     FORMS,
@@ -26,7 +27,6 @@ from adlm.audit.artefacts import (
     labels_of_any_type,
     search_files,
 )
-from adlm.audit.statistics import HOLDS, VIOLATED
 from adlm.domain.columns import Column
 from adlm.domain.encoding import column_values
 from adlm.domain.table import TableDomain

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from adlm.audit.separability import table_separability
 from adlm.domain.columns import Column
 from adlm.domain.table import TableDomain
 from adlm.errors import UserError
@@ -101,11 +100,6 @@ def test_features_are_those_of_their_definition(crosses: tuple[tuple[str, str], 
     rows = torch.round(torch.cat(parts, 1) * 2**16)
     unit = rows / (rows * rows).sum(1, keepdim=True).sqrt().clamp_min(1.0)
     assert torch.equal(features(x), (torch.trunc(unit * 2**14) / 2**14).float())
-
-
-@pytest.mark.parametrize("neighbours", ["replace-one", "add-remove"])
-def test_a_records_features_do_not_depend_on_its_batch(neighbours: str) -> None:
-    assert table_separability(neighbours).lower == 0
 
 
 def test_wide_bounds_change_little_once_counts_are_known() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
+from typer.testing import CliRunner
 
 from adlm.audit.statistics import Finding
+from adlm.cli.app import app
+from adlm.domain.columns import Column
+from adlm.domain.table import TableDomain
 from adlm.privacy.accounting import Charge, Totals, TradeOff, compose, gaussian_delta, gaussian_mu
 from adlm.privacy.certificate import charge_table
 from adlm.report import sections as attacker
@@ -24,7 +29,7 @@ DELTA = Fraction(1, 10**5)
 
 
 def charge(loss: Fraction, mechanism: str = "laplace", **other: Any) -> Charge:
-    delta = DELTA if mechanism == "gaussian" else Fraction(0)
+    delta = DELTA if mechanism.startswith("gaussian") else Fraction(0)
     fields: dict[str, Any] = {"neighbours": "replace-one", "delta": delta} | other
     return Charge("sums", mechanism, sensitivity=loss, scale=Fraction(1), proof="a theorem", **fields)  # type: ignore[arg-type]
 
@@ -154,3 +159,24 @@ def test_mu_stands_beside_every_epsilon_of_gaussian_noise() -> None:
     assert [row[-1] for row in listed[1]] == ["record", "person (at most 3 records)"]
     found = Finding("replay", "x", "add-remove", Fraction(3), Fraction(3), 1.0, 1.0, 1, mu=0.75)
     assert "3 (mu 0.75)" in found.row()
+
+
+def test_gaussian_noise_in_a_loss_is_not_called_pure() -> None:
+    """Its curve of delta over epsilon is composed; it is not that of a mu."""
+    totals = compose([charge(Fraction(1, 2), "gaussian-label")])
+    assert totals.trade_off is not None
+    assert not totals.trade_off.is_pure
+    assert "from a test with a 1% false-alarm rate" in attacker.meaning(totals)
+    assert "in a loss" in totals.mu_or_why_not()
+    assert pure(1).mu_or_why_not() == "none: pure epsilon"
+    assert gaussian(1).mu_or_why_not() == gaussian(1).mu
+    assert compose([charge(Fraction(1), unproved="no reason")]).mu_or_why_not() == "none proved"
+
+
+@pytest.mark.parametrize(("delta", "shown"), [("1e-5", True), ("0", False)])
+def test_a_plan_prints_mu_beside_epsilon(tmp_path: Path, delta: str, shown: bool) -> None:
+    column, label = Column("a", "numeric", 0, 1), Column("y", "label", classes=("no", "yes"))
+    (tmp_path / "t.toml").write_text(TableDomain((column, label)).to_toml())
+    options = ["--domain", str(tmp_path / "t.toml"), "--size", "100", "--epsilon", "1", "--delta", delta]
+    printed = CliRunner().invoke(app, ["plan", *options]).stdout
+    assert ("0.2681" in printed) is shown  # Phi(mu/2 - 1/mu) - e Phi(-mu/2 - 1/mu) = 1e-5

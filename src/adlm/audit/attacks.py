@@ -20,8 +20,6 @@ import torch
 from scipy.special import log_softmax, ndtr
 
 from adlm.audit.replay import (
-    FREE,
-    Call,
     Comparison,
     Minimum,
     Neighbours,
@@ -30,6 +28,7 @@ from adlm.audit.replay import (
     Tap,
     Worst,
     declared,
+    pairs_of,
 )
 from adlm.audit.statistics import (
     ALPHA,
@@ -269,8 +268,8 @@ def judge(
     neighbours: str,
     charges: Sequence[Charge],
     runs: tuple[Reals, Reals],
+    laws: Sequence[Law],
     *,
-    laws: Sequence[Law] = (),
     attack: str = "distinguishing",
     alpha: float = ALPHA,
 ) -> Finding:
@@ -287,7 +286,7 @@ def judge(
     neighbours : the relation.
     charges : of the certificate, for what the scores are of.
     runs : log likelihood ratios of the runs on either data set.
-    laws : the noise behind the scores; without them pure charges are held against their epsilon alone.
+    laws : the noise behind the scores.
     attack : what the finding says was done.
     alpha : level of all bounds together.
     """
@@ -302,20 +301,18 @@ def judge(
         noisy = float(gaussian_epsilon(Fraction(factor) * mu, totals.delta)) if mu and factor > 0 else 0.0
         return factor * pure + noisy
 
-    guessed = bool(laws) or gaussian
-    rest = (1 - GUESSES - SIMULATED) * alpha if guessed else alpha
+    rest = (1 - GUESSES - SIMULATED) * alpha
     plain = threshold_bound(*runs, alpha=rest / 2 if gaussian else rest, delta=delta).value
     bounds = {"threshold": plain}
     if gaussian:
         found = threshold_bound(*runs, alpha=rest / 2, curve="gaussian").value
         bounds["Gaussian curve"] = at(found / float(mu))
-    if guessed:
-        stated = (
-            (lambda factor: float(ndtr(factor * float(mu) / 2)))
-            if gaussian
-            else stated_guesses(laws, np.random.default_rng(), SIMULATED * alpha)
-        )
-        bounds["guesses"] = at(guess_bound(*runs, stated, alpha=GUESSES * alpha))
+    stated = (
+        (lambda factor: float(ndtr(factor * float(mu) / 2)))
+        if gaussian
+        else stated_guesses(laws, np.random.default_rng(), SIMULATED * alpha)
+    )
+    bounds["guesses"] = at(guess_bound(*runs, stated, alpha=GUESSES * alpha))
     return Finding(
         attack=attack,
         mechanism=name,
@@ -354,59 +351,51 @@ def curve(runs: tuple[Reals, Reals], points: int = 60) -> tuple[Point, ...]:
 # Attacks on a subject
 
 
-def laws_of(subject: Subject, comparison: Comparison, focus: int | None = None) -> tuple[Law, ...]:
-    """Return the noise laws of one charge, or of all, at a pair of neighbours that was replayed."""
+def laws_of(subject: Subject, comparison: Comparison, charge: int) -> tuple[Law, ...]:
+    """Return the noise laws of one charge at a pair of neighbours that was replayed."""
     laws = []
-    for (one, two), index in zip(comparison.pairs, subject.covers, strict=True):
-        if index is None or index == FREE or focus not in (None, index) or not comparison.powers[index]:
-            continue
-        share = float(declared(comparison.charges[index]) / comparison.powers[index])
+    for one, two in pairs_of(subject, comparison, charge) if comparison.powers[charge] else ():
+        share = float(declared(comparison.charges[charge]) / comparison.powers[charge])
         stretch = math.sqrt(share) if one.mechanism == "gaussian" else share
         if one.mechanism == "choice":
             stretch = float(subject.weaken)
-        laws.append(Law(one.mechanism, one.scale, *_inputs(one, two), stretch))
+        inputs = one.inputs.astype(np.float64), two.inputs.astype(np.float64)
+        laws.append(Law(one.mechanism, one.scale, *inputs, stretch))
     return tuple(laws)
-
-
-def _inputs(one: Call, two: Call) -> tuple[Reals, Reals]:
-    return one.inputs.astype(np.float64), two.inputs.astype(np.float64)
 
 
 def distinguish(
     subject: Subject,
     pair: Neighbours,
+    charge: int,
     runs: int,
     source: Source,
     *,
-    focus: int | None = None,
     alpha: float = ALPHA,
     minima: int = MINIMA,
 ) -> Finding:
-    """Attack one charge of a mechanism, or all of its sums together, at a pair of neighbours.
+    """Attack one charge of a mechanism at a pair of neighbours.
 
     Parameters
     ----------
     subject : the mechanism.
     pair : two neighbouring data sets, replayed.
+    charge : index of the charge.
     runs : on each data set, as far as they are `affordable`.
     source : of the noise.
-    focus : index of the charge; None for all but those of a perturbed loss.
     alpha : level of the test.
     minima : of a perturbed loss: most runs on each data set.
     """
     comparison = pair.comparison
-    chosen = [focus] if focus is not None else [i for i in subject.charges if i not in subject.losses]
-    charges = [comparison.charges[i] for i in chosen]
-    what = "" if focus is None or len(comparison.charges) == 1 else f": {charges[0].what}"
-    if focus in subject.losses:
-        assert focus is not None
-        one, two = comparison.minima[subject.losses.index(focus)]
+    charges = comparison.charges
+    name = subject.name if len(charges) == 1 else f"{subject.name}: {charges[charge].what}"
+    if charge in subject.losses:
+        one, two = comparison.minima[subject.losses.index(charge)]
         drawn = minima_scores(one, two, min(runs, minima), source, subject.weaken)
-        stated = comparison.charges[focus : focus + 3]
-        return judge_minima(subject.name + what, stated, drawn, (one, two), alpha)
-    laws = laws_of(subject, comparison, focus)
+        return judge_minima(name, charges[charge : charge + 3], drawn, (one, two), alpha)
+    laws = laws_of(subject, comparison, charge)
     drawn = scores(laws, min(runs, affordable(laws)), source)
-    return judge(subject.name + what, subject.neighbours, charges, drawn, laws=laws, alpha=alpha)
+    return judge(name, subject.neighbours, charges[charge : charge + 1], drawn, laws, alpha=alpha)
 
 
 def distinguish_all(
@@ -414,8 +403,7 @@ def distinguish_all(
 ) -> list[Finding]:
     """Attack each charge of a mechanism at its worst neighbours; parameters as for `distinguish`."""
     return [
-        distinguish(subject, worst[i], runs, source, focus=i, alpha=alpha, minima=minima)
-        for i in subject.charges
+        distinguish(subject, worst[i], i, runs, source, alpha=alpha, minima=minima) for i in subject.charges
     ]
 
 
@@ -621,7 +609,7 @@ def released_class_sums(
         neighbours,
         charges,
         (with_record - middle, without - middle),
-        laws=(law,),
+        (law,),
         attack="distinguishing, whole release",
         alpha=alpha,
     )

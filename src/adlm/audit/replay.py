@@ -337,35 +337,31 @@ class Comparison:
             power <= declared(charge) for charge, power in zip(self.charges, self.powers, strict=True)
         )
 
-    def charged(self, focus: int | None) -> tuple[Charge, ...]:
-        """Return one charge, or all."""
-        return self.charges if focus is None else (self.charges[focus],)
-
-    def used(self, focus: int | None = None) -> float:
+    def used(self, charge: int | None = None) -> float:
         """Return the share of the declared loss that these neighbours cause, of one charge or of all."""
-        charges = self.charged(focus)
-        if len({charge.mechanism in GAUSSIAN for charge in charges}) > 1:  # the two kinds add as epsilons
-            return float(self.epsilon(focus)) / float(compose(charges).epsilon_proved)
-        caused = sum(self.powers) if focus is None else self.powers[focus]
-        share = float(caused / sum(map(declared, charges), Fraction(0)))
+        chosen = self._chosen(charge)
+        charges = [self.charges[i] for i in chosen]
+        if len({c.mechanism in GAUSSIAN for c in charges}) > 1:  # the two kinds add as epsilons
+            return float(self.epsilon(charge)) / float(compose(charges).epsilon_proved)
+        share = float(sum(self.powers[i] for i in chosen) / sum(map(declared, charges), Fraction(0)))
         return math.sqrt(share) if charges[0].mechanism in GAUSSIAN else share
 
-    def epsilon(self, focus: int | None = None) -> Epsilon:
+    def epsilon(self, charge: int | None = None) -> Epsilon:
         """Return the lower bound on epsilon from these neighbours, by the exact distribution of the noise.
 
         Laplace and radial noise attain their loss; for Gaussian noise it is the analytic epsilon of the
         distance.
         """
-        chosen = range(len(self.charges)) if focus is None else [focus]
-        total, mu = Fraction(0), Fraction(0)
-        for i in chosen:
+        total, mu, delta = Fraction(0), Fraction(0), Fraction(0)
+        for i in self._chosen(charge):
             if self.charges[i].mechanism in GAUSSIAN:
-                mu += self.powers[i]
+                mu, delta = mu + self.powers[i], max(delta, self.charges[i].delta)
             else:
                 total += self.powers[i]
-        if mu:
-            total += gaussian_epsilon(root_up(mu), max(self.charges[i].delta for i in chosen))
-        return total
+        return total + gaussian_epsilon(root_up(mu), delta) if mu else total
+
+    def _chosen(self, charge: int | None) -> Sequence[int]:
+        return range(len(self.charges)) if charge is None else [charge]
 
 
 def declared(charge: Charge) -> Fraction:
@@ -532,9 +528,9 @@ def worst_neighbours(subject: Subject, source: Source, *, evaluations: int, seed
     def attempt(pair: _Pair) -> Neighbours:
         data, neighbour = _data_sets(subject, rest, pair)
         result = Neighbours(data, neighbour, replay(subject, data, neighbour, source))
-        for focus in (None, *subject.charges):
-            kept = best.setdefault(focus, [])
-            kept.append((_rank(subject, result.comparison, focus), pair, result))
+        for charge in (None, *subject.charges):
+            kept = best.setdefault(charge, [])
+            kept.append((_rank(subject, result.comparison, charge), pair, result))
             kept.sort(key=lambda entry: entry[0], reverse=True)
             del kept[KEPT:]
         return result
@@ -551,25 +547,22 @@ def worst_neighbours(subject: Subject, source: Source, *, evaluations: int, seed
         tried += 1
         if attempt(pair).comparison.faults:  # nothing can be worse
             break
-    return {focus: kept[0][2] for focus, kept in best.items()}
+    return {charge: kept[0][2] for charge, kept in best.items()}
 
 
-def _rank(subject: Subject, comparison: Comparison, focus: int | None) -> tuple[float, int, float]:
+def _rank(subject: Subject, comparison: Comparison, charge: int | None) -> tuple[float, int, float]:
     """Order by loss; at about equal loss, pairs that differ in fewer numbers are easier to attack."""
     if comparison.faults:
         return math.inf, 0, math.inf
-    moved = sum(int((one.inputs != two.inputs).sum()) for one, two in pairs_of(subject, comparison, focus))
-    used = comparison.used(focus)
+    moved = sum(int((one.inputs != two.inputs).sum()) for one, two in pairs_of(subject, comparison, charge))
+    used = comparison.used(charge)
     return round(used, 3), -moved, used
 
 
-def pairs_of(subject: Subject, comparison: Comparison, focus: int | None) -> list[tuple[Call, Call]]:
+def pairs_of(subject: Subject, comparison: Comparison, charge: int | None) -> list[tuple[Call, Call]]:
     """Return the draws of noise that belong to one charge, or to any."""
-    return [
-        pair
-        for pair, charge in zip(comparison.pairs, subject.covers, strict=True)
-        if charge is not None and charge != FREE and focus in (None, charge)
-    ]
+    wanted = [i for i in subject.charges if charge in (None, i)]
+    return [pair for pair, i in zip(comparison.pairs, subject.covers, strict=True) if i in wanted]
 
 
 def _data_sets(subject: Subject, rest: Records, pair: _Pair) -> tuple[Records, Records]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adlm.audit.artefacts import audit_release, product_files
+from adlm.audit.artefacts import audit_release
 from adlm.audit.attacks import (
     affordable,
     canaries,
@@ -47,6 +47,7 @@ from adlm.audit.subjects import (
     release_vectors,
     subjects,
 )
+from adlm.audit.written_files import product_files
 from adlm.domain import NEIGHBOURS, Domain
 from adlm.errors import UserError
 from adlm.features.base import Identity
@@ -80,9 +81,6 @@ class Depth:
     evaluations: int = 25
     minima: int = 300
     canaries: int = 300
-
-
-LONG = Depth(runs=200_000, evaluations=60, minima=1000, canaries=600)
 
 
 @dataclass(frozen=True)
@@ -237,7 +235,7 @@ def attacked(
     runs: int,
     source: Source,
     *,
-    focus: int = 0,
+    charge: int = 0,
 ) -> Finding:
     """Attack a subject at given neighbours, as a control: against its claim.
 
@@ -247,10 +245,10 @@ def attacked(
     data, neighbour : two neighbouring data sets.
     runs : on each data set.
     source : of the noise.
-    focus : index of the charge that is attacked.
+    charge : index of the charge that is attacked.
     """
     pair = Neighbours(data, neighbour, replay(subject, data, neighbour, source))
-    finding = distinguish(subject, pair, runs, source, focus=focus)
+    finding = distinguish(subject, pair, charge, runs, source)
     return replace(finding, attack="control", mechanism=subject.name, control=True, proved=float("inf"))
 
 
@@ -354,17 +352,17 @@ def choice_without_noise(runs: int, source: Source) -> Finding:
     """Pairs of columns chosen nearly without noise: one record decides which pairs say most."""
     sound = of_synthetic("choice of pairs without noise", "replace-one")
     one, two = (of_bits([bits], [1]) for bits in ((1, 1, 0), (1, 0, 0)))
-    return attacked(replace(sound, weaken=Fraction(1, 1000)), one, two, runs, source, focus=sound.charges[1])
+    return attacked(replace(sound, weaken=Fraction(1, 1000)), one, two, runs, source, charge=sound.charges[1])
 
 
 def measured_twice(runs: int, source: Source) -> Finding:
     """Counts of pairs of columns that are released twice and charged once."""
     subject = of_synthetic("counts of pairs released twice", "replace-one")
-    focus = subject.charges[2]
-    comparison = worst_neighbours(subject, source, evaluations=SEARCHED)[focus].comparison
-    laws = laws_of(subject, comparison, focus)
+    charge = subject.charges[2]
+    comparison = worst_neighbours(subject, source, evaluations=SEARCHED)[charge].comparison
+    laws = laws_of(subject, comparison, charge)
     drawn = scores([*laws, *laws], min(runs, affordable(laws)), source)
-    finding = judge(subject.name, subject.neighbours, (comparison.charges[focus],), drawn, laws=laws)
+    finding = judge(subject.name, subject.neighbours, (comparison.charges[charge],), drawn, laws)
     return replace(finding, attack="control", control=True, proved=float("inf"))
 
 

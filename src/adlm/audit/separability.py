@@ -20,11 +20,14 @@ from torch import Tensor, nn
 
 from adlm.audit.statistics import Finding
 from adlm.domain import NEIGHBOURS, Domain
+from adlm.domain.columns import Column
+from adlm.domain.table import TableDomain
 from adlm.engine.records import featurise
 from adlm.features import Backbone, Features, Narrowed, RandomDirections, for_domain
 from adlm.features.base import Identity, PairProducts
 from adlm.features.drawn import PriorProjection
 from adlm.features.photographs import NaturalImages
+from adlm.features.tables import CentredTable, IndicatorTable, ScaledTable, TableIndicators
 from adlm.privacy.clipping import Clip
 
 SIZES = (7, 33)  # of batches; neither divides a block
@@ -130,8 +133,8 @@ def batch_separability(features: Features, x: Tensor, neighbours: str, name: str
     return _exact(name, neighbours, len(changed), note)
 
 
-def trial_images(n: int, shape: tuple[int, ...]) -> Tensor:
-    """Draw random records in [0, 1], the first ones black, white and nearly constant: (n, *shape)."""
+def trial_records(n: int, shape: tuple[int, ...]) -> Tensor:
+    """Draw random records in [0, 1], the first ones all 0, all 1 and nearly constant: (n, *shape)."""
     x = torch.rand(n, *shape, generator=torch.Generator().manual_seed(0))
     x[0], x[1] = 0.0, 1.0
     x[2] = 0.5 + 0.01 * (x[2] - 0.5)
@@ -146,8 +149,25 @@ class BatchMean(nn.Module):
         return x if len(x) == 1 else x - x.mean(0)
 
 
-# Every kind of image features: how it is made, the shape of a record, and how many records are tried.
-IMAGE_MAPS: dict[str, tuple[Callable[[], Features], tuple[int, ...], int]] = {
+def _tables() -> dict[str, Features]:
+    """Features of tables: indicators alone, scaled by released counts, and around a released centre."""
+    columns = (
+        Column("age", "numeric", 0, 1),
+        Column("pay", "numeric", 0, 1, missing="category"),
+        Column("town", "categorical", values=tuple("abc")),
+    )
+    table = TableDomain((*columns, Column("y", "label", classes=("no", "yes"))))
+    rng = np.random.default_rng(0)
+    even = [1 / len(b.entries) for b in TableIndicators(table).blocks for _ in b.entries]
+    return {
+        "indicators": IndicatorTable(table),
+        "scaled": ScaledTable(table, even, fourier=50, mixing=rng.normal(size=(2, 2))),
+        "centred": CentredTable(table, rng.random(table.domain.size), 0.7, 50),
+    }
+
+
+# Every kind of features: how it is made, the shape of a record, and how many records are tried.
+MAPS: dict[str, tuple[Callable[[], Features], tuple[int, ...], int]] = {
     "drawn images": (lambda: PriorProjection("drawn"), (28, 28), 40),
     "small drawn images": (lambda: PriorProjection("drawn", (8, 8)), (8, 8), 40),
     "garments": (lambda: PriorProjection("garments"), (28, 28), 40),
@@ -156,42 +176,14 @@ IMAGE_MAPS: dict[str, tuple[Callable[[], Features], tuple[int, ...], int]] = {
     "photographs": (lambda: NaturalImages(width=100), (3, 32, 32), 35),
     "products of photographs": (lambda: PairProducts(NaturalImages(width=100), 20), (3, 32, 32), 35),
     "larger photographs": (lambda: NaturalImages((3, 70, 66)), (3, 70, 66), 35),
+    "indicators of a table": (lambda: _tables()["indicators"], (6,), 300),
+    "scaled table": (lambda: _tables()["scaled"], (6,), 300),
+    "centred table": (lambda: _tables()["centred"], (6,), 300),
 }
 
 
-def table_separability(neighbours: str) -> Finding:
-    """Map a table's records alone, in batches of several sizes and in another order: every bit must agree."""
-    from adlm.domain.columns import Column
-    from adlm.domain.table import TableDomain
-    from adlm.features.tables import ScaledTable, TableIndicators
-
-    table = TableDomain(
-        (
-            Column("age", "numeric", 0, 1),
-            Column("pay", "numeric", 0, 1, missing="category"),
-            Column("town", "categorical", values=tuple("abc")),
-            Column("y", "label", classes=("no", "yes")),
-        ),
-        neighbours=neighbours,
-    )
-    blocks = TableIndicators(table).blocks
-    rng = np.random.default_rng(0)
-    even = [1 / len(b.entries) for b in blocks for _ in b.entries]
-    features = ScaledTable(table, even, fourier=50, mixing=rng.normal(size=(2, 2)))
-    x = torch.from_numpy(rng.random((301, table.domain.size)).astype(np.float32))
-    x[:, 2] = (x[:, 2] > 0.8).float()
-    together = features(x)
-    order = torch.from_numpy(rng.permutation(len(x)))
-    parts = [torch.cat([features(x[i : i + step]) for i in range(0, len(x), step)]) for step in (1, 7, 64)]
-    back = torch.empty_like(together)
-    back[order] = features(x[order])
-    moved = max(float((part - together).abs().sum()) for part in (*parts, back))
-    note = f"301 records alone, in batches of 7 and 64 and shuffled move by {moved:.3g}"
-    return _exact("features: scaled table", neighbours, moved, note)
-
-
-def product_separability(images: Iterable[str] = tuple(IMAGE_MAPS)) -> list[Finding]:
-    """Check every kind of public features, images also under other batches, positions and threads."""
+def product_separability(maps: Iterable[str] = tuple(MAPS)) -> list[Finding]:
+    """Check every kind of public features: other records, batches, positions and threads."""
     findings = []
     for relation in NEIGHBOURS:
         row = Domain((7,), 0.0, 1.0, ("a", "b"), relation)
@@ -199,11 +191,10 @@ def product_separability(images: Iterable[str] = tuple(IMAGE_MAPS)) -> list[Find
         findings.append(separability(Identity((7,)), row, "features: identity"))
         encoder = Backbone(BatchMean(), (7,), provenance="public")
         findings.append(separability(encoder, row, "features: user-supplied encoder"))
-        findings.append(table_separability(relation))
         findings.append(separability(for_domain(image), image, "features: drawn images"))
-    for name in images:
-        made, shape, n = IMAGE_MAPS[name]
+    for name in maps:
+        made, shape, n = MAPS[name]
         findings.append(
-            batch_separability(made(), trial_images(n, shape), "add-remove", f"features in batches: {name}")
+            batch_separability(made(), trial_records(n, shape), "add-remove", f"features in batches: {name}")
         )
     return findings

@@ -9,7 +9,6 @@ import re
 import tempfile
 import time
 import warnings
-from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,7 +37,6 @@ def audit(
     subject: Annotated[list[str] | None, "Audit a plug-in, FILE.py:NAME, instead; may be repeated."] = None,
     controls: Annotated[bool, "Also attack negative controls, which are broken on purpose."] = False,
     runs: Annotated[int | None, "Runs on each of two neighbouring data sets.", RUNS] = None,
-    long: Annotated[bool, "More runs; takes minutes."] = False,
     as_json: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -59,12 +57,10 @@ def audit(
         raise UserError("--subject goes without --release and --controls; run them one after the other")
     if release is not None:
         require_release(release)
-    from adlm.audit.runner import LONG, Depth, run, run_black_box
+    from adlm.audit.runner import Depth, run, run_black_box
     from adlm.audit.statistics import HEADINGS
 
-    depth = LONG if long else Depth()
-    if runs is not None:
-        depth = replace(depth, runs=runs)
+    depth = Depth() if runs is None else Depth(runs=runs)
     if subject:
         result = run_black_box(subject, depth.runs)
     else:

@@ -231,11 +231,10 @@ def plan(
     With --json: {"n", "classes", "features", "neighbours", "plans": [{"epsilon", "delta", "reasons", ...}]},
     with all settings; of images also "accuracy" and "spread", of tables "noise_records".
     """
-    from adlm.privacy.accounting import Budget
+    from adlm.privacy.accounting import Budget, gaussian_mu, show_mu
 
     budgets = epsilon.split(",")
-    for one in budgets:
-        Budget.of(one, delta)
+    spent = [Budget.of(one, delta) for one in budgets]
     if (data is None) == (domain is None):
         raise UserError("give either --data NAME, or --domain FILE with --size N")
     if domain is not None and size is None:
@@ -285,9 +284,10 @@ def plan(
         )
         if any(p.plan.rounds is not None for p in plans):
             remark += "\nplans with gradient rounds: class sums were simulated instead; expect rather more"
+    mu = [[show_mu(gaussian_mu(b.epsilon, b.delta))] if b.delta else [] for b in spent]
     output.table(
-        ["epsilon", "mechanism", *headings],
-        [[f"{p.epsilon:g}", p.plan.summary, *row] for p, row in zip(plans, rows, strict=True)],
+        ["epsilon", *(["mu"] if spent[0].delta else []), "mechanism", *headings],
+        [[f"{p.epsilon:g}", *m, p.plan.summary, *row] for p, m, row in zip(plans, mu, rows, strict=True)],
         title=f"{counted(n, 'record')}, {declared.neighbours}, delta {delta}; nothing is spent",
     )
     for p in plans:

@@ -592,6 +592,15 @@ class Totals:
         shown = show_mu(found.mu)
         return f"{shown} with pure epsilon {show(Fraction(found.epsilon))}" if found.epsilon else shown
 
+    def mu_or_why_not(self) -> str:
+        """Return `mu`, or why there is none."""
+        found = self.trade_off
+        if found is None:
+            return "none proved"
+        if self.mu:
+            return self.mu
+        return "none: pure epsilon" if found.is_pure else "none: Gaussian noise in a loss has another curve"
+
     def to_dict(self) -> dict[str, Any]:
         """Return the stable keys that every report uses."""
         return {

@@ -193,7 +193,7 @@ def _guarantee(certificate: Certificate) -> str:
     )
     facts |= {
         "delta": f"{float(totals.delta):g}",
-        "mu": str(totals.mu or "none: pure epsilon"),
+        "mu": totals.mu_or_why_not(),
         "relation": totals.neighbours,
         "unit": totals.unit,
     }

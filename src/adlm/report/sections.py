@@ -121,8 +121,7 @@ def _region(
 
 
 def _when(bound: TradeOff) -> str:
-    pure = not bound.mu and not bound.delta
-    return "" if pure else f", from a test with a {ALARM:.0%} false-alarm rate"
+    return "" if bound.is_pure else f", from a test with a {ALARM:.0%} false-alarm rate"
 
 
 def _times(factor: float) -> str:

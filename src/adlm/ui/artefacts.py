@@ -97,7 +97,7 @@ def _artefact(subject: Subject, name: str) -> dict[str, Any]:
             ["epsilon proved", show(totals.epsilon_proved)],
             ["epsilon claimed", show(totals.epsilon_claimed)],
             ["delta", f"{float(totals.delta):g}"],
-            ["mu", totals.mu or ("none: pure epsilon" if bound else "none proved")],
+            ["mu", totals.mu_or_why_not()],
             ["neighbours", totals.neighbours],
             ["kind", certificate.kind],
             ["records", f"{n:,}" if isinstance(n, int) else "protected"],

@@ -160,13 +160,13 @@ class Expanded:
 
 @dataclass(frozen=True, eq=False)
 class TableFeatures:
-    """From encoded records to the features of a table."""
+    """From encoded records to the features of a table; numbers outside [0, 1] are clipped to it first."""
 
     features: Features
 
     def __call__(self, part: Part) -> Part:
         """Return (n, width) features, and (n,) classes."""
-        pieces = _in_cache(part[0], self.features.width)
+        pieces = _in_cache(np.clip(part[0], 0, 1), self.features.width)
         return torch.cat([self.features(x) for x in pieces]).numpy(), part[1]
 
 

@@ -348,7 +348,7 @@ def test_the_examples_of_the_docstrings_run() -> None:
 
 def test_the_command_prints_the_same_warnings(tmp_path: Path) -> None:
     words = ["release-records", "--data", "digits", "--allocation", "identical", "--network", "mlp"]
-    words += ["--epsilon", "2"]
+    words += ["--epsilon", "2", "--batch-size", "1800"]
     words += ["--ledger", str(tmp_path / "L.jsonl"), "--out", str(tmp_path / "R")]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output

@@ -89,13 +89,12 @@ def test_predictions_stay_within_the_declared_bounds() -> None:
 def test_a_model_that_noise_has_drowned_predicts_the_mean_and_says_so() -> None:
     x, _ = plane(200)
     y = np.random.default_rng(3).uniform(-2, 6, 200)  # there is nothing to learn
-    told = 0
-    for _ in range(6):
+    for _ in range(20):  # each is told with probability about 1/2 or more: all miss it once in 10^6
         model = AdLMRegressor(epsilon=1, delta=1e-5, domain=DOMAIN).fit(x, y)
         if "warning" in model.model_.training:
-            told += 1
-            assert np.ptp(model.predict(x)) == 0
-    assert told  # each is told with probability about 1/2 or more, so all six miss it at most once in 64
+            break
+    assert "warning" in model.model_.training
+    assert np.ptp(model.predict(x)) == 0
 
 
 def test_each_refit_is_charged_told_and_refused_beyond_the_budget(tmp_path: Path) -> None:

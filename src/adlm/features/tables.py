@@ -522,7 +522,8 @@ class ScaledTable(Features):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (n, inputs) encoded records to (n, width) float32 on a grid of 2^-14, rows of norm 1."""
-        x = x.flatten(1).double()
+        # outside [0, 1], from a user's reader, squares would be too large to add up exactly
+        x = x.flatten(1).double().clamp(0, 1)
         nothing = x[:, :0]
         values = self._mixed(self.values(x)) if self._valued else nothing
         counted = self.indicators(x)[:, self._entries] if len(self._kept) else nothing

@@ -48,6 +48,7 @@ from adlm.runtime.arithmetic import root_down, root_up
 PROOF = "docs/proof-synthetic.md"
 # Shares of the tables (of mu^2 with delta, of epsilon without): columns, the choice of pairs, pairs. The head
 # has the rest; under pure epsilon, where parts add up, more of it (held-out records of segment alone).
+# Held-out training records of Adult, satimage, ring, segment, spambase and optdigits, epsilon 1, with delta.
 TABLES = (Fraction(40, 100), Fraction(10, 100), Fraction(50, 100))
 HEAD = {True: Fraction(3, 10), False: Fraction(1, 2)}  # with delta, and without
 # Held-out training records of Adult, satimage, ring and segment, epsilon 1.

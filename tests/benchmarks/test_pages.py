@@ -52,7 +52,7 @@ def test_a_listed_file_is_of_the_mechanism_of_today_or_says_of_which(name: str) 
     assert all(command.startswith(("adlm ", "python -m benchmarks.")) for command in entry["commands"])
     releases = entry.get("releases", {}).items()
     other = [release for release, digest in releases if not today[release].startswith(digest)]
-    assert not other or entry.get("older"), f"{other} changed: run {list(entry['commands'])}, or remove {name}"
+    assert not other or entry.get("older"), f"{other} changed: run its commands again, or remove {name}"
 
 
 @pytest.mark.parametrize("name", [name for name, entry in FIGURES.items() if "releases" not in entry])

@@ -154,6 +154,9 @@ class Minimum:
         if self.objective.noise == "laplace":
             return np.asarray(np.abs(moved - shift).sum((1, 2)) / self.noise.scale)
         least = np.sqrt(((moved - shift) ** 2).sum(2)).sum(1)
+        for row in range(moved.shape[1] if self.objective.rows > 1 else 0):  # steps never end at a row itself
+            apart = np.sqrt(((moved - moved[:, row : row + 1]) ** 2).sum(2)).sum(1)
+            least = np.minimum(least, apart)
         for _ in range(WEISZFELD if self.objective.rows > 1 else 0):  # the best shift is a geometric median
             near = 1 / np.maximum(np.sqrt(((moved - shift) ** 2).sum(2, keepdims=True)), 1e-12)
             shift = (moved * near).sum(1, keepdims=True) / near.sum(1, keepdims=True)

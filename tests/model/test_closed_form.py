@@ -17,7 +17,9 @@ from typer.testing import CliRunner
 
 from adlm import AdLMClassifier, AdLMRegressor, Domain, Release, fit, privatise
 from adlm.cli.app import app
-from adlm.errors import UserError
+from adlm.errors import NoisyModelWarning, UserError
+from adlm.features.base import Identity
+from adlm.mechanism.planner import plan_class_sums
 from adlm.model.closed_form import class_weights, parse_class_weight, sentences, small_classes
 from adlm.model.metrics import measure
 from adlm.model.training import default_plan
@@ -164,3 +166,19 @@ def test_the_commands_weigh_warn_and_tell_recall_by_class(
     page = (tmp_path / "r.html").read_text()
     for text in ("may be smaller than its noise", "Recall by class", f"{found['recalls'][0]:.1%}"):
         assert text in page
+
+
+@pytest.mark.parametrize("rare", [0.5, 0.1])
+def test_a_model_of_weak_class_sums_gives_way_to_a_class_that_is_much_larger(
+    rare: float,
+) -> None:
+    rng = np.random.default_rng(0)
+    y = (rng.random(600) < rare).astype(np.int64)
+    x = rng.random((600, 8))  # tells nothing of the class
+    domain, features = Domain((8,), 0.0, 1.0, ("common", "rare")), Identity((8,))
+    plan = plan_class_sums(features, 600, 2, 0.5, 0.0, "replace-one")
+    release = privatise(x, y, domain, epsilon=0.5, features=features, plan=plan, seed=1)
+    with pytest.warns(NoisyModelWarning):
+        model = fit(release)
+    assert "warning" in model.training
+    assert (len(set(model.predict(x))) == 1) == (rare == 0.1)

@@ -147,12 +147,14 @@ def below_majority_baseline(release: Release) -> bool:
     """Whether a model of a release is expected to be no better than the largest class.
 
     By the released count of correctly classified records if there is one, else by how far the differences of
-    class means exceed their noise.
+    class means exceed their noise. Where the largest class is hardly better than guessing by class shares, a
+    model that may be no better is kept: it loses nothing.
     """
-    right = _released_accuracy(release)
+    right, shares = _released_accuracy(release), log_shares(release).exp()
     if right is None:
-        return _evidence_of_means(release) < LEAST_EVIDENCE
-    shares = log_shares(release).exp()
+        moments = release.moments()
+        to_lose = float(shares.max() - (shares**2).sum()) - moments.sd_counts / max(moments.n, 1.0)
+        return to_lose > MOST_DOUBT and _evidence_of_means(release) < LEAST_EVIDENCE
     return _expected_accuracy(*right, shares) + min(right[1], MOST_DOUBT) < float(shares.max())
 
 
@@ -186,12 +188,12 @@ def warning(release: Release) -> str:
     if below_majority_baseline(release):
         return NOISE_EXCEEDS_SIGNAL
     accuracy = estimated_accuracy(release)
-    if accuracy is not None:
-        moments = release.moments()
-        spread = math.hypot(accuracy[1], moments.sd_counts / max(moments.n, 1.0))
-        if accuracy[0] - LEAST_EVIDENCE * spread < float(log_shares(release).exp().max()):
-            return UNSURE
-    return ""
+    if accuracy is None:
+        return UNSURE if _evidence_of_means(release) < LEAST_EVIDENCE else ""
+    moments = release.moments()
+    spread = math.hypot(accuracy[1], moments.sd_counts / max(moments.n, 1.0))
+    beaten = accuracy[0] - LEAST_EVIDENCE * spread < float(log_shares(release).exp().max())
+    return UNSURE if beaten else ""
 
 
 def _majority_class_head(head: nn.Linear, shares: Tensor) -> nn.Linear:

@@ -319,7 +319,7 @@ def test_functions_that_go_to_workers_know_no_budget_ledger_or_noise(folder: Pat
     assert {
         "IndicatorCounts",
         "RoundSum",
-        "RightCount",
+        "Confidences",
         "Expanded",
         "TableFeatures",
         "ClassSums",

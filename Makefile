@@ -32,7 +32,7 @@ lint: $(DEV) ## ruff, mypy and the wall
 	$(BIN)/lint-imports
 
 pytest: $(DEV) ## The tests alone
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4 --dist worksteal -q
 
 test: ## Everything CI runs: lint and tests, side by side
 	@$(MAKE) --no-print-directory -j2 lint pytest

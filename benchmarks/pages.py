@@ -419,7 +419,7 @@ def beside_published(summary: Summary) -> str:
     if not any(published.AVERAGE in row.accuracies for row in others):
         headings, body = headings[:-1], [row[:-1] for row in body]
     sources = dict.fromkeys(f"{row.source}: {row.link}" for row in others)
-    return "\n".join([grid(headings, body), "", "Sources: " + ". ".join(sources) + "."])
+    return "\n".join([grid(headings, body), "", "Sources:", "", *(f"- {source}" for source in sources)])
 
 
 def _enough(summary: Summary, method: str) -> list[list[Mapping[str, Any]]]:

@@ -31,9 +31,7 @@ WEIGHT_UNIT = 1 << 20  # grid steps in one unit of a weight
 # root of k that turns a bound on each weight into one on their length, for k below 2^14.
 LARGEST_WEIGHT = 1 << 11
 VECTOR = 8  # doubles
-CONFIDENCE_UNIT = (
-    RESIDUAL_UNIT // 2
-)  # grid steps in one unit of a confidence: half the weight of a prediction
+CONFIDENCE_UNIT = RESIDUAL_UNIT // 2  # grid steps in one unit of a confidence
 TEMPERATURES = (4.0, 2.0, 1.0, 0.5)  # at which a release sums confidences; powers of two, falling
 
 
@@ -272,7 +270,8 @@ def tempered_head(
         if low < wanted <= high:
             factor = below + (above - below) * ((wanted - low) / (high - low))
             break
-    return Head(np.rint(head.integers * factor), head.constant)
+    limit = float(LARGEST_WEIGHT * WEIGHT_UNIT)
+    return Head(np.clip(np.rint(head.integers * factor), -limit, limit), head.constant)
 
 
 def final_head(gradients: Integers, plan: GradientRounds, offsets: Reals) -> Head:
